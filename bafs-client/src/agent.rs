@@ -15,12 +15,14 @@ use nix::unistd::{getegid, geteuid};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fd_passing::HandoffError;
-use crate::volume_health::{VolumeHealth, VolumeLoss};
 use crate::logic::manifest_tree::Owner;
 use crate::sandbox::{Privilege, is_root_of_machine};
-use crate::tree::{self, CacheTree, Completion, MountLocation, Durability, RemoteTree, Server, Tree};
+use crate::tree::{
+    self, CacheTree, Completion, Durability, MountLocation, RemoteTree, Server, Tree,
+};
 use crate::usage::VolumeUsage;
-use crate::volume::{VolumeMode, Ownership, Volume};
+use crate::volume::{Ownership, Volume, VolumeMode};
+use crate::volume_health::{VolumeHealth, VolumeLoss};
 
 /// How a volume is reached, for people.
 const EXPLAIN_INLINE: &str = "inline: each operation runs in this process, on the directory that the \
@@ -34,7 +36,8 @@ const EXPLAIN_DELEGATED_CLOSE: &str = "calls: what is sure to succeed is answere
     server in order; close, fsync and changes of names wait until it has run";
 const EXPLAIN_HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
 const EXPLAIN_PASSTHROUGH: &str = "whole files: what is here wholly is read by the kernel itself";
-const EXPLAIN_BLOCKS: &str = "blocks: names are in memory, data come in blocks from the node's server";
+const EXPLAIN_BLOCKS: &str =
+    "blocks: names are in memory, data come in blocks from the node's server";
 
 /// What all volumes of one agent process share.
 #[derive(Debug, Clone)]
@@ -182,11 +185,22 @@ impl Agent {
         }
         let ownership = match (&tree, self.ownership) {
             // Files are made by this process, in whose name space its user has the shown number.
-            (Tree::Inline(_), Ownership::SingleOwner { visible_owner: shown, .. }) => {
+            (
+                Tree::Inline(_),
+                Ownership::SingleOwner {
+                    visible_owner: shown,
+                    ..
+                },
+            ) => {
                 let stored = shown;
-                Ownership::SingleOwner { visible_owner: shown, stored_owner: stored }
+                Ownership::SingleOwner {
+                    visible_owner: shown,
+                    stored_owner: stored,
+                }
             }
-            (_, Ownership::AsStored) if self.mount_location == MountLocation::Host && !is_root_of_machine() => {
+            (_, Ownership::AsStored)
+                if self.mount_location == MountLocation::Host && !is_root_of_machine() =>
+            {
                 owner_on_host(&tree).await
             }
             (_, ownership) => ownership,
@@ -268,7 +282,13 @@ impl Agent {
             op_deadline_ms: self.op_deadline_ms,
         };
         let remote = |address, tree| {
-            RemoteTree::open(server(address), tree, self.id, mount.writable, health.clone())
+            RemoteTree::open(
+                server(address),
+                tree,
+                self.id,
+                mount.writable,
+                health.clone(),
+            )
         };
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
@@ -303,12 +323,19 @@ impl Agent {
                         uid: geteuid().as_raw(),
                         gid: getegid().as_raw(),
                     },
-                    Ownership::SingleOwner { visible_owner: shown, .. } => shown,
+                    Ownership::SingleOwner {
+                        visible_owner: shown,
+                        ..
+                    } => shown,
                 };
                 let tree = CacheTree::open(server(address), *volume, owner, health.clone()).await?;
                 let tree = Tree::Cache(tree);
                 let (whole_files, why) = tree.passthrough_support();
-                let way = if whole_files { EXPLAIN_PASSTHROUGH } else { EXPLAIN_BLOCKS };
+                let way = if whole_files {
+                    EXPLAIN_PASSTHROUGH
+                } else {
+                    EXPLAIN_BLOCKS
+                };
                 let way = format!("{way} ({why})");
                 let mode = VolumeMode {
                     has_passthrough: whole_files,

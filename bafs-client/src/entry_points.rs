@@ -24,13 +24,13 @@ use tokio::sync::{mpsc, watch};
 
 use crate::agent::{Agent, AgentOptions, TemporaryLocation};
 use crate::doctor;
-use crate::fuse::{ConnectionEnd, MountError, MountKind, FuseMount, open_device};
+use crate::fuse::{ConnectionEnd, FuseMount, MountError, MountKind, open_device};
 use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
-use crate::mount_watchdog::MountWatchdog;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
+use crate::mount_watchdog::MountWatchdog;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
-use crate::signals::{StopSignal, SignalOrigin, StopSignals};
+use crate::signals::{SignalOrigin, StopSignal, StopSignals};
 use crate::tree;
 use crate::volume::Volume;
 
@@ -142,7 +142,9 @@ pub fn exec_main(
                 let (wished, io) = (wish.clone(), JobIo::Inherited);
                 let chosen = (options, temporary.clone());
                 let end = serve_job(spec, &identity, privilege, io, wish, chosen).await;
-                if let StopRequest::AlreadySignaled(heard) | StopRequest::Terminate(heard) | StopRequest::Kill(heard) = *wished.borrow()
+                if let StopRequest::AlreadySignaled(heard)
+                | StopRequest::Terminate(heard)
+                | StopRequest::Kill(heard) = *wished.borrow()
                 {
                     asked = heard;
                 }
@@ -167,7 +169,9 @@ pub fn exec_main(
                 _ => EXIT_NOT_EXECUTABLE,
             })
         }
-        JobOutcome::EnvironmentFailed(error) => report_environment_failure(&error, end.lost_volume.as_deref()),
+        JobOutcome::EnvironmentFailed(error) => {
+            report_environment_failure(&error, end.lost_volume.as_deref())
+        }
     }
 }
 
@@ -182,7 +186,13 @@ pub fn mount_main(
 ) -> ExitCode {
     let name = mount.name.clone();
     let shown = build_runtime().and_then(|runtime| {
-        runtime.block_on(serve_mount(mount, directory, &identity, op_deadline_ms, options))
+        runtime.block_on(serve_mount(
+            mount,
+            directory,
+            &identity,
+            op_deadline_ms,
+            options,
+        ))
     });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
@@ -308,7 +318,8 @@ fn mount_on_host(
     // The kernel's table of mounts has no symbolic links.
     let directory = &std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     doctor::mounts::detach_dead_mounts(directory);
-    let kept = |device| MountWatchdog::start(directory, silence, device).map_err(MountError::Watchdog);
+    let kept =
+        |device| MountWatchdog::start(directory, silence, device).map_err(MountError::Watchdog);
     if !geteuid().is_root() {
         let kept = kept(None)?;
         let mounted = FuseMount::mount(volume, directory, MountKind::Fusermount)?;
@@ -380,7 +391,8 @@ async fn print_keepalives() {
 fn watch_stop_signals() -> Result<watch::Receiver<StopRequest>> {
     let mut requests = StopSignals::subscribe();
     // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
-    let _ = signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported_error(&error))?;
+    let _ =
+        signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported_error(&error))?;
     let (wish, wished) = watch::channel(StopRequest::None);
     tokio::spawn(async move {
         let (mut haste, mut asked) = (Deadline::after_ms(0), None);

@@ -83,7 +83,10 @@ mod tests {
         for bad in [0, -5, 512, 4096, i32::MIN, i32::MAX] {
             assert_eq!(kernel_safe_errno(Errno(bad)), Errno(libc::EIO));
         }
-        assert_eq!(kernel_safe_errno(Errno(libc::ENOSYS)), Errno(libc::EOPNOTSUPP));
+        assert_eq!(
+            kernel_safe_errno(Errno(libc::ENOSYS)),
+            Errno(libc::EOPNOTSUPP)
+        );
         assert_eq!(kernel_safe_errno(Errno(libc::EDQUOT)), Errno(libc::EDQUOT));
     }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::fd_passing::{
-    HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, GetHandoffTicket, HandoffTarget, HandoffTicket, HandoffHeader,
-    HandoffHello, HandoffHelloReply, TicketSecret,
+    GetHandoffTicket, HandoffCall, HandoffHeader, HandoffHello, HandoffHelloReply, HandoffMessage,
+    HandoffReply, HandoffRequest, HandoffTarget, HandoffTicket, TicketSecret,
 };
 use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::time::Deadline;
@@ -51,14 +51,23 @@ impl From<HandoffError> for Error {
 /// Has a node hand something over. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// [`NotOpened`].
-pub async fn fetch_handoff(server: &Server, what: HandoffTarget) -> Result<ReceivedHandoff, HandoffError> {
-    let (call, deadline) = (GetHandoffTicket { target: what }, Deadline::after_ms(HANDOFF_TIMEOUT_MS));
+/// [`HandoffError`].
+pub async fn fetch_handoff(
+    server: &Server,
+    what: HandoffTarget,
+) -> Result<ReceivedHandoff, HandoffError> {
+    let (call, deadline) = (
+        GetHandoffTicket { target: what },
+        Deadline::after_ms(HANDOFF_TIMEOUT_MS),
+    );
     let Server { pool, address, .. } = server;
     let asked = pool.call_with_keepalives(address, &server.token, call, deadline);
-    let HandoffTicket { socket, secret: ticket } = asked.await.map_err(HandoffError::Refused)?;
-    let packets =
-        PacketSocket::connect(Path::new(&socket)).map_err(|error| HandoffError::Refused(connection_error(&error)))?;
+    let HandoffTicket {
+        socket,
+        secret: ticket,
+    } = asked.await.map_err(HandoffError::Refused)?;
+    let packets = PacketSocket::connect(Path::new(&socket))
+        .map_err(|error| HandoffError::Refused(connection_error(&error)))?;
     let limit = Duration::from_millis(HANDOFF_TIMEOUT_MS);
     let opened = tokio::time::timeout(limit, present_ticket(&packets, ticket)).await;
     let (opening, files) = opened
@@ -71,13 +80,19 @@ pub async fn fetch_handoff(server: &Server, what: HandoffTarget) -> Result<Recei
     })
 }
 
-async fn present_ticket(packets: &PacketSocket, ticket: TicketSecret) -> Result<(HandoffHelloReply, Vec<OwnedFd>)> {
+async fn present_ticket(
+    packets: &PacketSocket,
+    ticket: TicketSecret,
+) -> Result<(HandoffHelloReply, Vec<OwnedFd>)> {
     let knock = HandoffHello {
         version: PROTOCOL_VERSION,
         secret: ticket,
     };
     let bytes = codec::encode(&knock)?;
-    packets.send(&bytes, &[]).await.map_err(|e| connection_error(&e))?;
+    packets
+        .send(&bytes, &[])
+        .await
+        .map_err(|e| connection_error(&e))?;
     let packet = packets.receive().await.map_err(|e| connection_error(&e))?;
     let (bytes, files) = packet.ok_or_else(ended_error)?;
     Ok((codec::decode(&bytes)?, files))
@@ -116,7 +131,10 @@ impl HandoffConnection {
             revoked: watch::Sender::new(None),
         });
         let listening = tokio::spawn(Arc::clone(&shared).listen());
-        Self { shared, listener_task: listening }
+        Self {
+            shared,
+            listener_task: listening,
+        }
     }
 
     /// Asks the node something.
@@ -134,7 +152,9 @@ impl HandoffConnection {
     pub async fn wait_until_revoked(&self) -> Error {
         let mut over = self.shared.revoked.subscribe();
         let why = over.wait_for(Option::is_some).await;
-        why.ok().and_then(|why| why.clone()).unwrap_or_else(ended_error)
+        why.ok()
+            .and_then(|why| why.clone())
+            .unwrap_or_else(ended_error)
     }
 }
 
@@ -169,7 +189,10 @@ impl HandoffConnectionState {
         let why = loop {
             match self.packets.receive().await {
                 Ok(Some((bytes, files))) => match codec::decode(&bytes) {
-                    Ok(HandoffMessage::Reply { number, result: answer }) => {
+                    Ok(HandoffMessage::Reply {
+                        number,
+                        result: answer,
+                    }) => {
                         if let Some(waiting) = self.pending_calls().reply_senders.remove(&number) {
                             // Whoever asked may have given up.
                             let _ = waiting.send(answer.map(|reply| (reply, files)));
@@ -197,7 +220,9 @@ impl HandoffConnectionState {
     }
 
     fn pending_calls(&self) -> MutexGuard<'_, PendingCalls> {
-        self.pending_calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending_calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -253,9 +278,25 @@ mod tests {
             }
             let file = OwnedFd::from(tempfile::tempfile().unwrap());
             let (number, answer) = (second.number, Ok(HandoffReply::Pinned));
-            send_message(&node, &HandoffMessage::Reply { number, result: answer }, &[file]).await;
+            send_message(
+                &node,
+                &HandoffMessage::Reply {
+                    number,
+                    result: answer,
+                },
+                &[file],
+            )
+            .await;
             let (number, answer) = (first.number, Ok(HandoffReply::Done));
-            send_message(&node, &HandoffMessage::Reply { number, result: answer }, &[]).await;
+            send_message(
+                &node,
+                &HandoffMessage::Reply {
+                    number,
+                    result: answer,
+                },
+                &[],
+            )
+            .await;
         };
         let (first, second, ()) = tokio::join!(
             connection.call(used(1)),
@@ -265,7 +306,14 @@ mod tests {
         assert!(matches!(first.unwrap(), (HandoffReply::Done, files) if files.is_empty()));
         assert!(matches!(second.unwrap(), (HandoffReply::Pinned, files) if files.len() == 1));
         let why = Error::new(ErrorCode::Fenced, "another writer");
-        send_message(&node, &HandoffMessage::Revoke { reason: why.clone() }, &[]).await;
+        send_message(
+            &node,
+            &HandoffMessage::Revoke {
+                reason: why.clone(),
+            },
+            &[],
+        )
+        .await;
         assert_eq!(connection.wait_until_revoked().await, why);
         let (third, ()) = tokio::join!(connection.call(used(3)), async {
             receive_call(&node).await;
@@ -274,7 +322,11 @@ mod tests {
         assert_eq!(third.unwrap_err().code, ErrorCode::Unreachable);
         let late = connection.call(used(4)).await.unwrap_err();
         assert_eq!(late.code, ErrorCode::Unreachable);
-        assert_eq!(connection.wait_until_revoked().await, why, "the first reason counts");
+        assert_eq!(
+            connection.wait_until_revoked().await,
+            why,
+            "the first reason counts"
+        );
     }
 
     #[tokio::test]
@@ -282,7 +334,10 @@ mod tests {
         let (node, packets) = PacketSocket::pair().unwrap();
         let connection = HandoffConnection::new(packets);
         node.send(&[1, 2, 3], &[]).await.unwrap();
-        assert_eq!(connection.wait_until_revoked().await.code, ErrorCode::Malformed);
+        assert_eq!(
+            connection.wait_until_revoked().await.code,
+            ErrorCode::Malformed
+        );
         drop(connection);
         assert!(node.receive().await.unwrap().is_none());
     }

@@ -32,7 +32,7 @@ pub(crate) enum HeartbeatEnd {
 pub(crate) struct Heartbeat(UnixStream);
 
 impl Heartbeat {
-    /// Both ends; the other one is for [`watch`], in another process.
+    /// Both ends; the other one is for [`watch_heartbeat`], in another process.
     pub(crate) fn pair() -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         // A watcher that does not read must not stop the agent.

@@ -8,28 +8,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
 use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::agent::{Agent, TemporaryLocation};
+use crate::fuse::{FuseMount, MountKind};
+use crate::heartbeat::Heartbeat;
 use crate::job_environment::{build_environment, collect_temporary_directories};
-use crate::volume_health::VolumeLoss;
-use crate::fuse::{MountKind, FuseMount};
-use crate::limits::{TERMINATION_GRACE, SILENCE_TIMEOUT_MIN};
+use crate::limits::{SILENCE_TIMEOUT_MIN, TERMINATION_GRACE};
 use crate::logic::manifest_tree::SINGLE_FILE_NAME;
 use crate::memory;
-use crate::output::{OutputCollector, OutputFile, CapturedOutput};
-use crate::heartbeat::Heartbeat;
+use crate::output::{CapturedOutput, OutputCollector, OutputFile};
 use crate::report_limits::limit_pages;
 use crate::sandbox::{
-    self, Access, JobUser, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, OutputTarget,
-    RunningJob, Sandbox, JobSession, StartError, VOLUMES_MAX, VolumeBind,
+    self, Access, JobControl, JobPlan, JobSession, JobStreams, JobUser, NotStarted,
+    NotStartedReason, OutputTarget, RunningJob, Sandbox, StartError, VOLUMES_MAX, VolumeBind,
 };
 use crate::signals::StopSignal;
 use crate::volume::Volume;
+use crate::volume_health::VolumeLoss;
 
 /// Where a job's input and output go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,9 @@ impl StopRequest {
     fn without_grace(self) -> Self {
         match self {
             Self::None => Self::None,
-            Self::AlreadySignaled(asked) | Self::Terminate(asked) | Self::Kill(asked) => Self::Kill(asked),
+            Self::AlreadySignaled(asked) | Self::Terminate(asked) | Self::Kill(asked) => {
+                Self::Kill(asked)
+            }
         }
     }
 }
@@ -204,7 +206,12 @@ async fn mount_volumes(
             let text = format!("volume {}: {error}", mount.name);
             failed(Error::new(ErrorCode::Unsupported, text))
         };
-        let volume = Arc::new(agent.open_volume(mount, losses.clone()).await.map_err(failed)?);
+        let volume = Arc::new(
+            agent
+                .open_volume(mount, losses.clone())
+                .await
+                .map_err(failed)?,
+        );
         let (mounted, source) = match volume.directory() {
             Some(directory) => (None, directory.to_owned()),
             None => {
@@ -246,8 +253,9 @@ async fn mount_volumes(
 async fn mount_volume(volume: &Arc<Volume>, directory: PathBuf) -> Result<FuseMount, Error> {
     let shown = Arc::clone(volume);
     // Mounting waits for the kernel, which may already ask the volume something.
-    let mounting =
-        tokio::task::spawn_blocking(move || FuseMount::mount(shown, &directory, MountKind::MountSystemCall));
+    let mounting = tokio::task::spawn_blocking(move || {
+        FuseMount::mount(shown, &directory, MountKind::MountSystemCall)
+    });
     let mounted = mounting.await.map_err(|error| {
         let text = format!("volume {}: {error}", volume.name());
         Error::new(ErrorCode::Unsupported, text)
@@ -280,7 +288,8 @@ fn start_job(
         JobIo::Inherited => JobSession::SharedTerminal,
     };
     let environment = build_environment(command, &spec.name, &volumes, temporary);
-    let temporary = temporary.map(|place| collect_temporary_directories(place, command, &environment));
+    let temporary =
+        temporary.map(|place| collect_temporary_directories(place, command, &environment));
     let plan = JobPlan {
         job: spec.name.clone(),
         environment,
@@ -332,7 +341,10 @@ pub(crate) fn silence_timeout(agent: &Agent) -> Duration {
     Duration::from_millis(agent.op_deadline_ms).max(SILENCE_TIMEOUT_MIN)
 }
 
-fn job_streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<OutputCollector>)> {
+fn job_streams(
+    command: &JobCommand,
+    io: JobIo,
+) -> std::io::Result<(JobStreams, Option<OutputCollector>)> {
     let file = |path: &Option<String>| path.as_ref().map(|path| OutputTarget::Path(path.into()));
     let (stdout, stderr) = (file(&command.stdout), file(&command.stderr));
     Ok(match io {
@@ -421,7 +433,10 @@ fn is_actionable(request: StopRequest) -> bool {
 }
 
 /// Waits for such a wish. Where nobody is left who could wish anything the job is to be killed.
-async fn wait_for_request(request: &mut watch::Receiver<StopRequest>, is_such: impl Fn(StopRequest) -> bool) -> StopRequest {
+async fn wait_for_request(
+    request: &mut watch::Receiver<StopRequest>,
+    is_such: impl Fn(StopRequest) -> bool,
+) -> StopRequest {
     let wished = request.wait_for(|wish| is_such(*wish)).await;
     wished.map_or(StopRequest::Kill(StopSignal::Terminate), |wish| *wish)
 }
@@ -499,17 +514,28 @@ async fn release_volume(job_volume: JobVolume) -> VolumeUse {
     volume.usage_with(held, is_changed)
 }
 
-fn classify_end(ended: Result<sandbox::SandboxReport, JobInterruption>, late_loss: Option<VolumeLoss>) -> JobEnd {
+fn classify_end(
+    ended: Result<sandbox::SandboxReport, JobInterruption>,
+    late_loss: Option<VolumeLoss>,
+) -> JobEnd {
     let (ended, loss) = match ended {
         Ok(report) => (report, late_loss),
-        Err(JobInterruption::VolumeLost(loss)) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
-        Err(JobInterruption::Environment(error)) => return JobEnd::environment_failure(error, None),
+        Err(JobInterruption::VolumeLost(loss)) => {
+            return JobEnd::environment_failure(loss.error, Some(loss.volume));
+        }
+        Err(JobInterruption::Environment(error)) => {
+            return JobEnd::environment_failure(error, None);
+        }
     };
     let usage = ended.usage.unwrap_or_default();
     let mut not_started = None;
     // A job that stumbled over a lost volume ended by itself, but not for its own reasons.
     if let Some(VolumeLoss { volume, error }) = loss {
-        return add_times(JobEnd::environment_failure(error, Some(volume)), ended.wall, usage);
+        return add_times(
+            JobEnd::environment_failure(error, Some(volume)),
+            ended.wall,
+            usage,
+        );
     }
     let outcome = match ended.outcome {
         sandbox::SandboxOutcome::Exited(code) => JobOutcome::Exited(code),

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use bafs_proto::message::JobCommand;
 
 use crate::agent::TemporaryLocation;
-use crate::sandbox::{TEMPORARY_VARIABLES, TemporaryDirectories, VolumeBind, job_environment, find_named_paths};
+use crate::sandbox::{
+    TEMPORARY_VARIABLES, TemporaryDirectories, VolumeBind, find_named_paths, job_environment,
+};
 
 /// Where programs put temporary files if nobody says otherwise.
 const TEMPORARY_DIRECTORY: &str = "/tmp";
@@ -20,7 +22,12 @@ pub(crate) fn build_environment(
     temporary: Option<&TemporaryLocation>,
 ) -> Vec<(OsString, OsString)> {
     let mut environment = job_environment(std::env::vars_os(), job, volumes);
-    if temporary.is_some() && !command.shared_directories.iter().any(|path| path == TEMPORARY_DIRECTORY) {
+    if temporary.is_some()
+        && !command
+            .shared_directories
+            .iter()
+            .any(|path| path == TEMPORARY_DIRECTORY)
+    {
         // What this process inherited names a directory that jobs would share.
         let is_ours = |name: &OsString| TEMPORARY_VARIABLES.iter().any(|known| name == known);
         environment.retain(|(name, _)| !is_ours(name));
@@ -107,7 +114,9 @@ mod tests {
         let named = collect_temporary_directories(&temporary_location(), &command, &[]).named_paths;
         assert!(named.contains(&"/tmp/./tool".into()), "{named:?}");
         let mounted = [("BAFS_V".into(), "/tmp/work".into())];
-        let named = collect_temporary_directories(&temporary_location(), &JobCommand::default(), &mounted).named_paths;
+        let named =
+            collect_temporary_directories(&temporary_location(), &JobCommand::default(), &mounted)
+                .named_paths;
         assert!(named.is_empty(), "{named:?}");
     }
 }

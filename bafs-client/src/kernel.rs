@@ -64,7 +64,10 @@ const SI_KERNEL: i32 = 0x80;
 
 /// Notes of each signal of a kind whether the kernel sent it, before anybody else here hears of it
 /// who asks to hear it later than this.
-pub(crate) fn record_signal_origin(signal: i32, is_from_kernel: &'static AtomicBool) -> io::Result<()> {
+pub(crate) fn record_signal_origin(
+    signal: i32,
+    is_from_kernel: &'static AtomicBool,
+) -> io::Result<()> {
     let note = |info: &libc::siginfo_t| {
         is_from_kernel.store(info.si_code == SI_KERNEL, Ordering::SeqCst);
     };
@@ -255,10 +258,18 @@ impl Ring {
         answered: Option<u64>,
     ) -> io::Result<()> {
         let entry = &mut self.entries[index];
-        let known = entry.io_vectors.iter().map(|part| (part.iov_base, part.iov_len));
-        let given = buffers.io_vectors().map(|part| (part.iov_base, part.iov_len));
+        let known = entry
+            .io_vectors
+            .iter()
+            .map(|part| (part.iov_base, part.iov_len));
+        let given = buffers
+            .io_vectors()
+            .map(|part| (part.iov_base, part.iov_len));
         // The kernel knows an entry's memory from its registration: no other may come back.
-        assert!(entry.lent_buffers.is_none() && known.eq(given), "foreign buffers");
+        assert!(
+            entry.lent_buffers.is_none() && known.eq(given),
+            "foreign buffers"
+        );
         let operation = answered.map_or(COMMAND_REGISTER, |_| COMMAND_COMMIT_AND_FETCH);
         // `struct fuse_uring_cmd_req`.
         let mut command = [0; 80];
@@ -267,7 +278,11 @@ impl Ring {
         let device = types::Fd(self.device.as_raw_fd());
         let mut request = opcode::UringCmd80::new(device, operation)
             .cmd(command)
-            .addr(answered.is_none().then_some(entry.io_vectors.as_ptr() as u64))
+            .addr(
+                answered
+                    .is_none()
+                    .then_some(entry.io_vectors.as_ptr() as u64),
+            )
             .build()
             .user_data(index as u64);
         if answered.is_none() {
@@ -350,7 +365,10 @@ impl Ring {
     /// How many buffers of this ring the kernel has. What it has when the ring is dropped, is never
     /// freed.
     pub(crate) fn lent_count(&self) -> usize {
-        let lent = self.entries.iter().filter(|entry| entry.lent_buffers.is_some());
+        let lent = self
+            .entries
+            .iter()
+            .filter(|entry| entry.lent_buffers.is_some());
         lent.count()
     }
 

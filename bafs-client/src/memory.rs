@@ -74,7 +74,7 @@ pub(crate) fn lower_oom_score() {
     let _ = OOM_SCORE_BEFORE.set(before);
 }
 
-/// Undoes [`protect`] for a process that this one has started, and for all that it starts.
+/// Undoes [`lower_oom_score`] for a process that this one has started, and for all that it starts.
 pub(crate) fn restore_oom_score(process: u32) {
     if let Some(before) = OOM_SCORE_BEFORE.get() {
         let path = format!("/proc/{process}/oom_score_adj");
@@ -220,7 +220,10 @@ mod tests {
         assert!(!second.is_over_budget(1, 31 << 20));
         let third = LogMemoryShare::default();
         assert!(third.is_over_budget(4, 4 << 20), "too much for all");
-        assert!(!third.is_over_budget(0, 0), "an empty log would wait for ever");
+        assert!(
+            !third.is_over_budget(0, 0),
+            "an empty log would wait for ever"
+        );
         drop(first);
         assert!(!third.is_over_budget(4, 4 << 20), "there is room again");
     }

@@ -21,9 +21,9 @@ use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::doctor::mounts;
+use crate::heartbeat::{Heartbeat, HeartbeatEnd, READY_BYTE, watch_heartbeat};
 use crate::kernel;
 use crate::limits::{WATCHDOG_EXIT_TIMEOUT, WATCHDOG_READY_TIMEOUT};
-use crate::heartbeat::{Heartbeat, HeartbeatEnd, READY_BYTE, watch_heartbeat};
 use crate::sandbox::{MOUNT_WATCHDOG, OWN_EXECUTABLE, SUBCOMMAND};
 
 /// Where the root of each hierarchy of control groups is.
@@ -68,18 +68,26 @@ impl WatchdogProcess {
             return Err(error);
         }
         let pulse = Arc::new(pulse);
-        Ok(Self { heartbeat: pulse, process })
+        Ok(Self {
+            heartbeat: pulse,
+            process,
+        })
     }
 
     /// The mount is gone in good order, and so is the keeper when this returns.
     pub(crate) fn dismiss(self) {
-        let Self { heartbeat: pulse, mut process } = self;
+        let Self {
+            heartbeat: pulse,
+            mut process,
+        } = self;
         pulse.finish();
         let start = clock::now();
         loop {
             match process.try_wait() {
                 Ok(Some(_)) => return,
-                Ok(None) if start.elapsed() < WATCHDOG_EXIT_TIMEOUT => thread::sleep(EXIT_POLL_INTERVAL),
+                Ok(None) if start.elapsed() < WATCHDOG_EXIT_TIMEOUT => {
+                    thread::sleep(EXIT_POLL_INTERVAL)
+                }
                 Ok(None) => break,
                 Err(error) => return tracing::warn!(%error, "nobody knows how the keeper ended"),
             }
@@ -102,13 +110,14 @@ pub(crate) struct MountWatchdog {
 }
 
 impl MountWatchdog {
-    /// As [`Keeper::start`]; must run inside the runtime whose life the keeper shall see.
+    /// As [`WatchdogProcess::start`]; must run inside the runtime whose life the keeper shall see.
     pub(crate) fn start(
         directory: &Path,
         silence: Duration,
         device: Option<OwnedFd>,
     ) -> io::Result<Self> {
-        let keeper = WatchdogProcess::start(directory, silence, duplicate_device(device.as_ref())?, None)?;
+        let keeper =
+            WatchdogProcess::start(directory, silence, duplicate_device(device.as_ref())?, None)?;
         Ok(Self {
             directory: directory.to_owned(),
             silence,
@@ -135,7 +144,7 @@ impl MountWatchdog {
         Ok(())
     }
 
-    /// As [`Keeper::dismiss`].
+    /// As [`WatchdogProcess::dismiss`].
     pub(crate) fn dismiss(self) {
         self.heartbeat_task.abort();
         self.process.dismiss();

@@ -233,7 +233,7 @@ impl OutputCollector {
     }
 
     /// What a job that is over printed, and its last words, at most 64 KiB; bytes that are no text
-    /// are replaced there. `named` are files that took a stream in place of the pipe; their last
+    /// are replaced there. `output_file` are files that took a stream in place of the pipe; their last
     /// words are told of a job that failed.
     pub(crate) async fn finish(
         &self,
@@ -254,7 +254,8 @@ impl OutputCollector {
         // On a busy machine the thread above may be behind. Who was started otherwise than by the
         // job may keep its output open for as long as it likes.
         let mut whole = self.0.is_complete.subscribe();
-        let _ = tokio::time::timeout(OUTPUT_END_TIMEOUT, whole.wait_for(|is_whole| *is_whole)).await;
+        let _ =
+            tokio::time::timeout(OUTPUT_END_TIMEOUT, whole.wait_for(|is_whole| *is_whole)).await;
         let kept = self.0.streams.lock();
         let kept = kept.unwrap_or_else(PoisonError::into_inner);
         let each = files.iter().zip(&kept.streams);
@@ -408,7 +409,10 @@ mod tests {
         std::os::unix::fs::symlink(secret.path(), volume.path().join("link")).unwrap();
         nix::unistd::mkfifo(&volume.path().join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (collector, _) = OutputCollector::collect().unwrap();
-        let files = [output_file(volume.path(), "link"), output_file(volume.path(), "pipe")];
+        let files = [
+            output_file(volume.path(), "link"),
+            output_file(volume.path(), "pipe"),
+        ];
         let (printed, tail) = collector.finish(files, true).await;
         assert_eq!((printed, tail), (CapturedOutput::default(), String::new()));
     }

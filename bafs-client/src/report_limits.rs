@@ -44,7 +44,14 @@ mod tests {
         let pages = |path: &str, files| {
             let path = path.to_owned();
             let (size, runs) = (1, vec![(0, 1), (5, 1)]);
-            vec![TouchedPages { path, size, page_runs: runs }; files]
+            vec![
+                TouchedPages {
+                    path,
+                    size,
+                    page_runs: runs
+                };
+                files
+            ]
         };
         let used = |pages| VolumeUse {
             pages,
@@ -53,7 +60,11 @@ mod tests {
         let long = "\n".repeat(2_000);
         let mut volumes = vec![used(pages("a", 15_000)), used(pages(&long, 3_000))];
         limit_pages(&mut volumes);
-        assert_eq!(volumes[0].pages[0].page_runs, [(0, 6)], "detail is lost first");
+        assert_eq!(
+            volumes[0].pages[0].page_runs,
+            [(0, 6)],
+            "detail is lost first"
+        );
         assert_eq!(volumes[0].pages.len(), 15_000);
         assert_eq!(volumes[1].pages, []);
     }

@@ -68,7 +68,7 @@ pub(crate) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Hears what comes from here on, as [`asked_to_end`] does.
+    /// Hears what comes from here on, as [`wait_for_stop_signal`] does.
     pub(crate) fn subscribe() -> Self {
         static NOTING: Once = Once::new();
         // Before it is heard: who hears it finds the note. Without it nobody used a key.

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bafs_proto::file_op::{Errno, FileOp, ByName, TreeStat};
+use bafs_proto::file_op::{ByName, Errno, FileOp, TreeStat};
 use bafs_proto::ids::InodeNo;
-use bafs_proto::path::from_bytes;
 use bafs_proto::job_report::{TouchedPages, VolumeUse};
+use bafs_proto::path::from_bytes;
 
 use nix::libc;
 
@@ -118,13 +118,17 @@ impl VolumeUsage {
 
     /// The volume cannot be changed: the name of the first change is not waited for.
     pub fn expect_no_changes(&self) {
-        let mut firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut firsts = self
+            .first_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         firsts.first_change = Some(String::new());
     }
 
     /// What is read and opened for reading from now on does not count.
     pub fn stop_counting_reads(&self) {
-        self.has_stopped_counting_reads.store(true, Ordering::Relaxed);
+        self.has_stopped_counting_reads
+            .store(true, Ordering::Relaxed);
     }
 
     /// An operation was asked for: takes note of what it opens or changes.
@@ -132,7 +136,9 @@ impl VolumeUsage {
         match op {
             FileOp::Open { ino, flags } => {
                 let mode = flags & libc::O_ACCMODE;
-                if mode != libc::O_WRONLY && !self.has_stopped_counting_reads.load(Ordering::Relaxed) {
+                if mode != libc::O_WRONLY
+                    && !self.has_stopped_counting_reads.load(Ordering::Relaxed)
+                {
                     self.opened_for_reading.fetch_add(1, Ordering::Relaxed);
                     self.note_first(|firsts| {
                         let path = path_of(&firsts.names, *ino);
@@ -194,7 +200,7 @@ impl VolumeUsage {
         });
     }
 
-    /// Whether names still matter to [`Self::found`].
+    /// Whether names still matter to [`Self::record_lookup`].
     pub fn is_collecting_names(&self) -> bool {
         !self.has_first_paths.load(Ordering::Relaxed)
     }
@@ -212,7 +218,10 @@ impl VolumeUsage {
         if !self.is_collecting_names() {
             return;
         }
-        let mut firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut firsts = self
+            .first_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         note(&mut firsts);
         if firsts.first_read.is_some() && firsts.first_change.is_some() {
             firsts.names.clear();
@@ -251,7 +260,10 @@ impl VolumeUsage {
     /// The kernel was given a file to read by itself: how much of it, nobody sees. It counts once.
     pub fn record_whole_read(&self, ino: InodeNo, size: u64) {
         let is_first = {
-            let mut whole = self.whole_reads.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut whole = self
+                .whole_reads
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             whole.len() < TOUCHED_FILES_MAX && whole.insert(ino)
         };
         if is_first {
@@ -299,10 +311,17 @@ impl VolumeUsage {
                 }
                 let (path, size) =
                     describe(*ino).unwrap_or_else(|| (path_of(&touched.names, *ino), file.size));
-                pages.push(TouchedPages { path, size, page_runs: runs });
+                pages.push(TouchedPages {
+                    path,
+                    size,
+                    page_runs: runs,
+                });
             }
         }
-        let firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let firsts = self
+            .first_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let used = |size: u64, free: u64| size.saturating_sub(free);
         // A number says nothing to a user.
         let mut named = pages.iter().filter(|page| !is_inode_path(&page.path));
@@ -506,7 +525,10 @@ mod tests {
         usage.record_read(InodeNo(2), 0, 1);
         let report = usage.report("v", None, |_| None);
         assert_eq!(report.pages[0].path, "inode 2");
-        assert_eq!(report.first_read_path, "", "a number says nothing to a user");
+        assert_eq!(
+            report.first_read_path, "",
+            "a number says nothing to a user"
+        );
     }
 
     #[test]
@@ -521,7 +543,10 @@ mod tests {
         usage.record_operation(&open(libc::O_RDONLY));
         let report = usage.report("v", None, |_| None);
         assert_eq!((report.read_opens, report.changes), (1, 0));
-        assert_eq!((&*report.first_read_path, &*report.first_changed_path), ("out/a", ""));
+        assert_eq!(
+            (&*report.first_read_path, &*report.first_changed_path),
+            ("out/a", "")
+        );
         assert!(usage.is_collecting_names());
         let (parent, name) = (InodeNo(5), b"b".to_vec());
         usage.record_operation(&FileOp::Unlink { parent, name });
@@ -539,7 +564,10 @@ mod tests {
         assert_eq!((report.read_opens, report.changes), (2, 2));
         assert_eq!(report.first_changed_path, "out/b");
         assert_eq!((report.used_bytes, report.used_files), (7, 1));
-        assert_eq!((report.disk_free_bytes, report.disk_free_files), (Some(2), None));
+        assert_eq!(
+            (report.disk_free_bytes, report.disk_free_files),
+            (Some(2), None)
+        );
     }
 
     #[test]

@@ -18,13 +18,13 @@ use tokio::sync::oneshot;
 
 use crate::clock;
 use crate::errno::kernel_safe_errno;
-use crate::volume_health::VolumeHealth;
 use crate::limits::ATTRIBUTE_TTL;
 use crate::logic::manifest_tree::Owner;
 use crate::memory;
 use crate::set_id_files::{SetIdFiles, clear_set_id_bits};
 use crate::tree::{Completion, Tree};
 use crate::usage::{VolumeUsage, without_counts};
+use crate::volume_health::VolumeHealth;
 
 /// What the kernel may believe, and for how long: the volume's kind decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +174,10 @@ impl Volume {
     /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
     pub fn usage_with(&self, final_stat: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
-        without_counts(self.usage.report(&self.name, final_stat, describe), is_changed)
+        without_counts(
+            self.usage.report(&self.name, final_stat, describe),
+            is_changed,
+        )
     }
 
     /// Whether anything differs from what it was before the job, where nobody counts operations.
@@ -277,7 +280,14 @@ impl Volume {
         self.run_observed(caller, op, data, seen, done);
     }
 
-    fn run_observed(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], context: ReplyContext, done: Completion) {
+    fn run_observed(
+        self: &Arc<Self>,
+        caller: Caller,
+        op: FileOp,
+        data: &[u8],
+        context: ReplyContext,
+        done: Completion,
+    ) {
         let start = clock::now();
         self.usage.begin_call(start);
         let volume = Arc::clone(self);
@@ -350,7 +360,7 @@ impl Volume {
         self.run_observed(caller, op, &[], ReplyContext::Range(ino, offset), done);
     }
 
-    /// The open file of a file that stays wholly on this machine until [`Self::let_go_whole`], and
+    /// The open file of a file that stays wholly on this machine until [`Self::release_passthrough`], and
     /// its size in bytes.
     pub fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         let held = || self.tree.open_passthrough(ino);
@@ -363,12 +373,12 @@ impl Volume {
         self.usage.record_whole_read(ino, size);
     }
 
-    /// Undoes [`Self::hold_whole`].
+    /// Undoes [`Self::open_passthrough`].
     pub fn release_passthrough(&self, ino: InodeNo) {
         self.tree.release_passthrough(ino);
     }
 
-    /// Changes the bits that [`Self::loses_privilege`] names, then runs `op`.
+    /// Changes the bits that [`Self::mode_without_set_id`] names, then runs `op`.
     pub fn run_with_set_id_cleared(
         self: &Arc<Self>,
         caller: Caller,
@@ -432,12 +442,17 @@ impl Volume {
                     false => "what the program wrote to mapped memory",
                 };
                 // The kernel may have a thousand pieces more that fail in the same way.
-                if !volume.has_failed_background_write.swap(true, Ordering::Relaxed) {
+                if !volume
+                    .has_failed_background_write
+                    .swap(true, Ordering::Relaxed)
+                {
                     let text = format!("{what} is not kept: {errno:?}");
                     volume.health.report_data_loss(Error::new(code, text));
                 }
             } else {
-                volume.has_failed_background_write.store(false, Ordering::Relaxed);
+                volume
+                    .has_failed_background_write
+                    .store(false, Ordering::Relaxed);
             }
             done(result, data);
         })
@@ -452,7 +467,10 @@ impl Volume {
     fn to_stored_owner(&self, caller: Caller) -> Caller {
         match self.ownership {
             Ownership::AsStored => caller,
-            Ownership::SingleOwner { stored_owner: stored, .. } => Caller {
+            Ownership::SingleOwner {
+                stored_owner: stored,
+                ..
+            } => Caller {
                 uid: stored.uid,
                 gid: stored.gid,
                 ..caller
@@ -470,7 +488,11 @@ impl Volume {
         else {
             return Ok(op);
         };
-        if let Ownership::SingleOwner { visible_owner: shown, .. } = self.ownership {
+        if let Ownership::SingleOwner {
+            visible_owner: shown,
+            ..
+        } = self.ownership
+        {
             if !is_owner_kept(&change, shown) {
                 return Err(Errno(libc::EPERM));
             }
@@ -492,7 +514,11 @@ impl Volume {
 
     /// Whether a change gives a file the owner that all have, and does nothing else.
     fn is_owner_noop(&self, change: &AttrChange) -> bool {
-        let Ownership::SingleOwner { visible_owner: shown, .. } = self.ownership else {
+        let Ownership::SingleOwner {
+            visible_owner: shown,
+            ..
+        } = self.ownership
+        else {
             return false;
         };
         let only_owner = AttrChange {
@@ -575,7 +601,11 @@ impl Volume {
     }
 
     fn observe_attr(&self, mut attr: Attr) -> Attr {
-        if let Ownership::SingleOwner { visible_owner: shown, .. } = self.ownership {
+        if let Ownership::SingleOwner {
+            visible_owner: shown,
+            ..
+        } = self.ownership
+        {
             (attr.uid, attr.gid) = (shown.uid, shown.gid);
         }
         self.set_id_files.observe_attr(&attr);

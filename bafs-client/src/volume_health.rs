@@ -91,7 +91,7 @@ impl VolumeHealth {
         }
     }
 
-    /// Tells whoever watches the volume, as [`Self::lose`] does, of an error that must not go
+    /// Tells whoever watches the volume, as [`Self::mark_lost`] does, of an error that must not go
     /// unheard although the volume can still be used.
     pub fn report_data_loss(&self, error: Error) {
         if self.loss().is_some() {

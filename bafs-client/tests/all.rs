@@ -1,10 +1,10 @@
 //! The tests of this crate from outside as one program, for each program is linked with all again.
 
-mod differential;
 mod delegation;
+mod differential;
 mod mount;
+mod mounted_volume;
 mod owners;
 mod restarts;
 mod serving;
-mod mounted_volume;
 mod trees;

@@ -6,7 +6,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
-use crate::differential::{DifferentialTest, SeededRng, DelegationFixture};
+use crate::differential::{DelegationFixture, DifferentialTest, SeededRng};
 use crate::serving::Fault;
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
@@ -112,7 +112,10 @@ async fn only_a_promised_close_waits_for_the_server() {
                 world.flush().await;
                 continue;
             }
-            assert_eq!(world.volume.has_blocking_close(), promise == Durability::OnClose);
+            assert_eq!(
+                world.volume.has_blocking_close(),
+                promise == Durability::OnClose
+            );
             world.server.set_fault(Fault::Silent);
             world.run(write_hello(handle), b"hello").await.0.unwrap();
             let (send, mut receive) = oneshot::channel();
@@ -173,7 +176,10 @@ async fn a_close_fails_after_a_failed_early_write() {
         let code = world.volume.health().loss().map(|loss| loss.code);
         assert_eq!(code, Some(ErrorCode::NoSpaceBytes));
         let held = world.volume.current_stat().await.expect("it was told last");
-        assert!(held.disk_free_bytes.is_some(), "or nobody knew that it was full");
+        assert!(
+            held.disk_free_bytes.is_some(),
+            "or nobody knew that it was full"
+        );
     }
 }
 
@@ -186,7 +192,11 @@ async fn create_open_file(world: &DelegationFixture, name: &str) -> HandleId {
 }
 
 /// Begins an operation; its answer comes later.
-fn begin_operation(world: &DelegationFixture, op: FileOp, data: &[u8]) -> oneshot::Receiver<FileResult> {
+fn begin_operation(
+    world: &DelegationFixture,
+    op: FileOp,
+    data: &[u8],
+) -> oneshot::Receiver<FileResult> {
     let (send, receive) = oneshot::channel();
     let done = move |result: FileResult, _: &[u8]| drop(send.send(result));
     let (volume, caller) = (&world.volume, Caller::default());
@@ -203,7 +213,10 @@ async fn writers_never_take_space_promised_to_others() {
             files: 100,
         };
         let world = DelegationFixture::with_limit(Durability::OnSync, Some(limit)).await;
-        let (written, reserved) = (create_open_file(&world, "a").await, create_open_file(&world, "b").await);
+        let (written, reserved) = (
+            create_open_file(&world, "a").await,
+            create_open_file(&world, "b").await,
+        );
         world.flush().await;
         world.server.set_delays(200, seed);
         let data = vec![1; MIB as usize];
@@ -292,7 +305,8 @@ async fn a_half_created_file_is_recreated_after_restart() {
     };
     // The server stops when it has made the file and not given it its mode yet.
     world.server.set_fault(Fault::Restart { runs: false });
-    let answers = [unlink("x"), create("a"), unlink("b")].map(|op| begin_operation(&world, op, &[]));
+    let answers =
+        [unlink("x"), create("a"), unlink("b")].map(|op| begin_operation(&world, op, &[]));
     let path = |name: &str| world.directory.path().join(name);
     std::fs::remove_file(path("x")).unwrap();
     std::fs::write(path("a"), "").unwrap();

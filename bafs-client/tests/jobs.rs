@@ -103,7 +103,12 @@ struct JobFixture {
 }
 
 impl JobFixture {
-    async fn run(&self, program: &str, script: &str, request: watch::Receiver<StopRequest>) -> JobEnd {
+    async fn run(
+        &self,
+        program: &str,
+        script: &str,
+        request: watch::Receiver<StopRequest>,
+    ) -> JobEnd {
         let server = ADDRESS.to_owned();
         let mount = |name: &str, path: &str, target, writable| MountSpec {
             name: name.to_owned(),

@@ -12,36 +12,33 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use crate::mounted_volume::{MountedVolume, TreeKind, can_mount, for_each_writable_kind, skip};
 use crate::serving::Fault;
-use crate::mounted_volume::{TreeKind, MountedVolume, can_mount, skip, for_each_writable_kind};
 use nix::libc;
 
 #[test]
 fn noatime_reads_keep_the_access_time() {
-    for_each_writable_kind(
-        "noatime_reads_keep_the_access_time",
-        |shown| {
-            let stored = shown.store.path().join("quiet");
-            fs::write(&stored, "content").unwrap();
-            let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-            let times = FileTimes::new()
-                .set_accessed(long_ago)
-                .set_modified(long_ago);
-            let file = OpenOptions::new().write(true).open(&stored).unwrap();
-            file.set_times(times).unwrap();
-            let mut quiet = OpenOptions::new();
-            quiet.read(true).custom_flags(libc::O_NOATIME);
-            let mut file = quiet.open(shown.path().join("quiet")).unwrap();
-            let mut found = String::new();
-            file.read_to_string(&mut found).unwrap();
-            drop(file);
-            assert_eq!(found, "content");
-            for path in [stored, shown.path().join("quiet")] {
-                let accessed = fs::metadata(path).unwrap().accessed().unwrap();
-                assert_eq!(accessed, long_ago);
-            }
-        },
-    );
+    for_each_writable_kind("noatime_reads_keep_the_access_time", |shown| {
+        let stored = shown.store.path().join("quiet");
+        fs::write(&stored, "content").unwrap();
+        let long_ago = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let times = FileTimes::new()
+            .set_accessed(long_ago)
+            .set_modified(long_ago);
+        let file = OpenOptions::new().write(true).open(&stored).unwrap();
+        file.set_times(times).unwrap();
+        let mut quiet = OpenOptions::new();
+        quiet.read(true).custom_flags(libc::O_NOATIME);
+        let mut file = quiet.open(shown.path().join("quiet")).unwrap();
+        let mut found = String::new();
+        file.read_to_string(&mut found).unwrap();
+        drop(file);
+        assert_eq!(found, "content");
+        for path in [stored, shown.path().join("quiet")] {
+            let accessed = fs::metadata(path).unwrap().accessed().unwrap();
+            assert_eq!(accessed, long_ago);
+        }
+    });
 }
 
 #[test]
@@ -164,7 +161,9 @@ fn attributes_are_kept() {
             .arg(&path)
             .status()
             .unwrap();
-        assert!(fs::set_permissions(shown.mount_point.path(), Permissions::from_mode(0o777)).is_ok());
+        assert!(
+            fs::set_permissions(shown.mount_point.path(), Permissions::from_mode(0o777)).is_ok()
+        );
         assert!(wrote.success());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
         let set = Command::new("setfattr")
@@ -307,7 +306,10 @@ fn programs_run_on_and_from_the_mount() {
             .args(["-c", &format!("command -v {program}")])
             .output();
         if !found.unwrap().status.success() {
-            skip("programs_run_on_and_from_the_mount", &format!("no {program}"));
+            skip(
+                "programs_run_on_and_from_the_mount",
+                &format!("no {program}"),
+            );
         }
     }
 }

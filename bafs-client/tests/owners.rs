@@ -11,11 +11,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bafs_client::volume_health::VolumeHealth;
 use bafs_client::logic::manifest_tree::Owner;
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
-use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_client::volume::{Ownership, Volume, VolumeMode};
+use bafs_client::volume_health::VolumeHealth;
 use bafs_proto::file_op::{Attr, AttrChange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
@@ -117,7 +117,11 @@ fn chown_to_the_apparent_owner_clears_setuid() {
             assert_eq!(fs::metadata(world.path()).unwrap().mode() & 0o7777, after);
         }
     }
-    for other in [(Some(0), None), (None, Some(0)), (uid, Some(VISIBLE_OWNER.uid))] {
+    for other in [
+        (Some(0), None),
+        (None, Some(0)),
+        (uid, Some(VISIBLE_OWNER.uid)),
+    ] {
         assert_eq!(world.chown(other), Err(Errno(libc::EPERM)), "{other:?}");
     }
     fs::set_permissions(world.path(), Permissions::from_mode(0o6755)).unwrap();

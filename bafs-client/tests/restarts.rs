@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::serving::{FakeServer, Fault, VOLUME};
-use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_client::tree::{RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
-use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_client::volume::{Ownership, Volume, VolumeMode};
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, HandleId, InodeNo};
@@ -174,7 +174,10 @@ async fn files_handles_and_directories_outlive_the_server() {
     for round in 0..3 {
         world.server.restart();
         let offset = 4 + 5 * round;
-        assert_eq!(world.write(handle, offset, "more ", true).await, written_reply(5));
+        assert_eq!(
+            world.write(handle, offset, "more ", true).await,
+            written_reply(5)
+        );
         let deep = world
             .run(FileOp::GetAttr {
                 ino: inner,
@@ -290,7 +293,10 @@ async fn interrupted_creations_are_completed_exactly_once() {
 async fn a_replaced_file_is_never_shown_after_restart() {
     let mut world = RestartFixture::new().await;
     let (_, handle) = world.create("a").await;
-    assert_eq!(world.write(handle, 0, "mine", false).await, written_reply(4));
+    assert_eq!(
+        world.write(handle, 0, "mine", false).await,
+        written_reply(4)
+    );
     world.server.restart();
     // As a restored copy would be; on many file systems it even gets the same number.
     std::fs::remove_file(world.path("a")).unwrap();

@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::serving::{BLOCK_BYTES, FakeServer, Fault, VOLUME};
-use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_client::logic::manifest_tree::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
-use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_client::volume::{Ownership, Volume, VolumeMode};
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, HandleId, InodeNo};
@@ -261,7 +261,9 @@ async fn a_release_after_close_is_no_data_loss() {
 async fn a_lack_of_space_is_no_data_loss() {
     let world = RemoteTreeFixture::scratch(2_000, 600_000).await;
     let handle = world.create("log").await;
-    world.server.set_fault(Fault::Refuse(ErrorCode::NoSpaceBytes));
+    world
+        .server
+        .set_fault(Fault::Refuse(ErrorCode::NoSpaceBytes));
     assert_eq!(world.append(handle, b"x").await, Err(Errno(libc::ENOSPC)));
     world.server.set_fault(Fault::None);
     assert_eq!(
@@ -371,7 +373,9 @@ async fn damaged_blocks_are_refetched_and_never_shown() {
 async fn a_changed_source_is_reported_as_data_loss() {
     let mut world = RemoteTreeFixture::cache(5_000, &[("a", patterned_data(99))]).await;
     let a = world.lookup("a").await;
-    world.server.set_fault(Fault::Refuse(ErrorCode::SourceChanged));
+    world
+        .server
+        .set_fault(Fault::Refuse(ErrorCode::SourceChanged));
     assert_eq!(world.read(a, 0, 10).await.0, EIO);
     assert_eq!(
         world.losses.recv().await.unwrap().error.code,

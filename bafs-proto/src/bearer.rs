@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
-use crate::fd_passing::HandoffTarget;
 use crate::error::{Error, ErrorCode, Result};
+use crate::fd_passing::HandoffTarget;
 use crate::ids::{RunId, VolumeId};
 use crate::message::{CacheRef, CreateVolume, Request, TreeRef};
 use crate::time::Time;
@@ -53,9 +53,18 @@ impl Bearer {
     ///
     /// # Errors
     /// As [`Verifier::narrow`]; `Unsupported` for a call that no bearer makes.
-    pub fn token_for_call(&self, address: &str, request: &Request, now: Time, ms: u64) -> Result<Token> {
+    pub fn token_for_call(
+        &self,
+        address: &str,
+        request: &Request,
+        now: Time,
+        ms: u64,
+    ) -> Result<Token> {
         let need = required_rights(address, request)?;
-        let mut shown = self.narrowed_tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self
+            .narrowed_tokens
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some((token, expires)) = shown.get(&need)
             && expires.ms_since(now.plus_ms(ms)) > NARROWED_TOKEN_LIFETIME_MS / 2
         {
@@ -80,7 +89,12 @@ impl Bearer {
     ///
     /// # Errors
     /// As [`Verifier::narrow`].
-    pub fn delegate_token(&self, resource: Resource, rights: &[Right], expires: Time) -> Result<Token> {
+    pub fn delegate_token(
+        &self,
+        resource: Resource,
+        rights: &[Right],
+        expires: Time,
+    ) -> Result<Token> {
         self.verifier
             .narrow(&self.token, &[resource], rights, expires)
     }
@@ -122,7 +136,10 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
             CacheRef::Volume(id) => (Resource::Volume(*id), READ),
             CacheRef::Cooperative(name) => (Resource::Cooperative(name.clone()), READ),
         },
-        Request::OpenTree(call) => (tree_resource(&call.tree), if call.writable { READ_WRITE } else { READ }),
+        Request::OpenTree(call) => (
+            tree_resource(&call.tree),
+            if call.writable { READ_WRITE } else { READ },
+        ),
         Request::RunFileOps(call) => (tree_resource(&call.tree), READ_WRITE),
         Request::CloseTree(call) => (tree_resource(&call.tree), READ_WRITE),
         Request::GetHandoffTicket(call) => match &call.target {
@@ -286,7 +303,12 @@ mod tests {
         let fixture = BearerFixture::new();
         let execution = ExecutionId(1);
         let kill = Request::from(KillJob { execution });
-        let show = |address, now, ms| fixture.bearer.token_for_call(address, &kill, now, ms).expect("a token");
+        let show = |address, now, ms| {
+            fixture
+                .bearer
+                .token_for_call(address, &kill, now, ms)
+                .expect("a token")
+        };
         let first = show("a:1", NOW, 20);
         let soon = NOW.plus_ms(NARROWED_TOKEN_LIFETIME_MS / 4);
         assert_eq!(show("a:1", soon, 20), first);
@@ -300,7 +322,10 @@ mod tests {
             let verifier = &fixture.verifier;
             verifier.verify_for_server(token, server, &Resource::Jobs, right, now)
         };
-        assert_eq!(ask(&second, late.plus_ms(NARROWED_TOKEN_LIFETIME_MS)), Ok(()));
+        assert_eq!(
+            ask(&second, late.plus_ms(NARROWED_TOKEN_LIFETIME_MS)),
+            Ok(())
+        );
         let expired = ask(&first, late.plus_ms(NARROWED_TOKEN_LIFETIME_MS)).expect_err("it is old");
         assert_eq!(expired.code, ErrorCode::TokenExpired);
     }

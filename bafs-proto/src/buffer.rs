@@ -101,8 +101,9 @@ fn take_buffer(bytes: usize) -> Vec<u8> {
     if room < POOLED_BUFFER_BYTES_MIN {
         return Vec::with_capacity(bytes);
     }
-    let fits =
-        |buffer: &Vec<u8>| (bytes..=room.saturating_mul(CAPACITY_FACTOR_MAX)).contains(&buffer.capacity());
+    let fits = |buffer: &Vec<u8>| {
+        (bytes..=room.saturating_mul(CAPACITY_FACTOR_MAX)).contains(&buffer.capacity())
+    };
     let mut kept = BUFFER_POOL.lock().unwrap_or_else(PoisonError::into_inner);
     match kept.buffers.iter().rposition(fits) {
         Some(place) => {
@@ -131,7 +132,11 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len()), (at, 1 << 20));
         let small = Buffer::from_slice(b"small");
         assert_eq!(&small.freeze()[..], b"small");
-        drop((0..64).map(|_| Buffer::with_unspecified_content(1 << 20)).collect::<Vec<_>>());
+        drop(
+            (0..64)
+                .map(|_| Buffer::with_unspecified_content(1 << 20))
+                .collect::<Vec<_>>(),
+        );
         let kept = BUFFER_POOL.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(kept.bytes <= POOL_BYTES_MAX);
         let room: usize = kept.buffers.iter().map(Vec::capacity).sum();

@@ -1,8 +1,8 @@
 //! What a node hands over to an agent on the same machine, and what the two say to each other
 //! then; opens no socket and decides nothing.
 //!
-//! An agent asks for a ticket over its authenticated connection ([`HandOver`]), shows it at the
-//! node's Unix socket ([`Knock`]), and gets a header with open files ([`HandedOver`]). The
+//! An agent asks for a ticket over its authenticated connection ([`GetHandoffTicket`]), shows it at the
+//! node's Unix socket ([`HandoffHello`]), and gets a header with open files ([`HandoffHeader`]). The
 //! connection then stays for as long as the agent keeps what it got.
 
 use std::fmt;
@@ -57,7 +57,7 @@ pub struct GetHandoffTicket {
 pub struct HandoffTicket {
     /// Absolute path of the node's socket on its machine.
     pub socket: String,
-    /// To be shown there once, within [`TICKET_MS`].
+    /// To be shown there once, within [`HANDOFF_TICKET_LIFETIME_MS`].
     pub secret: TicketSecret,
 }
 
@@ -80,7 +80,7 @@ pub struct HandoffHello {
     pub secret: TicketSecret,
 }
 
-/// Answer to a [`Knock`].
+/// Answer to a [`HandoffHello`].
 pub type HandoffHelloReply = Result<HandoffHeader>;
 
 /// What was handed over; the open files come beside it, in the order told here.
@@ -156,7 +156,7 @@ pub enum HandoffRequest {
     },
 }
 
-/// Answer to a [`DoorRequest`].
+/// Answer to a [`HandoffRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HandoffReply {
     /// Done, nothing to say.

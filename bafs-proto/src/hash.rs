@@ -124,7 +124,9 @@ mod tests {
         let ours = key("reset", "ab", "c");
         let digest = ours.digest(b"id");
         assert!(key("reset", "ab", "c").is_digest_of(&digest.0, b"id"));
-        assert!(!ours.is_digest_of(&digest.0, b"other") && !ours.is_digest_of(&digest.0[..16], b"id"));
+        assert!(
+            !ours.is_digest_of(&digest.0, b"other") && !ours.is_digest_of(&digest.0[..16], b"id")
+        );
         for other in [key("else", "ab", "c"), key("reset", "a", "bc")] {
             assert_ne!(other.digest(b"id"), digest);
         }
@@ -132,6 +134,9 @@ mod tests {
 
     #[test]
     fn scores_depend_on_part_boundaries() {
-        assert_ne!(rendezvous_score(&[b"ab", b"c"]), rendezvous_score(&[b"a", b"bc"]));
+        assert_ne!(
+            rendezvous_score(&[b"ab", b"c"]),
+            rendezvous_score(&[b"a", b"bc"])
+        );
     }
 }

@@ -139,7 +139,8 @@ impl Authority {
             Role::Scheduler => "scheduler.bafs.internal",
             Role::Agent => "agent.bafs.internal",
         };
-        let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(|e| identity_error(&e))?;
+        let mut params =
+            CertificateParams::new(vec![name.to_owned()]).map_err(|e| identity_error(&e))?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -149,9 +150,11 @@ impl Authority {
                 .extended_key_usages
                 .push(ExtendedKeyUsagePurpose::ServerAuth);
         }
-        let issuer =
-            Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key).map_err(|e| identity_error(&e))?;
-        let certificate = params.signed_by(&key, &issuer).map_err(|e| identity_error(&e))?;
+        let issuer = Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key)
+            .map_err(|e| identity_error(&e))?;
+        let certificate = params
+            .signed_by(&key, &issuer)
+            .map_err(|e| identity_error(&e))?;
         Ok(Identity {
             role,
             cluster: cluster_of(&self.certificate_der),

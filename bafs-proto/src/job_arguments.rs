@@ -42,7 +42,8 @@ impl JobCommand {
     /// `Malformed` when the body is no such words.
     pub fn read_arguments_from_body(&mut self, body: &[u8]) -> Result<()> {
         if !body.is_empty() {
-            (self.arguments, self.environment) = codec::decode_body::<ArgumentsAndEnvironment>(body)?;
+            (self.arguments, self.environment) =
+                codec::decode_body::<ArgumentsAndEnvironment>(body)?;
         }
         Ok(())
     }

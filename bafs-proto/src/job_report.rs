@@ -33,7 +33,7 @@ pub struct VolumeUse {
     pub first_changed_path: String,
     /// Bytes and files that it held at the end, 0 when that is not known.
     pub used_bytes: u64,
-    /// See `held_bytes`.
+    /// See `used_bytes`.
     pub used_files: u64,
     /// Bytes that the disk which it lies on had free at the end, where nothing is counted at the
     /// least; nothing when that is not known.

@@ -3,24 +3,24 @@
 //! This crate takes no decisions. Servers, agents and schedulers depend on it and never on each
 //! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
-pub mod node_quota;
 pub mod bearer;
 pub mod buffer;
 pub mod cache;
 pub mod codec;
-pub mod job_arguments;
-pub mod fd_passing;
 pub mod error;
+pub mod fd_passing;
 pub mod file_op;
 pub mod hash;
 pub mod identity;
 pub mod ids;
+pub mod job_arguments;
+pub mod job_report;
 pub mod limits;
 pub mod message;
 pub mod net;
+pub mod node_quota;
 pub mod path;
 pub mod replica;
-pub mod job_report;
 pub mod source;
 pub mod source_warning;
 pub mod time;
@@ -36,7 +36,7 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
-/// (`Running`); 7 = tokens that are good at one server, and a server says that home does not answer
+/// (`InProgress`); 7 = tokens that are good at one server, and a server says that home does not answer
 /// it (`HomeUnreachable`); 8 = agents report how often a volume had no space; a server that asks
 /// for blocks in place of home says who it is, asks which blocks another one has, and learns pins
 /// and peers when it joins a cache; 9 = small files of volumes and uploads with one call, several

@@ -123,7 +123,11 @@ pub fn join(base: &str, path: &str) -> String {
 /// is: people type it, and it is shown in lists and may name a directory.
 pub fn check_name(name: &str) -> Result<()> {
     let is_plain = check_relative(name).is_ok() && !name.is_empty() && !name.contains('/');
-    if is_plain && !name.chars().any(|c| is_control_or_bidirectional(c) || is_invisible(c)) {
+    if is_plain
+        && !name
+            .chars()
+            .any(|c| is_control_or_bidirectional(c) || is_invisible(c))
+    {
         return Ok(());
     }
     let text = format!(
@@ -156,7 +160,10 @@ pub fn check_printable(text: &str) -> Result<()> {
 /// Whether terminals and editors obey a character instead of showing it: control characters, and
 /// those that begin lines or change the direction of writing.
 pub fn is_control_or_bidirectional(c: char) -> bool {
-    c.is_control() || BIDIRECTIONAL_OR_SEPARATOR.iter().any(|range| range.contains(&c))
+    c.is_control()
+        || BIDIRECTIONAL_OR_SEPARATOR
+            .iter()
+            .any(|range| range.contains(&c))
 }
 
 /// Whether a character takes no room, so that two names look the same.
@@ -172,7 +179,7 @@ const BIDIRECTIONAL_OR_SEPARATOR: [RangeInclusive<char>; 4] = [
     '\u{2066}'..='\u{2069}',
 ];
 
-/// `Default_Ignorable_Code_Point` of Unicode, and interlinear annotations, without [`STEERING`].
+/// `Default_Ignorable_Code_Point` of Unicode, and interlinear annotations, without [`BIDIRECTIONAL_OR_SEPARATOR`].
 const INVISIBLE: [RangeInclusive<char>; 14] = [
     '\u{ad}'..='\u{ad}',
     '\u{34f}'..='\u{34f}',
@@ -220,7 +227,10 @@ mod tests {
             "../a",
         ] {
             let refused = check_result_path(bad).expect_err(bad);
-            assert!(!refused.detail.contains(is_control_or_bidirectional), "{refused}");
+            assert!(
+                !refused.detail.contains(is_control_or_bidirectional),
+                "{refused}"
+            );
         }
     }
 
@@ -248,7 +258,11 @@ mod tests {
             assert!(check_relative(other).is_err(), "{other}");
         }
         // No stand-in is a slash, a dot or a zero.
-        assert!(ESCAPED_BYTES.clone().all(|c| to_bytes(&c.to_string())[0] >= 0x80));
+        assert!(
+            ESCAPED_BYTES
+                .clone()
+                .all(|c| to_bytes(&c.to_string())[0] >= 0x80)
+        );
     }
 
     #[test]

@@ -47,11 +47,11 @@ pub struct SourceEntry {
 pub struct ListSource {
     /// Path below the export; may be a single file.
     pub path: String,
-    /// Goes on after this entry's path; `None` starts.
+    /// Goes on after this entry's path; `NotNeeded` starts.
     pub after: Option<String>,
 }
 
-/// A page of a listing. The listing ends with the first page whose `more` is false.
+/// A page of a listing. The listing ends with the first page whose `has_more` is false.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourcePage {
     /// Entries, in path order (bytewise, components compared one by one).

@@ -103,7 +103,7 @@ impl Deadline {
 const KEEPALIVE_EXTENSIONS_MAX: u32 = 20;
 
 /// How long a call waits: until its deadline, and as long once more each time that the server says
-/// that it is at it ([`ErrorCode::Running`]), up to a limit.
+/// that it is at it ([`ErrorCode::InProgress`]), up to a limit.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepaliveDeadline {
     span: Duration,
@@ -206,14 +206,20 @@ mod tests {
         assert_eq!(keepalive_deadline.deadline(), later(60));
         // It answers each time when its time is nearly up.
         for spans in 2..=20 {
-            assert!(keepalive_deadline.extend_if_in_progress_at(keepalive_deadline.deadline(), &error(ErrorCode::InProgress)));
+            assert!(keepalive_deadline.extend_if_in_progress_at(
+                keepalive_deadline.deadline(),
+                &error(ErrorCode::InProgress)
+            ));
             assert_eq!(keepalive_deadline.deadline(), later(60 * spans));
         }
         let end = keepalive_deadline.deadline();
         assert!(!keepalive_deadline.extend_if_in_progress_at(end, &error(ErrorCode::InProgress)));
         assert_eq!(keepalive_deadline.deadline(), end);
         // Near the end there is no whole span left.
-        assert!(keepalive_deadline.extend_if_in_progress_at(later(1_199), &error(ErrorCode::InProgress)));
+        assert!(
+            keepalive_deadline
+                .extend_if_in_progress_at(later(1_199), &error(ErrorCode::InProgress))
+        );
         assert_eq!(keepalive_deadline.deadline(), end);
         let mut keepalive_deadline = KeepaliveDeadline::new(Deadline::after_ms(0));
         assert!(!keepalive_deadline.extend_if_in_progress(&error(ErrorCode::InProgress)));
@@ -230,7 +236,10 @@ mod tests {
         assert!(keepalive_deadline.extend_since_at(later(60), Duration::from_secs(10)));
         assert_eq!(keepalive_deadline.deadline(), later(110));
         assert!(keepalive_deadline.extend_since_at(later(1_199), Duration::ZERO));
-        assert_eq!(keepalive_deadline.deadline(), keepalive_deadline.final_deadline());
+        assert_eq!(
+            keepalive_deadline.deadline(),
+            keepalive_deadline.final_deadline()
+        );
         assert!(!keepalive_deadline.extend_since_at(later(1_200), Duration::ZERO));
     }
 }

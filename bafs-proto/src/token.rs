@@ -404,7 +404,9 @@ impl OpenToken {
         if !is_ours || !checks.iter().all(is_own_check) {
             return Err(Error::new(ErrorCode::TokenInvalid, FOREIGN_CHECK_MESSAGE));
         }
-        if earliest_expiry(&checks).is_some_and(|end| i64::try_from(now.0).is_ok_and(|now| now >= end)) {
+        if earliest_expiry(&checks)
+            .is_some_and(|end| i64::try_from(now.0).is_ok_and(|now| now >= end))
+        {
             let text = format!(
                 "the token for {} has expired: here it is {}. Is the clock of the machine that \
                  shows it right? Compare `date -u` on both; if they agree, get a new token",
@@ -440,7 +442,7 @@ fn earliest_expiry(checks: &[Check]) -> Option<i64> {
     ends.min()
 }
 
-/// The number in `$t < number`, which only the time is compared with.
+/// The number in `$t < number_of`, which only the time is compared with.
 fn time_bound(expression: &Expression) -> Option<i64> {
     match expression.ops.as_slice() {
         [
@@ -673,8 +675,7 @@ mod tests {
     }
 
     fn with_blocks(verifier: &Verifier, token: &Token, blocks: usize) -> Token {
-        let more =
-            |token: Token, _| append_source(&token, verifier, "check if time($t), $t < 900");
+        let more = |token: Token, _| append_source(&token, verifier, "check if time($t), $t < 900");
         (1..blocks).fold(token.clone(), more)
     }
 
@@ -758,8 +759,13 @@ mod tests {
         ] {
             let odd = append_source(&token, &verifier, &source);
             for server in [None, Some("a:1")] {
-                let verdict =
-                    verifier.verify_for_server(&odd, server, &Resource::Jobs, Right::Manage, Time(1));
+                let verdict = verifier.verify_for_server(
+                    &odd,
+                    server,
+                    &Resource::Jobs,
+                    Right::Manage,
+                    Time(1),
+                );
                 assert_eq!(code(verdict), Some(ErrorCode::TokenInvalid), "{source}");
             }
         }

@@ -27,7 +27,10 @@ impl Service for MirrorService {
         Some(MIRROR_ID)
     }
 
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             match incoming.request {
                 Request::ListVolumes(_) => {
@@ -139,7 +142,9 @@ fn listen(address: &str, identity: &Identity) -> Result<(Listener, String)> {
 }
 
 fn pool(channel: Channel, identity: &Identity) -> Pool {
-    Pool::new(Arc::new(Dialer::with_channel(channel, identity).expect("dialer")))
+    Pool::new(Arc::new(
+        Dialer::with_channel(channel, identity).expect("dialer"),
+    ))
 }
 
 async fn check_channel(channel: Channel) {
@@ -311,7 +316,8 @@ async fn a_dead_server_breaks_its_tcp_connections() {
 
 async fn check_silence(channel: Channel) {
     let authority = Authority::generate().expect("authority");
-    let (runtime, address) = serve_on_own_runtime("127.0.0.1:0", identity(&authority, Role::Server));
+    let (runtime, address) =
+        serve_on_own_runtime("127.0.0.1:0", identity(&authority, Role::Server));
     let pool = pool(channel, &identity(&authority, Role::Agent));
     let late = || Deadline::after_ms(60_000);
     let connection = pool.connection(&address, late()).await.expect("connection");

@@ -1,21 +1,21 @@
 //! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
 
 mod clock;
-mod output_collector;
 mod maintenance;
+mod output_collector;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{Advert, JobOutcome};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
+use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
@@ -24,19 +24,19 @@ use tokio::task::JoinSet;
 use self::clock::RunClock;
 use self::output_collector::OutputCollector;
 use crate::io::connectivity::Connectivity;
-use crate::io::volume_copy::CopyRequest;
 use crate::io::homes::{FileHome, Homes};
-use crate::io::journal::{JournalHeader, Journal, JournalRecord};
+use crate::io::job_watch::{WatchList, WatchListSender, watch_node};
+use crate::io::journal::{Journal, JournalHeader, JournalRecord};
 use crate::io::listing_tracker::ListingTracker;
+use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
-use crate::io::node_quotas::NodeQuotas;
-use crate::io::job_watch::{WatchList, WatchListSender, watch_node as watch_node};
+use crate::io::volume_copy::CopyRequest;
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
-use crate::report::{RunReportBuilder, RunReport};
+use crate::report::{RunReport, RunReportBuilder};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
-pub(crate) use self::clock::{wall_time_now, monotonic_now};
+pub(crate) use self::clock::{monotonic_now, wall_time_now};
 
 /// How often the catalog is asked, in milliseconds.
 const CATALOG_POLL_INTERVAL_MS: u64 = 1_000;
@@ -155,7 +155,9 @@ pub async fn run_with_connections(
         driver.apply_events(vec![first]).await?;
     }
     while driver.scheduler.outcome().is_none() {
-        let batch = driver.receive_batch(&mut notes, &options.cancel_handle).await;
+        let batch = driver
+            .receive_batch(&mut notes, &options.cancel_handle)
+            .await;
         driver.apply_events(batch).await?;
         driver.request_quotas().await?;
         if let Some(error) = driver.catalog_refusal.take()
@@ -238,7 +240,10 @@ impl Driver {
             pool,
             bearer: Arc::new(bearer),
             homes: Arc::new(Mutex::new(homes)),
-            connectivity: Arc::new(Mutex::new(Connectivity::for_resumed_run(&scheduler, monotonic_now()))),
+            connectivity: Arc::new(Mutex::new(Connectivity::for_resumed_run(
+                &scheduler,
+                monotonic_now(),
+            ))),
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
@@ -356,13 +361,18 @@ impl Driver {
     fn handle_message(&mut self, note: DriverMessage, batch: &mut Vec<Event>) {
         match note {
             DriverMessage::Event(event) => batch.push(event),
-            DriverMessage::WatchExecution(server, execution) => self.watch_execution(server, execution),
+            DriverMessage::WatchExecution(server, execution) => {
+                self.watch_execution(server, execution)
+            }
             DriverMessage::CatalogListed(adverts) => {
                 batch.extend(self.servers.take_new_homes());
                 let mut contact = self.servers.connectivity();
                 contact.note_listing(adverts.iter().map(|advert| advert.id), monotonic_now());
-                let is_heard = |server| contact.has_recent_answer(&self.scheduler, server, monotonic_now());
-                let news = self.listing_tracker.compare_listing(&self.scheduler, adverts, is_heard);
+                let is_heard =
+                    |server| contact.has_recent_answer(&self.scheduler, server, monotonic_now());
+                let news = self
+                    .listing_tracker
+                    .compare_listing(&self.scheduler, adverts, is_heard);
                 batch.extend(news);
             }
             DriverMessage::CatalogRefused(error) => self.catalog_refusal = Some(error),
@@ -371,7 +381,9 @@ impl Driver {
                 batch.extend(self.read_commands());
                 batch.extend(self.check_silent_nodes());
             }
-            DriverMessage::QuotaAnswered(server, answer) => batch.extend(self.handle_quota_answer(server, answer)),
+            DriverMessage::QuotaAnswered(server, answer) => {
+                batch.extend(self.handle_quota_answer(server, answer))
+            }
         }
     }
 
@@ -434,7 +446,9 @@ impl Driver {
             Event::ExtractFailed { error, .. } if error.code != ErrorCode::NotFound => error,
             _ => return,
         };
-        let is_due = self.failure_reported_at.is_none_or(|told| now.ms_since(told) >= FAILURE_REPORT_INTERVAL_MS);
+        let is_due = self
+            .failure_reported_at
+            .is_none_or(|told| now.ms_since(told) >= FAILURE_REPORT_INTERVAL_MS);
         if is_due && !self.servers.is_reported_outage(error) {
             self.failure_reported_at = Some(now);
             let what = self.scheduler.describe_failed_call(event);
@@ -542,7 +556,9 @@ impl Driver {
                     // Whatever it says, if anything: watching tells how it is.
                     drop(servers.kill_job(execution, &place).await);
                     // The loop ended: nobody waits for this any more.
-                    let _ = notes.send(DriverMessage::WatchExecution(server, execution)).await;
+                    let _ = notes
+                        .send(DriverMessage::WatchExecution(server, execution))
+                        .await;
                 });
             }
             Action::ExtractFile {
@@ -563,7 +579,8 @@ impl Driver {
         self.release_quotas().await;
         if self.scheduler.settings().has_private_data_at_home()
             && !self.scheduler.has_unsent_results()
-            && let Err(error) = remote_io::remove_run_directory(&self.servers, self.scheduler.workflow()).await
+            && let Err(error) =
+                remote_io::remove_run_directory(&self.servers, self.scheduler.workflow()).await
         {
             let left = remote_io::run_directory(self.servers.run);
             tracing::warn!(%error, "could not remove {left} at home; remove it by hand");

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::timeline::{ExecutionRecord, ExecutionOutcome, VolumeRecord, Timeline};
+use crate::timeline::{ExecutionOutcome, ExecutionRecord, Timeline, VolumeRecord};
 use crate::workflow::{JobIndex, Workflow};
 
 /// Where a time went. All in milliseconds.
@@ -142,7 +142,9 @@ fn account_for_job(
     sendings: &[Interval],
     timeline: &Timeline,
 ) -> (u64, TimeAccount) {
-    let done = executions.iter().find(|e| e.outcome == ExecutionOutcome::Done);
+    let done = executions
+        .iter()
+        .find(|e| e.outcome == ExecutionOutcome::Done);
     let sent = sendings.iter().map(|(_, until)| *until).max().unwrap_or(0);
     let wall_ms = match done.and_then(|done| done.ended_ms) {
         Some(ended) => ended.max(sent),

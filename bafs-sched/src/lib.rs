@@ -1,12 +1,11 @@
 //! The scheduler: every policy of BAFS. Table of contents; decides nothing itself.
 //!
 //! [`workflow`] reads what the user wrote, [`logic`] decides, [`io`] and [`driver`] do what was
-//! decided. [`world`] runs the same decisions against servers that fail, [`sim`] against servers
+//! decided. [`simulated_cluster`] runs the same decisions against servers that fail, [`sim`] against servers
 //! whose data take time.
 
-pub mod seeded_rng;
-pub mod driver;
 mod deterministic_math;
+pub mod driver;
 pub mod goodput;
 pub mod io;
 pub mod logic;
@@ -16,7 +15,8 @@ pub mod planner;
 mod rejection_cases;
 pub mod replay;
 pub mod report;
+pub mod seeded_rng;
 pub mod sim;
+pub mod simulated_cluster;
 pub mod timeline;
 pub mod workflow;
-pub mod simulated_cluster;

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{
-    Action, CopyOutcome, Event, NodeInfo, Outcome, CopyDecision, Scheduler, UserCommand, describe_signal,
+    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, UserCommand,
+    describe_signal,
 };
 use crate::workflow::{JobIndex, VolumeIndex};
 
@@ -109,7 +110,11 @@ impl HistoryWriter {
     fn add_line(&mut self, about: &[&str], text: String) {
         let about = about.iter().map(|&name| name.to_owned()).collect();
         let at_ms = self.at_ms;
-        self.lines.push(HistoryLine { at_ms, subjects: about, text });
+        self.lines.push(HistoryLine {
+            at_ms,
+            subjects: about,
+            text,
+        });
     }
 
     fn job_name(&self, job: JobIndex) -> String {
@@ -127,7 +132,10 @@ impl HistoryWriter {
 
     fn write_event(&mut self, event: &Event) {
         match event {
-            Event::NodesListed { nodes, unlisted: missed } => self.write_nodes(nodes, missed),
+            Event::NodesListed {
+                nodes,
+                unlisted: missed,
+            } => self.write_nodes(nodes, missed),
             Event::HomeListed { name, address, .. } => {
                 self.add_line(&[name], format!("home {name} is at {address}"));
             }
@@ -143,7 +151,9 @@ impl HistoryWriter {
                 let text = format!("{who} answers: the scheduler is cut off, and waits");
                 self.add_line(&[], text);
             }
-            Event::Reconnected => self.add_line(&[], "nodes answer again: the run goes on".to_owned()),
+            Event::Reconnected => {
+                self.add_line(&[], "nodes answer again: the run goes on".to_owned())
+            }
             Event::VolumeCreateFailed { volume, error } => {
                 self.write_volume(*volume, &format!("could not be made: {error}"));
             }
@@ -185,7 +195,9 @@ impl HistoryWriter {
             }
             Event::CommandReceived { command: wish, .. } => self.write_command(*wish),
             Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
-            Event::SchedulerResumed { .. } => self.add_line(&[], "a scheduler takes up the journal".to_owned()),
+            Event::SchedulerResumed { .. } => {
+                self.add_line(&[], "a scheduler takes up the journal".to_owned())
+            }
             Event::VolumeCreated { .. }
             | Event::SourceWarningsReceived { .. }
             | Event::QuotasChanged { .. }
@@ -362,7 +374,10 @@ impl HistoryWriter {
             let told = told.unwrap_or_default();
             let name = self.volume_name(volume);
             for receipt in receipts.iter().filter(|receipt| !told.contains(receipt)) {
-                let text = format!("a copy of volume {name} {}", self.describe_copy_reason(receipt));
+                let text = format!(
+                    "a copy of volume {name} {}",
+                    self.describe_copy_reason(receipt)
+                );
                 self.add_line(&[&name], text);
             }
         }
@@ -405,7 +420,10 @@ impl HistoryWriter {
         };
         let waits = match receipt.space_ms {
             0 => String::new(),
-            ms => format!(", and its space keeps {} s of work waiting", format_seconds(ms)),
+            ms => format!(
+                ", and its space keeps {} s of work waiting",
+                format_seconds(ms)
+            ),
         };
         let anyway = match receipt.is_cheap {
             true => ", and so little is spent in any case",
@@ -422,7 +440,9 @@ impl HistoryWriter {
         match receipt.outcome {
             CopyOutcome::NotWorthwhile => format!("is not made: it {weighed}"),
             CopyOutcome::NoRoom => format!("finds no room on another node; it {weighed}"),
-            CopyOutcome::Copying(to) => format!("goes to node {}: it {weighed}", self.node_name(to)),
+            CopyOutcome::Copying(to) => {
+                format!("goes to node {}: it {weighed}", self.node_name(to))
+            }
             CopyOutcome::Copied(on, moved) => {
                 format!(
                     "is complete on node {}, after {} s: {} bytes crossed the network for the {} \
@@ -434,7 +454,10 @@ impl HistoryWriter {
                 )
             }
             CopyOutcome::Failed => "could not be made".to_owned(),
-            CopyOutcome::UsedForRecovery(ms) => format!("takes its place: {} s of work are saved", format_seconds(ms)),
+            CopyOutcome::UsedForRecovery(ms) => format!(
+                "takes its place: {} s of work are saved",
+                format_seconds(ms)
+            ),
             CopyOutcome::Replaced(_) => "gives way to a newer one".to_owned(),
             CopyOutcome::Unused(moved) => format!(
                 "was never needed: {} s and {} bytes over the network were in vain",

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bafs_proto::ids::RunId;
-use bafs_proto::message::JobOutcome;
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::JobOutcome;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,12 @@ pub struct RunReportBuilder {
 impl RunReportBuilder {
     /// Warns of what has no effect since `scheduler` has what the journal tells behind it: that a
     /// run is started which is over, and settings that are not those with which it began.
-    pub(crate) fn warn_of_ignored_settings(&mut self, scheduler: &Scheduler, journal: &Path, wanted: &Settings) {
+    pub(crate) fn warn_of_ignored_settings(
+        &mut self,
+        scheduler: &Scheduler,
+        journal: &Path,
+        wanted: &Settings,
+    ) {
         let journal = journal.display();
         if scheduler.outcome().is_some() {
             self.warnings.push(format!(
@@ -133,7 +138,9 @@ impl RunReportBuilder {
             run: scheduler.run(),
             workflow: scheduler.workflow().name.clone(),
             outcome,
-            wall_ms: self.last_event.ms_since(self.first_event.unwrap_or(self.last_event)),
+            wall_ms: self
+                .last_event
+                .ms_since(self.first_event.unwrap_or(self.last_event)),
             totals: scheduler.progress(),
             jobs: self.jobs.into_values().collect(),
             warnings: self.warnings.into_iter().chain(declared).collect(),

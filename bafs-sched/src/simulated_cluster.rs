@@ -6,10 +6,10 @@
 //! so every workflow must end complete.
 
 mod chaos;
-mod observed_access;
 mod faults;
-mod link_cuts;
 mod fixtures;
+mod link_cuts;
+mod observed_access;
 mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,15 +19,15 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use crate::seeded_rng::SeededRng;
 use crate::io::connectivity::Connectivity;
 use crate::io::listing_tracker::ListingTracker;
 use crate::logic::{Action, Event, MountedVolume, NodeInfo, Outcome, Scheduler, Settings, Space};
+use crate::seeded_rng::SeededRng;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 pub use chaos::ChaosResult;
 pub use faults::{Faults, NodeSpec};
-pub use fixtures::{successful_report, parse_workflow_text};
+pub use fixtures::{parse_workflow_text, successful_report};
 
 /// Adverts are believed for so long after a node died, in milliseconds.
 const ADVERT_TTL_MS: u64 = 4_000;
@@ -185,7 +185,11 @@ impl SimulatedCluster {
             self.advance();
         }
         // What was asked for last still happens.
-        while self.due_events.values().any(|due| matches!(due, ClusterEvent::ServeAction(_))) {
+        while self
+            .due_events
+            .values()
+            .any(|due| matches!(due, ClusterEvent::ServeAction(_)))
+        {
             self.advance();
         }
         for (server, node) in &self.nodes {
@@ -233,11 +237,20 @@ impl SimulatedCluster {
             self.apply_event(Event::Tick);
             return;
         }
-        let ((at, _), due) = self.due_events.pop_first().expect("a second always follows");
+        let ((at, _), due) = self
+            .due_events
+            .pop_first()
+            .expect("a second always follows");
         self.now = at;
         match due {
-            ClusterEvent::ServeAction(_) if self.scheduler_cut.is_some_and(|cut| !cut.is_one_way) => self.delay_until_connected(due),
-            ClusterEvent::ApplyEvent(_) if self.scheduler_cut.is_some() => self.delay_until_connected(due),
+            ClusterEvent::ServeAction(_)
+                if self.scheduler_cut.is_some_and(|cut| !cut.is_one_way) =>
+            {
+                self.delay_until_connected(due)
+            }
+            ClusterEvent::ApplyEvent(_) if self.scheduler_cut.is_some() => {
+                self.delay_until_connected(due)
+            }
             ClusterEvent::ServeAction(action) => self.serve_action(action),
             ClusterEvent::ApplyEvent(event) => self.apply_event(event),
             ClusterEvent::ExecutionEnds(server, execution) => self.end_execution(server, execution),
@@ -329,10 +342,16 @@ impl SimulatedCluster {
                 } else if let Some(killed) = self.node(server).executions.remove(&execution) {
                     self.write_partial_outputs(&killed);
                     let report = report(JobOutcome::Killed);
-                    self.schedule_due(50, ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }));
+                    self.schedule_due(
+                        50,
+                        ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }),
+                    );
                 } else {
                     self.node(server).started_executions.insert(execution);
-                    self.schedule_due(50, ClusterEvent::ApplyEvent(Event::JobUnknown { execution }));
+                    self.schedule_due(
+                        50,
+                        ClusterEvent::ApplyEvent(Event::JobUnknown { execution }),
+                    );
                 }
             }
             Action::ExtractFile {
@@ -384,7 +403,10 @@ impl SimulatedCluster {
     fn serve_create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, size: Space) {
         let failed = |error| Event::VolumeCreateFailed { volume: id, error };
         if !self.is_alive(server) {
-            self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(failed(unreachable_error())));
+            self.schedule_due(
+                CALL_TIMEOUT_MS,
+                ClusterEvent::ApplyEvent(failed(unreachable_error())),
+            );
             return;
         }
         if self.now < self.nodes[&server].full_until {
@@ -397,7 +419,9 @@ impl SimulatedCluster {
             .volumes
             .values()
             .fold(Space::ZERO, |sum, (size, ..)| sum.saturating_add(*size));
-        if !node.volumes.contains_key(&id) && !node.spec.capacity.saturating_sub(used).can_hold(size) {
+        if !node.volumes.contains_key(&id)
+            && !node.spec.capacity.saturating_sub(used).can_hold(size)
+        {
             assert!(node.has_failed, "{server} was asked for more than it has");
             let error = Error::new(ErrorCode::NoSpaceBytes, "old volumes are still there");
             self.schedule_due(10, ClusterEvent::ApplyEvent(failed(error)));
@@ -413,9 +437,14 @@ impl SimulatedCluster {
     }
 
     fn end_execution(&mut self, server: ServerId, execution: ExecutionId) {
-        if let (true, Some((_, back))) = (self.nodes[&server].is_stopped, self.nodes[&server].unreachable)
-        {
-            self.schedule_due(back.ms_since(self.now) + 1, ClusterEvent::ExecutionEnds(server, execution));
+        if let (true, Some((_, back))) = (
+            self.nodes[&server].is_stopped,
+            self.nodes[&server].unreachable,
+        ) {
+            self.schedule_due(
+                back.ms_since(self.now) + 1,
+                ClusterEvent::ExecutionEnds(server, execution),
+            );
             return;
         }
         let Some(ended) = self.node(server).executions.remove(&execution) else {
@@ -456,7 +485,10 @@ impl SimulatedCluster {
         let away = self.nodes[&server].unreachable;
         self.node(server).reports.insert(execution, report.clone());
         let delay = 20 + away.map_or(0, |(_, back)| back.ms_since(self.now));
-        self.schedule_due(delay, ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }));
+        self.schedule_due(
+            delay,
+            ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }),
+        );
     }
 
     fn node(&mut self, server: ServerId) -> &mut ClusterNode {

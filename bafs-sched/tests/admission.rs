@@ -4,10 +4,10 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{
-    Action, CheckpointPolicy, Event, NodeInfo, RunQuota, Outcome, Scheduler, Settings, Space,
+    Action, CheckpointPolicy, Event, NodeInfo, Outcome, RunQuota, Scheduler, Settings, Space,
 };
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
@@ -38,7 +38,13 @@ fn full_use_settings() -> Settings {
 }
 
 fn run_workflow(seed: u64, text: &str, nodes: Vec<NodeSpec>) -> (SimulatedCluster, Outcome) {
-    let mut world = SimulatedCluster::new(seed, parse_workflow_text(text), full_use_settings(), nodes, Faults::default());
+    let mut world = SimulatedCluster::new(
+        seed,
+        parse_workflow_text(text),
+        full_use_settings(),
+        nodes,
+        Faults::default(),
+    );
     let outcome = world.run_to_end(LIMIT_MS);
     (world, outcome)
 }
@@ -225,7 +231,10 @@ fn impossible_pipeline_is_rejected_with_its_missing_space() {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
     // Each volume on a node of its own is fine.
-    assert_eq!(run_workflow(1, &text, node_specs(&[100, 100], 1)).1, Outcome::Complete);
+    assert_eq!(
+        run_workflow(1, &text, node_specs(&[100, 100], 1)).1,
+        Outcome::Complete
+    );
 }
 
 #[test]
@@ -426,7 +435,11 @@ fn gathering_job_without_room_on_nodes_is_rejected() {
     for part in ["'sum'", "20 of them need 60.0 MB", "room for 15"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
-    let (_, outcome) = run_workflow(1, &gathering_workflow(20, "50 MB files 5"), node_specs(&[100; 15], 1));
+    let (_, outcome) = run_workflow(
+        1,
+        &gathering_workflow(20, "50 MB files 5"),
+        node_specs(&[100; 15], 1),
+    );
     assert_eq!(outcome, Outcome::Complete, "two of these lie on each node");
 }
 

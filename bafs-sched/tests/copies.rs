@@ -5,12 +5,12 @@
 use std::ops::RangeInclusive;
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
-    Action, CheckpointPolicy, CopyOutcome, Event, NodeInfo, Outcome, CopyDecision, Scheduler, Settings,
-    Space,
+    Action, CheckpointPolicy, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler,
+    Settings, Space,
 };
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass};
 use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, build_canonical_workflow};
@@ -37,14 +37,24 @@ fn pair_copy_decisions(seed: u64) -> Vec<CopyDecision> {
         slots: 8,
     };
     let (settings, faults) = (Settings::default(), Faults::default());
-    let mut world = SimulatedCluster::new(seed, parse_workflow_text(&text), settings, vec![node; 5], faults);
+    let mut world = SimulatedCluster::new(
+        seed,
+        parse_workflow_text(&text),
+        settings,
+        vec![node; 5],
+        faults,
+    );
     for p in 0..40 {
         let bytes = if p % 2 == 0 { MB } else { 90 * MB };
         world
             .needed_space
             .insert(format!("v{p}"), Space { bytes, files: 1 });
     }
-    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+    assert_eq!(
+        world.run_to_end(10_000_000),
+        Outcome::Complete,
+        "seed {seed}"
+    );
     let receipts = world.scheduler.copy_decisions().map(|(_, receipt)| receipt);
     receipts.cloned().collect()
 }
@@ -53,8 +63,12 @@ fn pair_copy_decisions(seed: u64) -> Vec<CopyDecision> {
 fn one_copy_per_run_teaches_the_copy_cost() {
     let mut made = 0;
     for seed in 0..20 {
-        let is_made =
-            |receipt: &&CopyDecision| !matches!(receipt.outcome, CopyOutcome::NotWorthwhile | CopyOutcome::NoRoom);
+        let is_made = |receipt: &&CopyDecision| {
+            !matches!(
+                receipt.outcome,
+                CopyOutcome::NotWorthwhile | CopyOutcome::NoRoom
+            )
+        };
         made += pair_copy_decisions(seed).iter().filter(is_made).count();
     }
     // One that is not of use any more before it ended teaches nothing.
@@ -64,7 +78,10 @@ fn one_copy_per_run_teaches_the_copy_cost() {
 #[test]
 fn copy_estimate_follows_the_held_bytes() {
     for seed in 0..20 {
-        let costs: Vec<u64> = pair_copy_decisions(seed).iter().filter_map(|r| r.copy_ms).collect();
+        let costs: Vec<u64> = pair_copy_decisions(seed)
+            .iter()
+            .filter_map(|r| r.copy_ms)
+            .collect();
         let (least, most) = (costs.iter().min(), costs.iter().max());
         let (least, most) = (least.expect("some"), most.expect("some"));
         assert!(*most > 20 * least, "seed {seed}: {least} ms to {most} ms");
@@ -167,7 +184,10 @@ impl CopyScenario {
     fn requested_copy(&self) -> (VolumeId, ServerId, Option<VolumeId>) {
         let mut copied = self.actions.iter().filter_map(|action| match action {
             Action::CopyVolume {
-                id, server, base_copy: base, ..
+                id,
+                server,
+                base_copy: base,
+                ..
             } => Some((*id, *server, *base)),
             _ => None,
         });
@@ -266,7 +286,11 @@ fn every_copy_decision_is_recorded_with_its_result() {
     chain.step(Event::ServerSilent { server });
     let receipts = chain.scheduler.copy_decisions();
     let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.outcome).collect();
-    let [CopyOutcome::Replaced(moved), CopyOutcome::UsedForRecovery(saved_ms)] = decisions[..] else {
+    let [
+        CopyOutcome::Replaced(moved),
+        CopyOutcome::UsedForRecovery(saved_ms),
+    ] = decisions[..]
+    else {
         panic!("{decisions:?} {:?}", chain.actions);
     };
     assert_eq!((moved.held_bytes, moved.received_bytes), (5 * MB, 5 * MB));
@@ -437,7 +461,11 @@ fn first_copy_cost_reweighs_volumes_without_copies() {
     let before = chain.scheduler.copy_decisions().count();
     chain.complete_copy(copy, 5 * MB);
     assert_eq!(chain.scheduler.copy_decisions().count(), before + 1);
-    assert!(chain.last_decision().copy_ms.is_some(), "{:?}", chain.last_decision());
+    assert!(
+        chain.last_decision().copy_ms.is_some(),
+        "{:?}",
+        chain.last_decision()
+    );
 }
 
 /// Seconds until a copy that never ends is let go, and the stage that waits for it goes on.
@@ -481,7 +509,10 @@ fn copy_without_waiters_has_no_time_limit() {
     }
     assert!(chain.now > 86_400_000, "30 looks in {} ms", chain.now);
     chain.complete_copy(copy, 5 * MB);
-    assert!(matches!(chain.last_decision().outcome, CopyOutcome::Copied(..)));
+    assert!(matches!(
+        chain.last_decision().outcome,
+        CopyOutcome::Copied(..)
+    ));
 }
 
 /// 64 pipelines of three jobs on 16 nodes, as in the thesis' figure 3.6; mean seconds over seeds.

@@ -6,7 +6,9 @@
     reason = "a test stops at the unexpected, in functions beside tests too"
 )]
 
-use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Shape, Strategy, predict_time};
+use bafs_sched::planner::{
+    CanonicalWorkload, Environment, NodeClass, Shape, Strategy, predict_time,
+};
 
 fn thesis_nodes() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml")).unwrap()

@@ -1,9 +1,11 @@
 //! Which candidates of a plan are simulated, and what that makes of the choice.
 
-use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Plan, Shape, Strategy, plan_workload};
+use bafs_sched::planner::{
+    CanonicalWorkload, Environment, NodeClass, Plan, Shape, Strategy, plan_workload,
+};
 use bafs_sched::sim::{
-    TrialScope, TrialsOutcome, LoadModel, PLAN_JOBS_MAX, Policy, Scenario, Simulation, TrialResult, compare_remote_io, decide_by_simulation,
-    build_canonical_workflow,
+    LoadModel, PLAN_JOBS_MAX, Policy, Scenario, Simulation, TrialResult, TrialScope, TrialsOutcome,
+    build_canonical_workflow, compare_remote_io, decide_by_simulation,
 };
 use bafs_sched::workflow::parse_workflow;
 

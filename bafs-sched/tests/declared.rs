@@ -5,8 +5,8 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
-use bafs_sched::workflow::parse_workflow;
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::parse_workflow;
 
 /// Job w writes v, r reads it after that, and o uses the filled volume f that w changes.
 const ACCESS_WORKFLOW: &str = "job w JOB\njob r JOB\njob o JOB\nparent w child r\n\
@@ -119,7 +119,10 @@ fn source_warnings_are_reported_once() {
 #[test]
 fn unused_mount_is_named_with_its_path() {
     let found = run_with_access(&[("w", "f", true, false), ("r", "b", false, false)]);
-    assert_mentions(single_warning(&found), &["'r'", "did nothing in", "'b'", "/b"]);
+    assert_mentions(
+        single_warning(&found),
+        &["'r'", "did nothing in", "'b'", "/b"],
+    );
 }
 
 /// Jobs w and x change v, and r reads it between them and writes o, which e reads at the end.
@@ -160,7 +163,11 @@ fn rerun_job_reads_its_original_input() {
         let workflow = parsed.workflow.clone();
         let settings = Settings::default();
         let mut world = SimulatedCluster::new(seed, workflow, settings, vec![node; 2], faults);
-        assert_eq!(world.run_to_end(1_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(
+            world.run_to_end(1_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         // The world asserts that no job starts with what a later one left.
         again += u64::from(ended_executions(&world) > 4);
         let told: Vec<_> = world.scheduler.warnings().iter().collect();

@@ -19,7 +19,7 @@ use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
 
-use crate::one_node::{OneNodeCluster, ClusterState, ended_state};
+use crate::one_node::{ClusterState, OneNodeCluster, ended_state};
 
 pub(crate) fn driver_workflow(retries: u32) -> Workflow {
     let mut text = "volume b bafs://home/data 1 MB\n".to_owned();
@@ -63,11 +63,24 @@ pub(crate) fn memory_network(cluster: &Arc<OneNodeCluster>) -> Pool {
     Pool::new(network.dialer("scheduler"))
 }
 
-async fn run_on_cluster(cluster: &Arc<OneNodeCluster>, workflow: Workflow, journal: &Path) -> Result<RunReport> {
-    run_with_options(cluster, workflow, run_options(journal, &CancelHandle::default())).await
+async fn run_on_cluster(
+    cluster: &Arc<OneNodeCluster>,
+    workflow: Workflow,
+    journal: &Path,
+) -> Result<RunReport> {
+    run_with_options(
+        cluster,
+        workflow,
+        run_options(journal, &CancelHandle::default()),
+    )
+    .await
 }
 
-async fn run_with_options(c: &Arc<OneNodeCluster>, workflow: Workflow, options: RunOptions) -> Result<RunReport> {
+async fn run_with_options(
+    c: &Arc<OneNodeCluster>,
+    workflow: Workflow,
+    options: RunOptions,
+) -> Result<RunReport> {
     let run = run_with_connections(memory_network(c), workflow, options, |_| {});
     tokio::time::timeout(Duration::from_secs(30), run)
         .await
@@ -80,17 +93,24 @@ async fn a_run_completes_and_leaves_nothing() {
     let journal = directory.path().join("j");
     let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().exit_codes.insert("a1".to_owned(), vec![3]);
-    let report = run_on_cluster(&cluster, driver_workflow(1), &journal).await.expect("run");
+    let report = run_on_cluster(&cluster, driver_workflow(1), &journal)
+        .await
+        .expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     assert_eq!(report.jobs.len(), 6);
     assert_eq!(report.totals.executions, 7, "one was retried");
     {
         let state = cluster.state();
         assert!(state.volumes.is_empty(), "{:?}", state.volumes);
-        assert_eq!(state.files_at_home.values().copied().collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(
+            state.files_at_home.values().copied().collect::<Vec<_>>(),
+            [1, 1, 1]
+        );
     }
     // Running a finished run again starts nothing, tells the same, and says so.
-    let mut again = run_on_cluster(&cluster, driver_workflow(1), &journal).await.expect("run");
+    let mut again = run_on_cluster(&cluster, driver_workflow(1), &journal)
+        .await
+        .expect("run");
     let told = again.warnings.remove(0);
     assert!(told.starts_with("nothing was run"), "{told}");
     assert_eq!(again, report);
@@ -102,12 +122,18 @@ async fn a_run_completes_and_leaves_nothing() {
 }
 
 /// What of these one may do with a token at a server.
-fn granted_resources(verifier: &Verifier, token: &Token, server: &str, all: &[Resource]) -> Vec<Resource> {
+fn granted_resources(
+    verifier: &Verifier,
+    token: &Token,
+    server: &str,
+    all: &[Resource],
+) -> Vec<Resource> {
     let may = |resource: &&Resource| {
         [Right::Read, Right::Write, Right::Manage]
             .into_iter()
             .any(|right| {
-                let asked = verifier.verify_for_server(token, Some(server), resource, right, Time(5));
+                let asked =
+                    verifier.verify_for_server(token, Some(server), resource, right, Time(5));
                 asked.is_ok()
             })
     };
@@ -120,7 +146,9 @@ async fn node_cannot_reuse_received_tokens_elsewhere() {
     let cluster = Arc::new(OneNodeCluster::default());
     let options = run_options(&directory.path().join("j"), &CancelHandle::default());
     let verifier = options.identity.verifier.clone();
-    let report = run_with_options(&cluster, driver_workflow(0), options).await.expect("run");
+    let report = run_with_options(&cluster, driver_workflow(0), options)
+        .await
+        .expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     let shown = std::mem::take(&mut cluster.state().shown_tokens);
     let volumes: BTreeSet<VolumeId> = shown
@@ -166,7 +194,9 @@ async fn volume_lifetime_is_extended_only_for_results() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     let journal = directory.path().join("j");
-    let report = run_on_cluster(&cluster, driver_workflow(0), &journal).await.expect("run");
+    let report = run_on_cluster(&cluster, driver_workflow(0), &journal)
+        .await
+        .expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     let settings = Settings::default();
     let mut kept = BTreeSet::new();
@@ -263,7 +293,10 @@ async fn a_failed_job_ends_its_pipeline_only() {
         ("n2", "last words")
     );
     let state = cluster.state();
-    assert_eq!(state.files_at_home.keys().collect::<Vec<_>>(), ["out.0", "out.2"]);
+    assert_eq!(
+        state.files_at_home.keys().collect::<Vec<_>>(),
+        ["out.0", "out.2"]
+    );
     assert!(state.volumes.is_empty() && !state.started.contains_key("c1"));
 }
 
@@ -314,7 +347,9 @@ async fn restarted_scheduler_resumes_without_rerunning_jobs() {
     finish_jobs(&cluster);
     let mut changed = run_options(&journal, &CancelHandle::default());
     changed.settings.checkpoint_policy = CheckpointPolicy::Always;
-    let report = run_with_options(&cluster, driver_workflow(0), changed).await.expect("run");
+    let report = run_with_options(&cluster, driver_workflow(0), changed)
+        .await
+        .expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     let told = &report.warnings[0];
     assert!(told.contains("goes on as it began"), "{told}");
@@ -335,11 +370,16 @@ async fn cancel_kills_jobs_and_deletes_volumes() {
     let cancel = CancelHandle::default();
     let options = run_options(&directory.path().join("j"), &cancel);
     let handle = cancel.clone();
-    let run = run_with_connections(memory_network(&cluster), driver_workflow(0), options, move |progress| {
-        if progress.jobs_running > 0 {
-            handle.request_cancel();
-        }
-    });
+    let run = run_with_connections(
+        memory_network(&cluster),
+        driver_workflow(0),
+        options,
+        move |progress| {
+            if progress.jobs_running > 0 {
+                handle.request_cancel();
+            }
+        },
+    );
     let report = tokio::time::timeout(Duration::from_secs(20), run)
         .await
         .expect("it ends");
@@ -368,7 +408,10 @@ async fn unplaceable_volume_is_named() {
 }
 
 /// Waits until something holds of the cluster.
-pub(crate) async fn wait_until(cluster: &Arc<OneNodeCluster>, holds: impl Fn(&ClusterState) -> bool) {
+pub(crate) async fn wait_until(
+    cluster: &Arc<OneNodeCluster>,
+    holds: impl Fn(&ClusterState) -> bool,
+) {
     for _ in 0..1_000 {
         if holds(&cluster.state()) {
             return;
@@ -430,7 +473,12 @@ async fn node_with_a_new_address_keeps_its_jobs() {
     let known = Arc::new(AtomicU64::new(0));
     let seen = known.clone();
     let note = move |progress: &Progress| seen.store(progress.jobs_running, Ordering::Relaxed);
-    let running = tokio::spawn(run_with_connections(pool, driver_workflow(0), options, note));
+    let running = tokio::spawn(run_with_connections(
+        pool,
+        driver_workflow(0),
+        options,
+        note,
+    ));
     // An answer that is still on its way over the old link would count as lost.
     wait_until(&cluster, |_| known.load(Ordering::Relaxed) == 2).await;
     network.listen("new", cluster.clone());
@@ -454,7 +502,12 @@ async fn volumes_are_kept_alive_without_a_catalog() {
     cluster.state().has_unfinished_jobs = true;
     let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
     options.settings.volume_lifetime_ms = 400;
-    let running = tokio::spawn(run_with_connections(memory_network(&cluster), driver_workflow(0), options, |_| {}));
+    let running = tokio::spawn(run_with_connections(
+        memory_network(&cluster),
+        driver_workflow(0),
+        options,
+        |_| {},
+    ));
     wait_until(&cluster, |state| state.running.len() == 2).await;
     let renewals = {
         let mut state = cluster.state();
@@ -475,7 +528,8 @@ async fn impossible_source_fails_the_run_at_once() {
         let cluster = Arc::new(OneNodeCluster::default());
         cluster.state().fill_fault = Some(code);
         let start = tokio::time::Instant::now();
-        let report = run_on_cluster(&cluster, driver_workflow(0), &directory.path().join("j")).await;
+        let report =
+            run_on_cluster(&cluster, driver_workflow(0), &directory.path().join("j")).await;
         let Outcome::Failed { jobs, .. } = report.expect("run").outcome else {
             panic!("{code:?}: it cannot complete")
         };
@@ -513,7 +567,10 @@ async fn run_with_fill_fault(fault: ErrorCode) -> RunReport {
                 job a {\n executable = /bin/a\n}\nmount p a /scratch\n";
     let workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
     let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
-    (options.settings.retry_pause_ms_min, options.settings.retry_pause_ms_max) = (1, 1);
+    (
+        options.settings.retry_pause_ms_min,
+        options.settings.retry_pause_ms_max,
+    ) = (1, 1);
     let report = run_with_options(&cluster, workflow.expect("it parses").workflow, options).await;
     report.expect("run")
 }

@@ -8,7 +8,7 @@ use bafs_sched::driver::{CancelHandle, run_with_connections};
 use bafs_sched::io::journal::read_history;
 use bafs_sched::logic::{Event, Outcome};
 
-use crate::driver::{drop_run, memory_network, run_options, wait_until, driver_workflow};
+use crate::driver::{driver_workflow, drop_run, memory_network, run_options, wait_until};
 use crate::one_node::OneNodeCluster;
 
 /// The node says early that it waits in vain, so that somebody is told, and the result is kept.
@@ -19,7 +19,12 @@ async fn cancelled_run_keeps_results_for_an_unreachable_home() {
     cluster.state().extract_fault = Some(ErrorCode::HomeUnreachable);
     let cancel = CancelHandle::default();
     let options = run_options(&directory.path().join("j"), &cancel);
-    let running = tokio::spawn(run_with_connections(memory_network(&cluster), driver_workflow(0), options, |_| {}));
+    let running = tokio::spawn(run_with_connections(
+        memory_network(&cluster),
+        driver_workflow(0),
+        options,
+        |_| {},
+    ));
     // Each of the three is asked for again.
     wait_until(&cluster, |state| state.extract_fault_count > 3).await;
     cancel.request_cancel();
@@ -52,9 +57,17 @@ async fn run_resumed_before_its_home_blames_no_node() {
         state.reports.clear();
     }
     let again = run_options(&journal, &CancelHandle::default());
-    let running = tokio::spawn(run_with_connections(memory_network(&cluster), driver_workflow(0), again, |_| {}));
+    let running = tokio::spawn(run_with_connections(
+        memory_network(&cluster),
+        driver_workflow(0),
+        again,
+        |_| {},
+    ));
     let failures = || {
-        let records = read_history(&journal).expect("a journal").records.into_iter();
+        let records = read_history(&journal)
+            .expect("a journal")
+            .records
+            .into_iter();
         let failed = records.filter_map(|(_, event)| match event {
             Event::VolumeCreateFailed { error, .. } => Some(error.code),
             _ => None,

@@ -10,7 +10,7 @@ use bafs_sched::io::job_logs::read_index;
 use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
 
-use crate::driver::{memory_network, run_options, driver_workflow};
+use crate::driver::{driver_workflow, memory_network, run_options};
 use crate::one_node::OneNodeCluster;
 
 fn options_with_logs(directory: &Path) -> RunOptions {
@@ -29,7 +29,9 @@ async fn run_with_options(cluster: &Arc<OneNodeCluster>, options: RunOptions) ->
 /// Names and attempts that are listed, each with how it ended.
 fn listed_attempts(directory: &Path) -> Vec<(String, u32, String)> {
     let index = read_index(&directory.join("j.logs")).expect("a list");
-    let listed = index.into_iter().map(|it| (it.job, it.attempt, it.end_description));
+    let listed = index
+        .into_iter()
+        .map(|it| (it.job, it.attempt, it.end_description));
     let mut listed: Vec<_> = listed.collect();
     listed.sort();
     listed

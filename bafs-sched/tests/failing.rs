@@ -6,8 +6,8 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
-use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
 
 const SEEDS: u64 = 50;
 
@@ -54,7 +54,11 @@ fn only_failing_node_is_quarantined() {
             ..Faults::default()
         };
         let mut world = faulty_cluster(seed, independent_jobs(60, 2), faults);
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let told = warning_texts(&world);
         assert!(
             told.contains("node n2 fails jobs that succeed on other nodes"),
@@ -110,7 +114,13 @@ fn faulty_job_runs_exactly_its_declared_retries() {
             slots: 2,
         };
         let nodes = vec![node];
-        let mut world = SimulatedCluster::new(seed, independent_jobs(1, 2), Settings::default(), nodes, faults);
+        let mut world = SimulatedCluster::new(
+            seed,
+            independent_jobs(1, 2),
+            Settings::default(),
+            nodes,
+            faults,
+        );
         let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
             panic!("seed {seed}: it cannot succeed");
         };

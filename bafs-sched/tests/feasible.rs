@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 
 use bafs_sched::planner::{
-    Allocation, CanonicalWorkload, Environment, PrivateLayout, NodeClass, Shape, Shortage, Strategy, plan_workload,
+    Allocation, CanonicalWorkload, Environment, NodeClass, PrivateLayout, Shape, Shortage,
+    Strategy, plan_workload,
 };
-use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow};
+use bafs_sched::sim::{
+    LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
+};
 use bafs_sched::workflow::parse_workflow;
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Generate;
@@ -38,7 +41,11 @@ fn canonical_workload(width: u32, depth: u32, batch_mb: u64, private_mb: u64) ->
     }
 }
 
-fn simulate_strategy(canonical: &CanonicalWorkload, environment: &Environment, strategy: Strategy) -> SimulationResult {
+fn simulate_strategy(
+    canonical: &CanonicalWorkload,
+    environment: &Environment,
+    strategy: Strategy,
+) -> SimulationResult {
     let load = LoadModel::Declared {
         variability_ppm: 200_000,
     };
@@ -82,7 +89,8 @@ fn unequal_volumes(volumes_mb: &[u64], batch_mb: u64) -> Shape {
 fn unlike_volumes_are_placed_one_by_one() {
     let environment = environment(vec![NodeClass::new(2, 1, 5_000 * MB)]);
     let all = |volumes_mb: &[u64], batch_mb| {
-        let allocation = Strategy::All.plan_allocation(&unequal_volumes(volumes_mb, batch_mb), &environment);
+        let allocation =
+            Strategy::All.plan_allocation(&unequal_volumes(volumes_mb, batch_mb), &environment);
         assert!(allocation.is_exact, "{allocation:?}");
         allocation.shortage
     };
@@ -142,7 +150,8 @@ fn sums_without_a_placement_are_not_certain() {
     let volumes_mb: Vec<u64> = (0..81).map(|at| 480 + at % 3).collect();
     let all = Strategy::All.plan_allocation(&unequal_volumes(&volumes_mb, 1), &environment);
     assert!(all.is_possible() && !all.is_exact, "{all:?}");
-    let minimal = Strategy::Minimal.plan_allocation(&unequal_volumes(&[1_000, 500], 1), &environment);
+    let minimal =
+        Strategy::Minimal.plan_allocation(&unequal_volumes(&[1_000, 500], 1), &environment);
     assert!(minimal.is_possible() && !minimal.is_exact, "{minimal:?}");
 }
 
@@ -190,7 +199,9 @@ fn batch_data_exceeding_every_cluster_are_not_possible() {
     let environment = environment(vec![class("a"), class("b")]);
     let allocate = |batch_mb, private_mb| {
         let shape = canonical_workload(1, 1, batch_mb, private_mb).shape();
-        Strategy::Minimal.plan_allocation(&shape, &environment).shortage
+        Strategy::Minimal
+            .plan_allocation(&shape, &environment)
+            .shortage
     };
     let missing_bytes = u128::from(200 * MB);
     assert_eq!(
@@ -259,7 +270,12 @@ fn scratch_volume_and_batch_data_use_different_clusters() {
 }
 
 /// Whether so many volumes fit on the nodes beside so much batch data, by trying every place.
-fn can_fit_anywhere(environment: &Environment, shape: &Shape, volumes: u64, batch: (u64, u64)) -> bool {
+fn can_fit_anywhere(
+    environment: &Environment,
+    shape: &Shape,
+    volumes: u64,
+    batch: (u64, u64),
+) -> bool {
     let mut nodes = Vec::new();
     for class in &environment.nodes {
         let node = (class.storage_bytes, class.files);
@@ -311,13 +327,15 @@ fn generate_cases() -> impl Generate<Value = (CanonicalWorkload, Environment)> {
 /// The same with nodes of two clusters.
 fn generate_cluster_cases() -> impl Generate<Value = (CanonicalWorkload, Environment)> {
     let clusters = proptest::collection::vec(any::<bool>(), 1..4);
-    (generate_cases(), generate_cases(), clusters).prop_map(|((work, mut environment), (_, more), clusters)| {
-        environment.nodes.extend(more.nodes);
-        for (class, is_other) in environment.nodes.iter_mut().zip(clusters) {
-            class.cluster = if is_other { "b" } else { "a" }.to_owned();
-        }
-        (work, environment)
-    })
+    (generate_cases(), generate_cases(), clusters).prop_map(
+        |((work, mut environment), (_, more), clusters)| {
+            environment.nodes.extend(more.nodes);
+            for (class, is_other) in environment.nodes.iter_mut().zip(clusters) {
+                class.cluster = if is_other { "b" } else { "a" }.to_owned();
+            }
+            (work, environment)
+        },
+    )
 }
 
 proptest! {

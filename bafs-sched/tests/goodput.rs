@@ -1,12 +1,12 @@
 //! The ledger of where time went, over simulated runs with and without faults.
 
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::goodput::compute_goodput;
-use bafs_sched::io::journal::{JournalHeader, History};
+use bafs_sched::io::journal::{History, JournalHeader};
 use bafs_sched::logic::{CheckpointPolicy, JobState, Outcome, Settings, Space};
+use bafs_sched::seeded_rng::SeededRng;
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 
 fn chain_workflow(width: u32, depth: u32) -> Workflow {
     let mut text = "volume batch bafs://home/data 5 MB\n".to_owned();
@@ -83,7 +83,10 @@ fn goodput_columns_sum_to_each_jobs_time() {
         for job in &ledger.jobs {
             assert_eq!(job.account.sum_ms(), job.wall_ms, "seed {seed}: {job:?}");
         }
-        let done = timeline.executions.iter().filter(|e| e.outcome == ExecutionOutcome::Done);
+        let done = timeline
+            .executions
+            .iter()
+            .filter(|e| e.outcome == ExecutionOutcome::Done);
         assert_eq!(done.count(), timeline.jobs.len(), "seed {seed}");
         assert!(timeline.jobs.iter().all(|job| job.state == JobState::Done));
         assert_eq!(

@@ -2,10 +2,14 @@
 //! and comes to the end of every workflow, whatever happens last.
 
 use bafs_sched::planner::{
-    SimulatedPlan, CanonicalWorkload, StrategyChoice, Environment, NodeClass, Shape, Strategy, plan_workload,
+    CanonicalWorkload, Environment, NodeClass, Shape, SimulatedPlan, Strategy, StrategyChoice,
+    plan_workload,
 };
 use bafs_sched::sim::study::{StudyVariable, baseline_workloads, compare_strategies};
-use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation, derive_simulated_plan, build_canonical_workflow};
+use bafs_sched::sim::{
+    LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
+    derive_simulated_plan,
+};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
@@ -35,7 +39,12 @@ fn small_runs_complete_under_one_strategy() {
         let text = format!("width={width},depth={depth},batch=1MB,private=1MB,run=10s");
         let run = simulate_adaptive(&text, vec![NodeClass::new(2, 1, 10 * GB)]);
         assert_eq!(run.executions, width * depth, "{text}");
-        assert_eq!(run.strategy_changes.len(), 1, "{text}: {:?}", run.strategy_changes);
+        assert_eq!(
+            run.strategy_changes.len(),
+            1,
+            "{text}: {:?}",
+            run.strategy_changes
+        );
     }
 }
 
@@ -74,7 +83,10 @@ fn one_large_volume_does_not_inflate_remaining_need() {
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.strategy_changes.iter().map(|followed| followed.strategy);
+    let followed = run
+        .strategy_changes
+        .iter()
+        .map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [Some(Strategy::All)]);
     assert!(run.elapsed_us < 8_000_000_000, "sixteen at once: {run:?}");
 }
@@ -123,7 +135,11 @@ fn run_starts_with_the_simulated_plan() {
 
 /// A run that is told what was simulated of the workload and follows that to its end; answers what
 /// it followed as well.
-fn assert_follows_plan(text: &str, environment: &Environment, load: &LoadModel) -> (Strategy, SimulationResult) {
+fn assert_follows_plan(
+    text: &str,
+    environment: &Environment,
+    load: &LoadModel,
+) -> (Strategy, SimulationResult) {
     let canonical = CanonicalWorkload::parse(text).expect("a workload");
     let workflow = build_canonical_workflow(&canonical);
     let advice = derive_simulated_plan(&workflow, canonical.variability, environment, load);
@@ -134,7 +150,10 @@ fn assert_follows_plan(text: &str, environment: &Environment, load: &LoadModel) 
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.strategy_changes.iter().map(|followed| followed.strategy);
+    let followed = run
+        .strategy_changes
+        .iter()
+        .map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [Some(advised)]);
     (advised, run)
 }
@@ -247,7 +266,10 @@ fn run_follows_need_if_it_was_simulated() {
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.strategy_changes.iter().map(|followed| followed.strategy);
+    let followed = run
+        .strategy_changes
+        .iter()
+        .map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [Some(Strategy::Need)]);
 }
 
@@ -259,7 +281,10 @@ fn few_unknown_values_do_not_prevent_a_simulation() {
         let advice = derive_simulated_plan(workflow, 0.0, &environment, &load);
         advice.expect("runs that end").is_some()
     };
-    assert!(is_advised(&volume_or_database("unknown", "")), "one of each");
+    assert!(
+        is_advised(&volume_or_database("unknown", "")),
+        "one of each"
+    );
     let mut workflow = volume_or_database("1 MB", "");
     workflow.jobs[1].runtime_s = None;
     assert!(!is_advised(&workflow), "two of four");

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
-use bafs_sched::io::journal::{JournalHeader, Journal, JOURNAL_MAGIC, JournalRecord, read_history};
+use bafs_sched::io::journal::{JOURNAL_MAGIC, Journal, JournalHeader, JournalRecord, read_history};
 use bafs_sched::io::user_commands;
 use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
-use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const JOURNAL_WORKFLOW: &str = "
 volume b bafs://home/data 1 MB
@@ -50,7 +50,13 @@ fn journal_records() -> Vec<JournalRecord> {
         slots: 1,
     };
     let nodes = vec![spec.clone(), spec];
-    let mut world = SimulatedCluster::new(7, journal_workflow(), Settings::default(), nodes, Faults::default());
+    let mut world = SimulatedCluster::new(
+        7,
+        journal_workflow(),
+        Settings::default(),
+        nodes,
+        Faults::default(),
+    );
     assert_eq!(world.run_to_end(100_000), Outcome::Complete);
     world.records
 }
@@ -68,7 +74,8 @@ fn journals_are_readable_by_their_owners_alone() {
     drop(Journal::open(&path, journal_header).expect("open again"));
     assert_eq!(mode(&path), 0o600);
     let job = user_commands::find_job(&journal_header().workflow, "a").expect("a job");
-    user_commands::send_command(&path, &journal_header(), UserCommand::Cancel { job }).expect("told");
+    user_commands::send_command(&path, &journal_header(), UserCommand::Cancel { job })
+        .expect("told");
     assert_eq!(mode(&user_commands::command_path(&path)), 0o600);
 }
 
@@ -125,7 +132,10 @@ fn cut_at_any_byte_keeps_every_whole_record() {
         let next = (Time(9), Event::Tick);
         journal.append(std::slice::from_ref(&next)).expect("append");
         drop(journal);
-        assert_eq!(read_history(&path).expect("read").records.last(), Some(&next));
+        assert_eq!(
+            read_history(&path).expect("read").records.last(),
+            Some(&next)
+        );
     }
     assert_eq!(seen, records.len());
 }
@@ -219,7 +229,8 @@ fn is_answer_to(event: &Event, action: &Action) -> bool {
 fn missing_directory_starts_no_run_and_drafts_expire() {
     let directory = tempfile::tempdir().expect("a directory");
     let missing = directory.path().join("misspelt");
-    let error = Journal::open(&missing.join("w.bafs.journal"), journal_header).expect_err("refused");
+    let error =
+        Journal::open(&missing.join("w.bafs.journal"), journal_header).expect_err("refused");
     assert!(error.detail.contains("there is no directory"), "{error}");
     assert!(!missing.exists());
     let draft = |run: u64| {
@@ -244,7 +255,10 @@ fn second_scheduler_is_refused_the_same_journal() {
         // The other begins, and is faster, after this one saw that there is no journal.
         first = Some(Journal::open(&path, journal_header).expect("nobody has it"));
         let run = RunId(8);
-        JournalHeader { run, ..journal_header() }
+        JournalHeader {
+            run,
+            ..journal_header()
+        }
     });
     assert_eq!(second.expect_err("it is taken").code, ErrorCode::Conflict);
     let (mut journal, _) = first.expect("it began");

@@ -1,8 +1,8 @@
 //! Who may have a slot that is kept for a stage that waits for a short copy.
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sched::simulated_cluster::parse_workflow_text;
@@ -121,7 +121,11 @@ fn no_cache_is_created_for_a_reserved_slot() {
         "the first tells what copies cost"
     );
     pipelines.end_job("w0");
-    assert_eq!(pipelines.created_volumes, ["u", "c0", "w", "x"], "one slot is kept");
+    assert_eq!(
+        pipelines.created_volumes,
+        ["u", "c0", "w", "x"],
+        "one slot is kept"
+    );
     // The first copy tells that others are worth it.
     while let Some(volume) = pipelines.copies.pop() {
         pipelines.apply_event(Event::VolumeCopied {
@@ -129,6 +133,10 @@ fn no_cache_is_created_for_a_reserved_slot() {
             received_bytes: MB,
         });
     }
-    let names: Vec<_> = pipelines.started_jobs.iter().map(|(name, _)| &**name).collect();
+    let names: Vec<_> = pipelines
+        .started_jobs
+        .iter()
+        .map(|(name, _)| &**name)
+        .collect();
     assert_eq!(names[2..], ["x0", "y0"]);
 }

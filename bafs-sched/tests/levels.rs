@@ -4,10 +4,11 @@ use bafs_sched::logic::JobStartOrder;
 use bafs_sched::past_runs::from_csv;
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
 use bafs_sched::sim::{
-    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow,
+    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, Scenario, Simulation, SimulationResult,
+    build_canonical_workflow,
 };
-use bafs_sched::workflow::Workflow;
 use bafs_sched::simulated_cluster::parse_workflow_text;
+use bafs_sched::workflow::Workflow;
 
 const MB: u64 = 1_000_000;
 
@@ -37,13 +38,23 @@ fn scan_workflow(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workf
 }
 
 /// How long all jobs take when each reads so many bytes.
-fn simulate_seconds(workflow: Workflow, bytes: u64, environment: Environment, policy: Policy) -> f64 {
+fn simulate_seconds(
+    workflow: Workflow,
+    bytes: u64,
+    environment: Environment,
+    policy: Policy,
+) -> f64 {
     let jobs = vec![bytes; workflow.jobs.len()];
     simulate_scans(workflow, &jobs, environment, policy).seconds()
 }
 
 /// A run of jobs that each read so many bytes.
-fn simulate_scans(workflow: Workflow, bytes: &[u64], environment: Environment, policy: Policy) -> SimulationResult {
+fn simulate_scans(
+    workflow: Workflow,
+    bytes: &[u64],
+    environment: Environment,
+    policy: Policy,
+) -> SimulationResult {
     let job = |read_bytes: &u64| JobLoad {
         compute_us: 0,
         mounts: vec![MountLoad {
@@ -96,7 +107,11 @@ fn expected_serial_rate(bytes: u64, in_memory: u64, from_home: u64) -> f64 {
 #[test]
 fn scan_rates_match_memory_disk_and_home() {
     for (bytes, lru, mru) in [
-        (MEMORY_BYTES / 2, (MEMORY_BYTES / 2, 0), (MEMORY_BYTES / 2, 0)),
+        (
+            MEMORY_BYTES / 2,
+            (MEMORY_BYTES / 2, 0),
+            (MEMORY_BYTES / 2, 0),
+        ),
         (MEMORY_BYTES, (MEMORY_BYTES, 0), (MEMORY_BYTES, 0)),
         (110 * MB, (0, 0), (MEMORY_BYTES, 0)),
         (200 * MB, (0, 0), (MEMORY_BYTES, 0)),
@@ -176,7 +191,11 @@ fn batch_data_nearly_filling_nodes_are_fetched_once() {
             }
         }
     }
-    for order in [JobStartOrder::Need, JobStartOrder::BreadthFirst, JobStartOrder::DepthFirst] {
+    for order in [
+        JobStartOrder::Need,
+        JobStartOrder::BreadthFirst,
+        JobStartOrder::DepthFirst,
+    ] {
         // Nine hundredths more than the data, and more.
         for node in [16_900_000, 17_600_000, 18_000_000] {
             let environment = Environment {

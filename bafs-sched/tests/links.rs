@@ -2,13 +2,21 @@
 
 use bafs_sched::logic::JobStartOrder;
 use bafs_sched::planner::{Environment, NodeClass, Strategy};
-use bafs_sched::sim::{JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation};
+use bafs_sched::sim::{
+    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, Scenario, Simulation, SimulationResult,
+};
 use bafs_sched::workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 
 /// So many jobs of one processor each, after each other or not, that scan one cache of this size.
-fn simulate_scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed: u64) -> SimulationResult {
+fn simulate_scans(
+    jobs: usize,
+    is_chain: bool,
+    bytes: u64,
+    environment: Environment,
+    seed: u64,
+) -> SimulationResult {
     let scenario = Scenario::new(
         environment,
         Policy::Need,
@@ -18,7 +26,12 @@ fn simulate_scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environm
     simulate_scans_in(jobs, is_chain, bytes, scenario)
 }
 
-fn simulate_scans_in(jobs: usize, is_chain: bool, bytes: u64, scenario: Scenario) -> SimulationResult {
+fn simulate_scans_in(
+    jobs: usize,
+    is_chain: bool,
+    bytes: u64,
+    scenario: Scenario,
+) -> SimulationResult {
     let mut text = format!("volume b cache bafs://home/b {bytes} B\n");
     for at in 0..jobs {
         text += &format!("job j{at} {{\nexecutable = x\n}}\nmount b j{at} /b\n");

@@ -1,7 +1,12 @@
 //! What no strategy can do: a plan refuses it with the reason, and a run of it is given up.
 
-use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Shape, Strategy, plan_workload};
-use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, Policy, Scenario, Simulation, decide_by_simulation, build_canonical_workflow};
+use bafs_sched::planner::{
+    CanonicalWorkload, Environment, NodeClass, Shape, Strategy, plan_workload,
+};
+use bafs_sched::sim::{
+    LoadModel, Policy, Scenario, Simulation, TrialScope, TrialsOutcome, build_canonical_workflow,
+    decide_by_simulation,
+};
 use bafs_sched::workflow::parse_workflow;
 
 fn thesis_nodes() -> Environment {
@@ -97,8 +102,17 @@ fn job_too_wide_for_every_node_is_refused() {
     let (shape, _) = Shape::from_largest_levels(&workflow, 0.0);
     let mut plan = plan_workload(shape, &thesis_nodes());
     let load = LoadModel::Declared { variability_ppm: 0 };
-    let doubts = decide_by_simulation(&mut plan, TrialScope::All, (1, || workflow), &thesis_nodes(), &load);
-    assert!(matches!(doubts, Ok(TrialsOutcome::Completed(_))), "{doubts:?}");
+    let doubts = decide_by_simulation(
+        &mut plan,
+        TrialScope::All,
+        (1, || workflow),
+        &thesis_nodes(),
+        &load,
+    );
+    assert!(
+        matches!(doubts, Ok(TrialsOutcome::Completed(_))),
+        "{doubts:?}"
+    );
     assert_eq!(plan.choice, None);
     let refusal = plan.refusal.expect("no choice has a reason");
     assert!(refusal.contains("asks for 8 CPUs"), "{refusal}");

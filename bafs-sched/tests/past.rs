@@ -1,12 +1,12 @@
 //! Past runs and past jobs, simulated again.
 
-use bafs_sched::io::journal::{JournalHeader, History};
+use bafs_sched::io::journal::{History, JournalHeader};
 use bafs_sched::logic::{Event, Outcome, Settings, Space};
 use bafs_sched::past_runs::{PastRun, from_csv, from_journal, from_slurm};
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
-use bafs_sched::workflow::parse_workflow;
+use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 
@@ -72,7 +72,10 @@ fn a_run_is_simulated_from_its_journal() {
         .map(|kind| (kind.count, kind.cpus))
         .collect();
     assert_eq!(nodes, [(3, 2)]);
-    assert!(past.duration_s.is_some_and(|seconds| seconds > 0.0), "{past:?}");
+    assert!(
+        past.duration_s.is_some_and(|seconds| seconds > 0.0),
+        "{past:?}"
+    );
     let jobs = &past.measured.jobs;
     assert_eq!(jobs.len(), 4);
     assert!(jobs.iter().any(|job| job.compute_us > 0), "{jobs:?}");
@@ -160,7 +163,9 @@ fn local_scratch_volumes_reveal_the_disk_rate() {
 #[test]
 fn run_begins_with_its_first_request_to_nodes() {
     let mut history = partial_history(100);
-    let began = from_journal(history.clone()).expect("it is complete").began_at;
+    let began = from_journal(history.clone())
+        .expect("it is complete")
+        .began_at;
     let (first, _) = history.records[0];
     assert!(began.is_some_and(|began| began >= first), "{began:?}");
     for (at, _) in &mut history.records {

@@ -1,8 +1,8 @@
 //! Which node a job gets when several could run it, in virtual time.
 
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
-use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::{Workflow, parse_workflow};
 
 fn parse_text(text: &str) -> Workflow {
     let none = |path: &str| Err(path.to_owned());
@@ -41,7 +41,11 @@ fn simulate_elapsed_ms(seed: u64, workflow: Workflow, nodes: Vec<NodeSpec>) -> u
         ..Settings::default()
     };
     let mut world = SimulatedCluster::new(seed, workflow, settings, nodes, Faults::default());
-    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+    assert_eq!(
+        world.run_to_end(10_000_000),
+        Outcome::Complete,
+        "seed {seed}"
+    );
     world.elapsed_ms()
 }
 
@@ -57,7 +61,11 @@ fn readers_of_a_small_volume_use_all_nodes() {
 #[test]
 fn readers_of_a_large_volume_stay_with_it() {
     for seed in 0..20 {
-        let took = simulate_elapsed_ms(seed, reader_workflow("90 GB files 10"), vec![node_spec(2); 6]);
+        let took = simulate_elapsed_ms(
+            seed,
+            reader_workflow("90 GB files 10"),
+            vec![node_spec(2); 6],
+        );
         assert!(took > 50_000, "seed {seed}: {took} ms");
     }
 }
@@ -122,7 +130,8 @@ fn only_fitting_node_keeps_room_for_wide_jobs() {
         }
         // It is told at once when there is no such room.
         let nodes = vec![small(10_000, 1), small(800, 16)];
-        let mut world = SimulatedCluster::new(0, workflow, Settings::default(), nodes, Faults::default());
+        let mut world =
+            SimulatedCluster::new(0, workflow, Settings::default(), nodes, Faults::default());
         let Outcome::Failed { messages, .. } = world.run_to_end(10_000_000) else {
             panic!("it cannot end");
         };

@@ -7,8 +7,8 @@
 )]
 
 use bafs_sched::planner::{
-    CanonicalWorkload, Environment, NodeClass, Plan, Shape, Shortage, Strategy, plan_workload, predict_time,
-    predict_printed,
+    CanonicalWorkload, Environment, NodeClass, Plan, Shape, Shortage, Strategy, plan_workload,
+    predict_printed, predict_time,
 };
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Generate;
@@ -62,7 +62,11 @@ fn predicted_seconds(strategy: Strategy, shape: &Shape) -> f64 {
 
 #[test]
 fn the_mixed_baseline_runs_25_60_and_205_pipelines() {
-    let concurrency = |strategy: Strategy| strategy.plan_allocation(&mixed_shape(), &thesis_cluster()).concurrency;
+    let concurrency = |strategy: Strategy| {
+        strategy
+            .plan_allocation(&mixed_shape(), &thesis_cluster())
+            .concurrency
+    };
     assert_eq!(concurrency(Strategy::AllBatch), 25);
     assert_eq!(concurrency(Strategy::Slice), 60);
     assert_eq!(concurrency(Strategy::Minimal), 205);
@@ -80,7 +84,10 @@ fn baselines_allow_the_strategies_of_the_thesis() {
         [Slice, Minimal]
     );
     assert_eq!(
-        possible_strategies(&plan_workload(thesis_shape("176.6GB", "0.2GB"), &thesis_cluster())),
+        possible_strategies(&plan_workload(
+            thesis_shape("176.6GB", "0.2GB"),
+            &thesis_cluster()
+        )),
         [Slice, Minimal]
     );
     assert_eq!(
@@ -112,7 +119,9 @@ fn shortage_is_exact_to_the_byte() {
         );
     }
     let large = thesis_shape("1GB", "5.1GB");
-    let shortage = Strategy::Minimal.plan_allocation(&large, &thesis_cluster()).shortage;
+    let shortage = Strategy::Minimal
+        .plan_allocation(&large, &thesis_cluster())
+        .shortage;
     assert_eq!(
         shortage,
         Some(Shortage::Node {
@@ -136,7 +145,13 @@ fn both_models_choose_the_winners_of_the_thesis() {
             find_winner(|strategy| predict_time(strategy, &shape, &thesis_cluster())),
             best
         );
-        assert_eq!(plan_workload(shape, &thesis_cluster()).choice.unwrap().strategy, best);
+        assert_eq!(
+            plan_workload(shape, &thesis_cluster())
+                .choice
+                .unwrap()
+                .strategy,
+            best
+        );
     }
 }
 
@@ -150,8 +165,16 @@ fn printed_equations_reproduce_the_published_numbers() {
         (private_intensive_shape(), Strategy::Minimal, 1_576_666.7),
         (batch_intensive_shape(), Strategy::Slice, 2_916_204.0),
         (batch_intensive_shape(), Strategy::Minimal, 2_579_281.6),
-        (thesis_shape("176.6GB", "0.2GB"), Strategy::Slice, 2_407_750.0),
-        (thesis_shape("176.6GB", "0.2GB"), Strategy::Minimal, 2_579_200.0),
+        (
+            thesis_shape("176.6GB", "0.2GB"),
+            Strategy::Slice,
+            2_407_750.0,
+        ),
+        (
+            thesis_shape("176.6GB", "0.2GB"),
+            Strategy::Minimal,
+            2_579_200.0,
+        ),
     ] {
         let found = predict_printed(strategy, &shape, &thesis_cluster()).unwrap();
         assert!((found - expected_s).abs() < 0.1, "{strategy}: {found}");
@@ -182,7 +205,9 @@ fn the_corrected_model_is_near_the_simulated_ratios() {
 fn the_batch_intensive_baseline_lies_at_a_crossover() {
     let rounded = thesis_shape("176.6GB", "0.2GB");
     assert_eq!(
-        Strategy::Slice.plan_allocation(&rounded, &thesis_cluster()).concurrency,
+        Strategy::Slice
+            .plan_allocation(&rounded, &thesis_cluster())
+            .concurrency,
         17
     );
     assert_eq!(
@@ -191,7 +216,8 @@ fn the_batch_intensive_baseline_lies_at_a_crossover() {
             .concurrency,
         10
     );
-    let ratio = predicted_seconds(Strategy::Minimal, &rounded) / predicted_seconds(Strategy::Slice, &rounded);
+    let ratio = predicted_seconds(Strategy::Minimal, &rounded)
+        / predicted_seconds(Strategy::Slice, &rounded);
     assert!((0.97..1.03).contains(&ratio), "{ratio}");
 }
 
@@ -245,7 +271,8 @@ fn failures_slow_slice_more_than_all_batch() {
     let mut environment = thesis_cluster();
     let calm = |strategy| predicted_seconds(strategy, &mixed_shape());
     environment.mtbf_s = Some(40_000);
-    let factor = |strategy| predict_time(strategy, &mixed_shape(), &environment).unwrap() / calm(strategy);
+    let factor =
+        |strategy| predict_time(strategy, &mixed_shape(), &environment).unwrap() / calm(strategy);
     assert!(factor(Strategy::AllBatch) > 1.0);
     assert!(factor(Strategy::Slice) > factor(Strategy::AllBatch));
     environment.mtbf_s = Some(60);
@@ -267,7 +294,10 @@ fn workloads_without_data_or_computing_have_a_plan() {
         "width=7,depth=3,batch=0B,private=1B,run=0s",
         "width=7,depth=3,batch=1B,private=0B,run=0s",
     ] {
-        let plan = plan_workload(CanonicalWorkload::parse(text).unwrap().shape(), &thesis_cluster());
+        let plan = plan_workload(
+            CanonicalWorkload::parse(text).unwrap().shape(),
+            &thesis_cluster(),
+        );
         let seconds = plan
             .candidates
             .iter()
@@ -342,7 +372,11 @@ fn predictions_respect_critical_path_and_total_work() {
     assert!(one_by_one >= 10_000.0, "{one_by_one}");
 }
 
-fn one_node_environment(storage_bytes: u64, home_bytes_per_s: u64, local_bytes_per_s: u64) -> Environment {
+fn one_node_environment(
+    storage_bytes: u64,
+    home_bytes_per_s: u64,
+    local_bytes_per_s: u64,
+) -> Environment {
     Environment {
         nodes: vec![NodeClass::new(1, 8, storage_bytes)],
         home_bytes_per_s,

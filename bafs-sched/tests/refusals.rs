@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
-use bafs_sched::simulated_cluster::{successful_report, parse_workflow_text};
+use bafs_sched::simulated_cluster::{parse_workflow_text, successful_report};
 
 const MB: u64 = 1_000_000;
 const HOUR_MS: u64 = 3_600_000;
@@ -54,7 +54,11 @@ struct RefusingCluster<'a> {
 }
 
 impl<'a> RefusingCluster<'a> {
-    fn new(text: &str, nodes: Vec<NodeInfo>, refuses: impl FnMut(&VolumeRequest) -> bool + 'a) -> Self {
+    fn new(
+        text: &str,
+        nodes: Vec<NodeInfo>,
+        refuses: impl FnMut(&VolumeRequest) -> bool + 'a,
+    ) -> Self {
         Self {
             scheduler: Scheduler::new(RunId(0), parse_workflow_text(text), Settings::default()),
             refusal_rule: Box::new(refuses),
@@ -97,7 +101,11 @@ impl<'a> RefusingCluster<'a> {
             for action in actions {
                 if let Action::Finish { outcome } = action {
                     let (at, made) = (self.now, self.created_volumes);
-                    return FinishedRun { outcome, ended_at_ms: at, created_volumes: made };
+                    return FinishedRun {
+                        outcome,
+                        ended_at_ms: at,
+                        created_volumes: made,
+                    };
                 }
                 self.serve_action(action);
             }
@@ -123,7 +131,8 @@ impl<'a> RefusingCluster<'a> {
                     self.schedule_event(REFUSAL_DELAY_MS, event);
                 } else {
                     there.insert(id);
-                    self.created_volumes.push((ask.name.to_owned(), server.0, self.now));
+                    self.created_volumes
+                        .push((ask.name.to_owned(), server.0, self.now));
                     self.schedule_event(CREATION_DELAY_MS, Event::VolumeCreated { volume: id });
                 }
             }
@@ -198,7 +207,8 @@ fn reader_jobs(count: u32, megabytes: u64) -> String {
 fn run_survives_refusals_between_successes() {
     let mut refused = BTreeSet::new();
     let refuses = |ask: &VolumeRequest| refused.insert(ask.name.to_owned());
-    let ended = RefusingCluster::new(&reader_jobs(12, 60), vec![test_node(1, 2, 100)], refuses).run_to_end();
+    let ended = RefusingCluster::new(&reader_jobs(12, 60), vec![test_node(1, 2, 100)], refuses)
+        .run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     assert_eq!(refused.len(), 12, "each was refused once");
 }
@@ -215,7 +225,10 @@ fn run_survives_refusals_after_a_full_disk_write() {
     let ended = cluster.run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     assert_eq!(refused.len(), 12, "each was refused once");
-    let of_writer = ended.created_volumes.iter().filter(|(name, ..)| name == "vw");
+    let of_writer = ended
+        .created_volumes
+        .iter()
+        .filter(|(name, ..)| name == "vw");
     let of_writer: Vec<u64> = of_writer.map(|(_, server, _)| *server).collect();
     assert_eq!(of_writer, [1, 2]);
 }
@@ -233,7 +246,11 @@ fn freed_space_is_used_by_all_waiting_jobs() {
     };
     let ended = RefusingCluster::new(&text, vec![test_node(1, 16, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    assert!(ended.ended_at_ms < 4 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
+    assert!(
+        ended.ended_at_ms < 4 * HOUR_MS + HOUR_MS / 10,
+        "{} ms",
+        ended.ended_at_ms
+    );
 }
 
 /// A job with all of its volumes tells no more whether there is room for others, though a writer
@@ -251,7 +268,11 @@ fn jobs_start_beside_a_job_testing_for_space() {
     let ended = cluster.run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     assert!(refused);
-    assert!(ended.ended_at_ms < 2 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
+    assert!(
+        ended.ended_at_ms < 2 * HOUR_MS + HOUR_MS / 10,
+        "{} ms",
+        ended.ended_at_ms
+    );
 }
 
 /// What is refused on one node for a moment waits for none of the others, which are busy.
@@ -262,14 +283,23 @@ fn refusing_node_is_retried_while_others_are_busy() {
     let refuses = |ask: &VolumeRequest| ask.server == 1 && ask.at_ms < 1_000;
     let ended = RefusingCluster::new(&writer_jobs(names, 1), nodes, refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    assert!(ended.ended_at_ms < HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
+    assert!(
+        ended.ended_at_ms < HOUR_MS + HOUR_MS / 10,
+        "{} ms",
+        ended.ended_at_ms
+    );
 }
 
 /// The volume of another job was asked for before the refusal, and proves nothing.
 #[test]
 fn job_waits_for_space_while_another_runs_there() {
     let refuses = |ask: &VolumeRequest| ask.name == "vx" && ask.at_ms < HOUR_MS / 2;
-    let ended = RefusingCluster::new(&writer_jobs(["x", "s"], 1), vec![test_node(1, 4, 100)], refuses).run_to_end();
+    let ended = RefusingCluster::new(
+        &writer_jobs(["x", "s"], 1),
+        vec![test_node(1, 4, 100)],
+        refuses,
+    )
+    .run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     let made = ended.created_volumes.iter().find(|(name, ..)| name == "vx");
     let at = made.expect("it found room").2;
@@ -289,7 +319,11 @@ fn node_with_half_its_space_runs_all_jobs() {
     };
     let ended = RefusingCluster::new(&text, vec![test_node(1, 16, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    assert!(ended.ended_at_ms < 2 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
+    assert!(
+        ended.ended_at_ms < 2 * HOUR_MS + HOUR_MS / 10,
+        "{} ms",
+        ended.ended_at_ms
+    );
     let mut before_an_hour = asked.range(1..HOUR_MS);
     assert!(before_an_hour.all(|(_, count)| *count == 1), "{asked:?}");
 }
@@ -311,7 +345,11 @@ fn inputs_do_not_bind_jobs_to_full_disks() {
         let nodes = vec![test_node(1, 4, 100), test_node(2, 4, 100)];
         let ended = RefusingCluster::new(&text, nodes, refuses).run_to_end();
         assert_eq!(ended.outcome, Outcome::Complete);
-        assert!(ended.ended_at_ms < 2 * HOUR_MS + 1_000, "{} ms", ended.ended_at_ms);
+        assert!(
+            ended.ended_at_ms < 2 * HOUR_MS + 1_000,
+            "{} ms",
+            ended.ended_at_ms
+        );
     }
 }
 
@@ -333,8 +371,15 @@ fn filled_volumes_bind_jobs_to_full_disks_briefly() {
         let nodes = vec![test_node(1, 4, 100), test_node(2, 4, 100)];
         let ended = RefusingCluster::new(&text, nodes, refuses).run_to_end();
         assert_eq!(ended.outcome, Outcome::Complete);
-        assert!(ended.ended_at_ms < HOUR_MS + 60_000, "{} ms", ended.ended_at_ms);
-        let fills = ended.created_volumes.iter().filter(|(name, ..)| name == "f");
+        assert!(
+            ended.ended_at_ms < HOUR_MS + 60_000,
+            "{} ms",
+            ended.ended_at_ms
+        );
+        let fills = ended
+            .created_volumes
+            .iter()
+            .filter(|(name, ..)| name == "f");
         let at: Vec<u64> = fills.map(|(_, _, at)| *at).collect();
         assert!(at.len() == 2 && at[1] > 10_000, "{at:?}");
     }
@@ -378,7 +423,8 @@ fn placing_a_pipeline_visits_each_node_few_times() {
             text += &format!("executable = /bin/true\n}}\nmount v{k} j{k} /y\n");
             text += &format!("parent j{k} child z\nmount v{k} z /i{k} ro\n");
         }
-        let mut scheduler = Scheduler::new(RunId(0), parse_workflow_text(&text), Settings::default());
+        let mut scheduler =
+            Scheduler::new(RunId(0), parse_workflow_text(&text), Settings::default());
         let nodes = (1..=size).map(|id| test_node(id, 1, 100)).collect();
         let mut actions = Vec::new();
         scheduler.step(Time(0), Event::nodes_listed(nodes), &mut actions);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
-    Action, Event, NodeInfo, RunQuota, JobStartOrder, AllocationRules, Scheduler, Settings, Space,
+    Action, AllocationRules, Event, JobStartOrder, NodeInfo, RunQuota, Scheduler, Settings, Space,
 };
 use bafs_sched::workflow::parse_workflow;
 

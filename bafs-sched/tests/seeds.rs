@@ -6,10 +6,10 @@
 )]
 
 use bafs_proto::ids::RunId;
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{
-    CheckpointPolicy, CopyOutcome, Event, Outcome, CopyDecision, Scheduler, Settings, Space,
+    CheckpointPolicy, CopyDecision, CopyOutcome, Event, Outcome, Scheduler, Settings, Space,
 };
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
@@ -135,7 +135,9 @@ fn run_seed(seed: u64) -> RunTotals {
         "seed {seed}: the replay differs"
     );
     let progress = replayed.progress();
-    let saved = |(_, receipt): &(_, &CopyDecision)| matches!(receipt.outcome, CopyOutcome::UsedForRecovery(_));
+    let saved = |(_, receipt): &(_, &CopyDecision)| {
+        matches!(receipt.outcome, CopyOutcome::UsedForRecovery(_))
+    };
     RunTotals {
         reruns: progress.executions - progress.jobs_total,
         lost_nodes: progress.nodes_lost,
@@ -237,7 +239,13 @@ fn run_policy(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, 
         killed_nodes_max: 1_000,
         ..Settings::default()
     };
-    let mut world = SimulatedCluster::new(seed, parse_workflow_text(&text), settings, vec![node; 4], faults);
+    let mut world = SimulatedCluster::new(
+        seed,
+        parse_workflow_text(&text),
+        settings,
+        vec![node; 4],
+        faults,
+    );
     assert_eq!(world.run_to_end(LIMIT_MS), Outcome::Complete);
     let progress = world.scheduler.progress();
     (
@@ -246,7 +254,7 @@ fn run_policy(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, 
     )
 }
 
-/// Sums of [`compare`] over so many seeds that those of two policies differ by more than chance.
+/// Sums of [`run_policy`] over so many seeds that those of two policies differ by more than chance.
 fn run_policy_seeds(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
     let runs = (0..150).map(|seed| run_policy(seed, checkpoint, node_dies));
     let sum = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));

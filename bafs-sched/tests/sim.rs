@@ -1,9 +1,10 @@
 //! The simulator with the real scheduler core: what must come out, whatever the machine.
 
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::sim::{
-    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow,
+    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, Scenario, Simulation, SimulationResult,
+    build_canonical_workflow,
 };
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
@@ -16,7 +17,12 @@ fn thesis_nodes() -> Environment {
         .expect("the example is right")
 }
 
-fn simulate_policy(text: &str, environment: &Environment, policy: Policy, seed: u64) -> SimulationResult {
+fn simulate_policy(
+    text: &str,
+    environment: &Environment,
+    policy: Policy,
+    seed: u64,
+) -> SimulationResult {
     let canonical = CanonicalWorkload::parse(text).expect("a workload");
     let load = LoadModel::Declared {
         variability_ppm: (canonical.variability * 1e6) as u64,
@@ -188,7 +194,12 @@ fn measured_load(workflow: &Workflow, seconds: u64) -> LoadModel {
     })
 }
 
-fn simulate_measured(text: &str, seconds: u64, environment: &Environment, policy: Policy) -> SimulationResult {
+fn simulate_measured(
+    text: &str,
+    seconds: u64,
+    environment: &Environment,
+    policy: Policy,
+) -> SimulationResult {
     let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
     let load = measured_load(&workflow, seconds);
     let scenario = Scenario::new(environment.clone(), policy, load, 1);
@@ -198,7 +209,10 @@ fn simulate_measured(text: &str, seconds: u64, environment: &Environment, policy
 }
 
 fn followed_strategies(run: &SimulationResult) -> Vec<Option<Strategy>> {
-    run.strategy_changes.iter().map(|last| last.strategy).collect()
+    run.strategy_changes
+        .iter()
+        .map(|last| last.strategy)
+        .collect()
 }
 
 /// Jobs compute 400 times as long as declared: fetching once is not worth ten processors any more.
@@ -208,9 +222,17 @@ fn the_strategy_changes_when_measurements_contradict_the_plan() {
     let mut environment = thesis_nodes();
     environment.local_bytes_per_s *= 10;
     let run = |policy| simulate_measured(text, 40_000, &environment, policy);
-    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Adaptive));
+    let (kept, guided) = (
+        run(Policy::Strategy(Strategy::Slice)),
+        run(Policy::Adaptive),
+    );
     let expected = [Some(Strategy::Slice), Some(Strategy::Minimal)];
-    assert_eq!(followed_strategies(&guided)[..2], expected, "{:?}", guided.strategy_changes);
+    assert_eq!(
+        followed_strategies(&guided)[..2],
+        expected,
+        "{:?}",
+        guided.strategy_changes
+    );
     // When only a part is left, Slice has room for all of it.
     assert!(
         guided.strategy_changes.len() <= 3,
@@ -229,7 +251,10 @@ fn the_strategy_changes_when_measurements_contradict_the_plan() {
 #[test]
 fn the_strategy_stays_when_a_change_gains_nothing() {
     let run = |policy| simulate_measured(MIXED_WORKLOAD, 8_000, &thesis_nodes(), policy);
-    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Adaptive));
+    let (kept, guided) = (
+        run(Policy::Strategy(Strategy::Slice)),
+        run(Policy::Adaptive),
+    );
     assert_eq!(
         followed_strategies(&guided),
         [Some(Strategy::Slice)],
@@ -278,10 +303,18 @@ fn leaving_nodes_change_the_plan() {
     };
     environment.nodes.push(leaving);
     let run = |policy| simulate_measured(MIXED_WORKLOAD, 5_000, &environment, policy);
-    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Adaptive));
+    let (kept, guided) = (
+        run(Policy::Strategy(Strategy::Slice)),
+        run(Policy::Adaptive),
+    );
     // 150 GB do not hold a private volume of every pipeline beside a batch volume.
     let expected = [Some(Strategy::Slice), Some(Strategy::Minimal)];
-    assert_eq!(followed_strategies(&guided)[..2], expected, "{:?}", guided.strategy_changes);
+    assert_eq!(
+        followed_strategies(&guided)[..2],
+        expected,
+        "{:?}",
+        guided.strategy_changes
+    );
     assert!(
         guided.strategy_changes.len() <= 3,
         "to and fro: {:?}",
@@ -392,7 +425,8 @@ fn exactly_fitting_batch_volumes_all_find_room() {
 
 #[test]
 fn run_beyond_the_simulated_clock_fails_cleanly() {
-    let canonical = CanonicalWorkload::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
+    let canonical =
+        CanonicalWorkload::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
     let workflow = build_canonical_workflow(&canonical);
     for seconds in [
         u64::MAX / 3_000_000,

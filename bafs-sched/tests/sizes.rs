@@ -4,10 +4,10 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
+use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, RunQuota, Scheduler, Settings, Space};
 use bafs_sched::seeded_rng::SeededRng;
-use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Outcome, Scheduler, Settings, Space};
-use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const SEEDS: u64 = 50;
 
@@ -65,9 +65,15 @@ fn probe_job_measures_the_sizes_others_reserve() {
             world
                 .needed_space
                 .insert(format!("x{p}"), space_of_megabytes(10 + rng.next_below(2)));
-            world.needed_space.insert(format!("y{p}"), space_of_megabytes(5));
+            world
+                .needed_space
+                .insert(format!("y{p}"), space_of_megabytes(5));
         }
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let sizes = world
             .scheduler
             .workflow()
@@ -94,8 +100,14 @@ fn probe_job_measures_the_sizes_others_reserve() {
 fn too_small_size_is_doubled_with_a_warning() {
     for seed in 0..SEEDS {
         let mut world = cluster_for_seed(seed, pair_workflow(4, "10 MB"));
-        world.needed_space.insert("y2".to_owned(), space_of_megabytes(15));
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        world
+            .needed_space
+            .insert("y2".to_owned(), space_of_megabytes(15));
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let told = world.scheduler.warnings();
         assert_eq!(told.len(), 1, "{told:?}");
         for part in [
@@ -128,11 +140,23 @@ fn similar_volumes_grow_after_one_was_too_small() {
             ..node
         };
         let (settings, faults) = (Settings::default(), Faults::default());
-        let mut world = SimulatedCluster::new(seed, pair_workflow(10, "10 MB"), settings, vec![node], faults);
+        let mut world = SimulatedCluster::new(
+            seed,
+            pair_workflow(10, "10 MB"),
+            settings,
+            vec![node],
+            faults,
+        );
         for p in 0..10 {
-            world.needed_space.insert(format!("y{p}"), space_of_megabytes(15));
+            world
+                .needed_space
+                .insert(format!("y{p}"), space_of_megabytes(15));
         }
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let progress = world.scheduler.progress();
         assert!(
             progress.executions <= progress.jobs_total + 4,
@@ -145,7 +169,9 @@ fn similar_volumes_grow_after_one_was_too_small() {
 #[test]
 fn job_fails_when_a_doubled_size_is_exceeded() {
     let mut world = cluster_for_seed(1, pair_workflow(2, "10 MB"));
-    world.needed_space.insert("x0".to_owned(), space_of_megabytes(50));
+    world
+        .needed_space
+        .insert("x0".to_owned(), space_of_megabytes(50));
     let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
         panic!("it cannot succeed");
     };
@@ -155,7 +181,11 @@ fn job_fails_when_a_doubled_size_is_exceeded() {
         "{}",
         jobs[0].reason
     );
-    assert_eq!(world.extract_arrivals.len(), 1, "the other pipeline is done");
+    assert_eq!(
+        world.extract_arrivals.len(),
+        1,
+        "the other pipeline is done"
+    );
 }
 
 #[test]
@@ -170,9 +200,15 @@ fn measured_pipeline_may_depend_on_another_pipeline() {
         for seed in 0..SEEDS {
             let mut world = cluster_for_seed(seed, parse_text(text));
             for name in ["vp", "vq", "va", "vb"] {
-                world.needed_space.insert(name.to_owned(), space_of_megabytes(10));
+                world
+                    .needed_space
+                    .insert(name.to_owned(), space_of_megabytes(10));
             }
-            assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+            assert_eq!(
+                world.run_to_end(10_000_000),
+                Outcome::Complete,
+                "seed {seed}"
+            );
             let progress = world.scheduler.progress();
             assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
         }
@@ -205,7 +241,11 @@ fn one_measurement_per_shape_suffices_for_empty_volumes() {
                 };
                 world.needed_space.insert(format!("x{p}"), held);
             }
-            assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+            assert_eq!(
+                world.run_to_end(10_000_000),
+                Outcome::Complete,
+                "seed {seed}"
+            );
             // One after the other they would take 60 times 0.5 to 4.5 s.
             assert!(world.elapsed_ms() < 80_000, "{}", world.elapsed_ms());
         }
@@ -219,13 +259,19 @@ fn sizes_are_not_doubled_beyond_the_node() {
                     volume z scratch 1 MB\nmount x a /x\nmount y a /y\nmount z b /z\n\
                     extract z out bafs://home/out\n";
         let mut world = cluster_for_seed(seed, parse_text(text));
-        world.needed_space.insert("y".to_owned(), space_of_megabytes(100));
+        world
+            .needed_space
+            .insert("y".to_owned(), space_of_megabytes(100));
         let Outcome::Failed { jobs, messages } = world.run_to_end(10_000_000) else {
             panic!("it cannot succeed");
         };
         assert!(messages.is_empty(), "not the run's fault: {messages:?}");
         assert_eq!(jobs[0].name, "a");
-        assert_eq!(world.extract_arrivals.len(), 1, "the other pipeline is done");
+        assert_eq!(
+            world.extract_arrivals.len(),
+            1,
+            "the other pipeline is done"
+        );
     }
 }
 
@@ -292,7 +338,9 @@ fn assumed_sizes_leave_room_for_later_caches() {
     };
     let (settings, faults) = (Settings::default(), Faults::default());
     let mut world = SimulatedCluster::new(1, parse_text(text), settings, vec![node], faults);
-    world.needed_space.insert("x".to_owned(), space_of_megabytes(1));
+    world
+        .needed_space
+        .insert("x".to_owned(), space_of_megabytes(1));
     assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
 }
 
@@ -317,7 +365,9 @@ fn measured_sizes_fit_nodes_with_slots() {
     let nodes = vec![node(14, 1), node(30, 0)];
     let mut world = SimulatedCluster::new(1, parse_text(&text), settings, nodes, faults);
     for p in 0..4 {
-        world.needed_space.insert(format!("x{p}"), space_of_megabytes(12));
+        world
+            .needed_space
+            .insert(format!("x{p}"), space_of_megabytes(12));
     }
     assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
 }
@@ -349,11 +399,18 @@ fn gathering_with_unknown_sizes_runs_jobs_once() {
             };
             let (settings, faults) = (Settings::default(), Faults::default());
             let nodes = vec![node; nodes];
-            let mut world = SimulatedCluster::new(seed, gathering_workflow(width), settings, nodes, faults);
+            let mut world =
+                SimulatedCluster::new(seed, gathering_workflow(width), settings, nodes, faults);
             for p in 0..width {
-                world.needed_space.insert(format!("w{p}"), space_of_megabytes(held));
+                world
+                    .needed_space
+                    .insert(format!("w{p}"), space_of_megabytes(held));
             }
-            assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+            assert_eq!(
+                world.run_to_end(10_000_000),
+                Outcome::Complete,
+                "seed {seed}"
+            );
             let progress = world.scheduler.progress();
             assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
             assert_eq!(world.scheduler.warnings(), [], "seed {seed}");
@@ -373,9 +430,13 @@ fn gathered_sizes_grow_together_after_a_small_measurement() {
     };
     let (settings, faults) = (Settings::default(), Faults::default());
     let mut world = SimulatedCluster::new(1, gathering_workflow(12), settings, vec![node], faults);
-    world.needed_space.insert("w0".to_owned(), space_of_megabytes(1));
+    world
+        .needed_space
+        .insert("w0".to_owned(), space_of_megabytes(1));
     for p in 1..12 {
-        world.needed_space.insert(format!("w{p}"), space_of_megabytes(11));
+        world
+            .needed_space
+            .insert(format!("w{p}"), space_of_megabytes(11));
     }
     assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
     let progress = world.scheduler.progress();
@@ -392,12 +453,22 @@ fn undeclared_sizes_grow_until_they_fit() {
     for seed in 0..SEEDS {
         let mut world = cluster_for_seed(seed, pair_workflow(4, "unknown"));
         for p in 0..4 {
-            world.needed_space.insert(format!("x{p}"), space_of_megabytes(1));
-            world.needed_space.insert(format!("y{p}"), space_of_megabytes(1));
+            world
+                .needed_space
+                .insert(format!("x{p}"), space_of_megabytes(1));
+            world
+                .needed_space
+                .insert(format!("y{p}"), space_of_megabytes(1));
         }
         // Far more than all others of its like have shown.
-        world.needed_space.insert("y2".to_owned(), space_of_megabytes(150));
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        world
+            .needed_space
+            .insert("y2".to_owned(), space_of_megabytes(150));
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let told = world.scheduler.warnings();
         assert!(told.len() > 1, "more than once: {told:?}");
         for warning in told {
@@ -409,7 +480,9 @@ fn undeclared_sizes_grow_until_they_fit() {
 #[test]
 fn undeclared_sizes_beyond_all_nodes_blame_no_declaration() {
     let mut world = cluster_for_seed(1, pair_workflow(2, "unknown"));
-    world.needed_space.insert("x0".to_owned(), space_of_megabytes(500));
+    world
+        .needed_space
+        .insert("x0".to_owned(), space_of_megabytes(500));
     let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
         panic!("it cannot succeed");
     };
@@ -436,7 +509,11 @@ fn assumed_sizes_ignore_space_held_by_other_runs() {
         files: 10,
         ..space_of_megabytes(685)
     };
-    scheduler.step(Time(0), Event::nodes_listed(vec![seen.clone()]), &mut actions);
+    scheduler.step(
+        Time(0),
+        Event::nodes_listed(vec![seen.clone()]),
+        &mut actions,
+    );
     let shares = |space| Event::QuotasChanged {
         quotas: vec![RunQuota {
             server: ServerId(1),
@@ -452,7 +529,11 @@ fn assumed_sizes_ignore_space_held_by_other_runs() {
     };
     scheduler.step(Time(10), shares(few), &mut actions);
     for now in [20, 10_000, 60_000] {
-        scheduler.step(Time(now), Event::nodes_listed(vec![seen.clone()]), &mut actions);
+        scheduler.step(
+            Time(now),
+            Event::nodes_listed(vec![seen.clone()]),
+            &mut actions,
+        );
         scheduler.step(Time(now + 1), Event::Tick, &mut actions);
     }
     let made = |actions: &[Action]| {

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use bafs_proto::ids::{RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_sched::simulated_cluster::{parse_workflow_text, successful_report};
 use bafs_sched::workflow::Workflow;
-use bafs_sched::simulated_cluster::{successful_report, parse_workflow_text};
 
 const MB: u64 = 1_000_000;
 
@@ -162,6 +162,11 @@ fn cache_reserves_no_room_for_started_readers_twice() {
     text += &format!("parent{} child{}\n", all("a"), all("b"));
     // Beside four scratch volumes a node has room for what the second cache takes beyond its size,
     // but not for four more.
-    let made = sum_parts(&cache_parts_of(parse_workflow_text(&text), 16 * MB, None, false));
+    let made = sum_parts(&cache_parts_of(
+        parse_workflow_text(&text),
+        16 * MB,
+        None,
+        false,
+    ));
     assert!(made[0] > 43 * MB && made[1] > 42 * MB, "{made:?}");
 }

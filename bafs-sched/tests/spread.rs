@@ -7,8 +7,8 @@
     reason = "the seed is printed before it can fail"
 )]
 
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
@@ -97,7 +97,13 @@ fn run_random_workflows(jobs_max: u64, seeds: u64) {
             checkpoint_policy: CheckpointPolicy::Never,
             ..Settings::default()
         };
-        let mut world = SimulatedCluster::new(seed, parse_workflow_text(&text), settings, nodes, Faults::default());
+        let mut world = SimulatedCluster::new(
+            seed,
+            parse_workflow_text(&text),
+            settings,
+            nodes,
+            Faults::default(),
+        );
         let outcome = world.run_to_end(LIMIT_MS);
         let progress = world.scheduler.progress();
         let (runs, count) = (progress.executions, progress.jobs_total);
@@ -158,7 +164,13 @@ fn run_on_nodes(text: &str, megabytes: u64, slots: u32) -> (u64, u64) {
         ..Settings::default()
     };
     let nodes = vec![NodeSpec { capacity, slots }];
-    let mut world = SimulatedCluster::new(1, parse_workflow_text(text), settings, nodes, Faults::default());
+    let mut world = SimulatedCluster::new(
+        1,
+        parse_workflow_text(text),
+        settings,
+        nodes,
+        Faults::default(),
+    );
     let outcome = world.run_to_end(LIMIT_MS);
     assert_eq!(outcome, Outcome::Complete, "{text}");
     let progress = world.scheduler.progress();

@@ -2,8 +2,8 @@
 //! replay knows of them.
 
 use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space, UserCommand};
-use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
 
 const SEEDS: u64 = 30;
 const WIDTH: u32 = 12;
@@ -77,7 +77,11 @@ fn preferred_pipeline_runs_first() {
             priority: 5,
         };
         world.schedule_event(3_000, command_event(1, wish));
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let ended = ended_jobs(&world);
         let place = |name: &str| ended.iter().position(|job| job == name);
         assert!(place("b11") < Some(10), "seed {seed}: {ended:?}");
@@ -93,7 +97,11 @@ fn workflow_priorities_order_the_pipelines() {
         preferred.jobs[0].priority = -1;
         preferred.jobs[1].priority = -2;
         let mut world = cluster_for_workflow(seed, 1, preferred);
-        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(
+            world.run_to_end(10_000_000),
+            Outcome::Complete,
+            "seed {seed}"
+        );
         let ended = ended_jobs_of(&world, &world.scheduler.workflow().clone());
         assert_eq!(&ended[..2], ["a11", "b11"], "seed {seed}: {ended:?}");
         assert_eq!(ended[22..], ["a0", "b0"], "seed {seed}: {ended:?}");
@@ -118,7 +126,11 @@ fn cancelling_a_pipeline_lets_the_others_finish() {
         );
         assert!(messages[0].contains("'a0'"), "{messages:?}");
         assert!(messages[1].contains("'a11'"), "{messages:?}");
-        assert_eq!(world.extract_arrivals.len(), WIDTH as usize - 2, "seed {seed}");
+        assert_eq!(
+            world.extract_arrivals.len(),
+            WIDTH as usize - 2,
+            "seed {seed}"
+        );
         assert_eq!(world.scheduler.commands_received(), 2);
         ended_jobs(&world);
     }

@@ -2,8 +2,8 @@
 //! `BAFS_BLESS=1` writes down what follows now. Numbers are the run's own counter of ids.
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};

@@ -1,7 +1,7 @@
 //! The end of a run, in simulated time: who goes first when little is left.
 
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
+use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 use bafs_sched::workflow::parse_workflow;
 
 const GB: u64 = 1_000_000_000;
@@ -44,21 +44,33 @@ fn count_rounds(run: &SimulationResult) -> u64 {
 #[test]
 fn ninth_pipeline_on_eight_slots_starts_early() {
     let run = simulate_pipelines(9, 10 * GB);
-    assert!(run.elapsed_us < 405_000_000, "{} rounds", count_rounds(&run));
+    assert!(
+        run.elapsed_us < 405_000_000,
+        "{} rounds",
+        count_rounds(&run)
+    );
 }
 
 /// Where nodes hold no more pipelines than they have slots, it must wait until one is through.
 #[test]
 fn ninth_pipeline_without_room_waits() {
     let run = simulate_pipelines(9, 21 * GB / 10);
-    assert!(run.elapsed_us < 605_000_000, "{} rounds", count_rounds(&run));
+    assert!(
+        run.elapsed_us < 605_000_000,
+        "{} rounds",
+        count_rounds(&run)
+    );
 }
 
 /// While much is left, those that have begun go on, so that no more lies on nodes than must.
 #[test]
 fn begun_pipelines_finish_before_others_start() {
     let run = simulate_pipelines(24, 10 * GB);
-    assert!(run.elapsed_us < 905_000_000, "{} rounds", count_rounds(&run));
+    assert!(
+        run.elapsed_us < 905_000_000,
+        "{} rounds",
+        count_rounds(&run)
+    );
     assert!(
         run.scratch_bytes_max < 12 * GB,
         "{} B",

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Scheduler, Settings, Space};
-use bafs_sched::workflow::VolumeIndex;
 use bafs_sched::simulated_cluster::parse_workflow_text;
+use bafs_sched::workflow::VolumeIndex;
 
 const MB: u64 = 1_000_000;
 const NODE: ServerId = ServerId(1);
@@ -186,7 +186,11 @@ const NEXT_REQUESTS: [&str; 4] = ["delete c0", "make c1", "make pv1", "start p1"
 #[test]
 fn run_frees_its_own_volumes_at_once() {
     let mut run = blocked_run(11, 11);
-    assert_eq!(run.end_job(), NEXT_REQUESTS, "others have nothing that it lacks");
+    assert_eq!(
+        run.end_job(),
+        NEXT_REQUESTS,
+        "others have nothing that it lacks"
+    );
 }
 
 #[test]
@@ -203,7 +207,9 @@ fn cache_is_dropped_after_waiting_its_refetch_time() {
 
 #[test]
 fn costly_cache_is_kept_no_longer_than_scratch() {
-    let text = TURNS_WORKFLOW.replace("3 MB", "300 MB").replace("7500 KB", "750 MB");
+    let text = TURNS_WORKFLOW
+        .replace("3 MB", "300 MB")
+        .replace("7500 KB", "750 MB");
     let mut run = blocked_run_of(&text, 3_000, 1_100);
     assert_eq!(run.end_job(), [""; 0]);
     let (waited, asked) = run.wait_for_request();
@@ -240,7 +246,11 @@ fn space_freed_by_other_runs_is_used() {
 #[test]
 fn pipeline_keeps_room_for_its_next_cache() {
     let run = blocked_run(30, 30);
-    let keep = run.scheduler.node_demand(NODE).expect("it is there").committed;
+    let keep = run
+        .scheduler
+        .node_demand(NODE)
+        .expect("it is there")
+        .committed;
     let megabytes = keep.bytes / MB;
     assert_eq!(
         megabytes, 12,

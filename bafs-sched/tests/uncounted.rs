@@ -2,8 +2,8 @@
 //! looked at: zeros there are no facts.
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
@@ -35,7 +35,11 @@ impl UncountedRun {
             bytes: 1_000 * MB,
             files: 100_000,
         };
-        run.apply_event(Event::nodes_listed(vec![NodeInfo::single_group(ServerId(1), space, 1)]));
+        run.apply_event(Event::nodes_listed(vec![NodeInfo::single_group(
+            ServerId(1),
+            space,
+            1,
+        )]));
         run
     }
 

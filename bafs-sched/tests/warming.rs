@@ -2,7 +2,7 @@
 //! others compute.
 
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
+use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
@@ -49,7 +49,10 @@ fn simulate_warming(option: &str, scratch: &str, node_bytes: u64) -> SimulationR
 /// second volume comes meanwhile.
 #[test]
 fn next_level_is_warmed_while_this_one_computes() {
-    let (usual, warmed) = (simulate_warming("", "1 MB", 10 * GB), simulate_warming("warm", "1 MB", 10 * GB));
+    let (usual, warmed) = (
+        simulate_warming("", "1 MB", 10 * GB),
+        simulate_warming("warm", "1 MB", 10 * GB),
+    );
     let seconds = |run: &SimulationResult| run.elapsed_us / 1_000_000;
     assert!(
         (4_000..4_020).contains(&seconds(&usual)),
@@ -77,14 +80,20 @@ fn warming_delays_no_reader() {
             .take(4)
             .collect::<Vec<_>>()
     };
-    let (usual, warmed) = (simulate_warming("", "1 MB", 10 * GB), simulate_warming("warm", "1 MB", 10 * GB));
+    let (usual, warmed) = (
+        simulate_warming("", "1 MB", 10 * GB),
+        simulate_warming("warm", "1 MB", 10 * GB),
+    );
     assert_eq!(ends(&usual), ends(&warmed));
 }
 
 /// Scratch volumes of all slots fill the nodes.
 #[test]
 fn warming_takes_no_room_from_the_current_level() {
-    let (usual, warmed) = (simulate_warming("", "0.7 GB", 2 * GB), simulate_warming("warm", "0.7 GB", 2 * GB));
+    let (usual, warmed) = (
+        simulate_warming("", "0.7 GB", 2 * GB),
+        simulate_warming("warm", "0.7 GB", 2 * GB),
+    );
     assert_eq!(usual.elapsed_us, warmed.elapsed_us);
     assert_eq!(warmed.home_bytes, u128::from(3 * GB));
 }

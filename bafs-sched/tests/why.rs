@@ -15,7 +15,8 @@ fn status_names_missing_resources_and_node_usage() {
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
     let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
-    let told = |scheduler: &Scheduler, name: &str| describe_status(scheduler, name).unwrap_or_default();
+    let told =
+        |scheduler: &Scheduler, name: &str| describe_status(scheduler, name).unwrap_or_default();
     assert!(
         told(&scheduler, "a").contains("no node"),
         "nothing is there"
@@ -57,7 +58,11 @@ fn waiting_job_names_slots_of_other_runs() {
         files: 1_000,
     };
     let nodes = [1, 2].map(|id| NodeInfo::single_group(ServerId(id), space, 2));
-    scheduler.step(Time(0), Event::nodes_listed(nodes.to_vec()), &mut Vec::new());
+    scheduler.step(
+        Time(0),
+        Event::nodes_listed(nodes.to_vec()),
+        &mut Vec::new(),
+    );
     let told = |scheduler: &Scheduler| describe_status(scheduler, "a").unwrap_or_default();
     let before = told(&scheduler);
     assert!(
@@ -73,7 +78,11 @@ fn waiting_job_names_slots_of_other_runs() {
         is_above_fair_share: false,
     };
     let shares = vec![share];
-    scheduler.step(Time(1), Event::QuotasChanged { quotas: shares }, &mut Vec::new());
+    scheduler.step(
+        Time(1),
+        Event::QuotasChanged { quotas: shares },
+        &mut Vec::new(),
+    );
     let after = told(&scheduler);
     assert!(after.contains("on 1 node other runs have"), "{after}");
 }

@@ -37,7 +37,8 @@ fn shape_of_widths(cpus: &[u32]) -> Shape {
 #[test]
 fn nodes_too_small_for_jobs_shorten_no_prediction() {
     let environment = mostly_narrow_nodes();
-    let predicted = |cpus: &[u32]| predict_time(Strategy::All, &shape_of_widths(cpus), &environment).unwrap();
+    let predicted =
+        |cpus: &[u32]| predict_time(Strategy::All, &shape_of_widths(cpus), &environment).unwrap();
     assert_eq!(predicted(&[1]), 100.0);
     // One after the other, on the only node that is large enough.
     assert_eq!(predicted(&[2]), 1_000.0);

@@ -12,7 +12,8 @@ fn reject_description_files(name: &str) -> Result<String, String> {
 }
 
 fn check_text(text: &str) -> CheckedWorkflow {
-    parse_workflow("dir/test.bafs", text, &reject_description_files).unwrap_or_else(|e| panic!("{e}"))
+    parse_workflow("dir/test.bafs", text, &reject_description_files)
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn parse_text(text: &str) -> Workflow {
@@ -43,7 +44,8 @@ fn the_published_sample_is_unchanged() {
         "flows/b.job" => Ok("executable = /bin/b\r\nqueue\r\n".to_owned()),
         _ => Err(format!("unexpected {name}")),
     };
-    let CheckedWorkflow { workflow, warnings } = parse_workflow("flows/nsdi.bafs", PAPER_SAMPLE, &read).unwrap();
+    let CheckedWorkflow { workflow, warnings } =
+        parse_workflow("flows/nsdi.bafs", PAPER_SAMPLE, &read).unwrap();
     assert_eq!(warnings.len(), 1, "only 'queue' is worth a warning");
     assert_eq!(workflow.name, "nsdi");
     assert_eq!(job_names(&workflow), ["a", "b"]);

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use bafs_sched::workflow::{CheckedWorkflow, WorkflowRejected, Workflow, parse_workflow};
+use bafs_sched::workflow::{CheckedWorkflow, Workflow, WorkflowRejected, parse_workflow};
 use proptest::prelude::*;
 
 const VALID_WORKFLOW: &str = r#"# every statement once
@@ -91,7 +91,11 @@ fn exercise_parser(text: &str) {
             }
         }
     }
-    assert_eq!(result, parse_text(text), "the same text gives the same result");
+    assert_eq!(
+        result,
+        parse_text(text),
+        "the same text gives the same result"
+    );
 }
 
 #[derive(Debug, Clone)]

@@ -115,16 +115,21 @@ impl AccessChecker {
     /// Checks what a request from `peer` needs, in its turn, so that [`Self::require`] knows the
     /// answers: all of them, or up to the first refusal. Refusals slow the checks of a connection.
     pub(crate) async fn check_until_refused(&self, peer: &str, needs: Vec<RequiredRight>) {
-        self.check_in_turn(peer, needs, RefusalHandling::Penalise).await;
+        self.check_in_turn(peer, needs, RefusalHandling::Penalise)
+            .await;
     }
 
     /// Checks many things which a token need not grant.
     pub(crate) async fn check_all(&self, peer: &str, needs: Vec<RequiredRight>) {
-        self.check_in_turn(peer, needs, RefusalHandling::Ignore).await;
+        self.check_in_turn(peer, needs, RefusalHandling::Ignore)
+            .await;
     }
 
     /// Whether every answer is remembered, so that nothing needs to be prepared.
-    pub(crate) fn has_verdicts<'a>(&self, needs: impl IntoIterator<Item = &'a RequiredRight>) -> bool {
+    pub(crate) fn has_verdicts<'a>(
+        &self,
+        needs: impl IntoIterator<Item = &'a RequiredRight>,
+    ) -> bool {
         let now = clock::now();
         let verdicts = self.0.verdicts();
         let is_fresh = |need| {
@@ -144,7 +149,12 @@ impl AccessChecker {
     }
 
     /// Makes checks for a connection, when it is its turn.
-    async fn check_in_turn(&self, peer: &str, needs: Vec<RequiredRight>, refusals: RefusalHandling) {
+    async fn check_in_turn(
+        &self,
+        peer: &str,
+        needs: Vec<RequiredRight>,
+        refusals: RefusalHandling,
+    ) {
         let connection = self.0.connection(peer);
         let _turn = connection.check_turn.lock().await;
         let pause = self.0.refusal_pause(peer);
@@ -210,7 +220,11 @@ impl AccessState {
     }
 
     fn open_token(&self, token: &Token) -> Result<OpenToken> {
-        let opened = || self.open_tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = || {
+            self.open_tokens
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
         if let Some(open) = opened().get(token) {
             return Ok(open.clone());
         }
@@ -231,7 +245,9 @@ impl AccessState {
             return known.clone();
         }
         if connections.len() >= CONNECTIONS_MAX {
-            connections.retain(|_, it| Arc::strong_count(&it.check_turn) > 1 || it.has_recent_refusals(now));
+            connections.retain(|_, it| {
+                Arc::strong_count(&it.check_turn) > 1 || it.has_recent_refusals(now)
+            });
         }
         if connections.len() >= CONNECTIONS_MAX {
             let oldest = connections.iter().min_by_key(|(_, it)| it.last_refusal);
@@ -267,7 +283,9 @@ impl AccessState {
     fn refusal_pause(&self, peer: &str) -> Duration {
         let now = clock::now();
         let connections = self.connections();
-        let held = connections.get(peer).filter(|it| it.has_recent_refusals(now));
+        let held = connections
+            .get(peer)
+            .filter(|it| it.has_recent_refusals(now));
         let over = held.map_or(0, |it| it.refusals.saturating_sub(REFUSALS_WITHOUT_PAUSE));
         REFUSAL_PAUSE.saturating_mul(over).min(REFUSAL_PAUSE_MAX)
     }
@@ -337,7 +355,10 @@ mod tests {
             }
         }
         let refused = access.verification_counts();
-        assert_eq!((refused.signatures_checked, refused.grants_evaluated), (1, 6));
+        assert_eq!(
+            (refused.signatures_checked, refused.grants_evaluated),
+            (1, 6)
+        );
         let foreign = Token::from_bytes(vec![7; 300]);
         let asked = access.require(&foreign, Resource::Jobs, Right::Read);
         assert!(asked.is_err());

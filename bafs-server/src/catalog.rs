@@ -18,7 +18,7 @@ use bytes::Bytes;
 use crate::access::AccessChecker;
 use crate::clock;
 use crate::counters::{Counters, Metrics};
-use crate::logic::adverts::{ADVERTS_MAX, Adverts, AdvertRefusal};
+use crate::logic::adverts::{ADVERTS_MAX, AdvertRefusal, Adverts};
 use crate::serving::RunningServer;
 
 /// What a catalog needs to start.
@@ -81,9 +81,14 @@ impl Catalog {
             Request::Advertise(call) => {
                 self.access
                     .require(token, Resource::Catalog, Right::Write)?;
-                let servers = self.adverts().advertise(now, call.advert).map_err(refusal_error)?;
+                let servers = self
+                    .adverts()
+                    .advertise(now, call.advert)
+                    .map_err(refusal_error)?;
                 let servers = u32::try_from(servers).unwrap_or(u32::MAX);
-                Ok(Reply::Advertise(AdvertiseReply { server_count: servers }))
+                Ok(Reply::Advertise(AdvertiseReply {
+                    server_count: servers,
+                }))
             }
             Request::QueryServers(call) => {
                 self.access.require(token, Resource::Catalog, Right::Read)?;
@@ -111,7 +116,10 @@ impl Catalog {
 }
 
 impl Service for Catalog {
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let right = match incoming.request {
                 Request::Advertise(_) => Right::Write,

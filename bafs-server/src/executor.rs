@@ -112,7 +112,8 @@ impl Executor {
     /// # Errors
     /// `ServerFault` when the disk does not tell what earlier lives have begun.
     pub fn open(config: ExecutorConfig, counters: Counters) -> Result<Arc<Self>> {
-        let starts = StartedExecutions::open(&config.started_file).map_err(|e| not_recorded_error(&e))?;
+        let starts =
+            StartedExecutions::open(&config.started_file).map_err(|e| not_recorded_error(&e))?;
         let state = ExecutorState {
             started: starts,
             executions: BTreeMap::new(),
@@ -155,7 +156,9 @@ impl Executor {
         let mut state = self.state();
         let known = match state.executions.get(&id) {
             Some(Execution::Running { job, .. }) => Some(*job == job_digest(&call)),
-            Some(Execution::Ended { job, .. }) => Some(job.is_none_or(|job| job == job_digest(&call))),
+            Some(Execution::Ended { job, .. }) => {
+                Some(job.is_none_or(|job| job == job_digest(&call)))
+            }
             None => None,
         };
         match known {
@@ -166,7 +169,10 @@ impl Executor {
             }
             None => self.check_admission(&state, id)?,
         }
-        state.started.record(id).map_err(|e| not_recorded_error(&e))?;
+        state
+            .started
+            .record(id)
+            .map_err(|e| not_recorded_error(&e))?;
         let running = Execution::Running {
             job: job_digest(&call),
             kill,
@@ -181,7 +187,8 @@ impl Executor {
                 Ok(agent::run_job(&accompanying.config, &call, killed).await)
             });
             let report = report.await;
-            let report = report.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)));
+            let report =
+                report.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)));
             this.finish(id, report);
         });
         // The task cannot have ended yet: its last act needs the lock that is held here.
@@ -255,7 +262,8 @@ impl Executor {
             self.state().executions.get(&id),
             Some(Execution::Ended { .. })
         );
-        let reading = tokio::task::spawn_blocking(move || agent_log::read_output(&logs, id, has_ended));
+        let reading =
+            tokio::task::spawn_blocking(move || agent_log::read_output(&logs, id, has_ended));
         let read = reading.await.map_err(std::io::Error::other);
         let read = read.and_then(|read| read).map_err(|error| {
             let text = format!("what execution {id} printed: {error}");

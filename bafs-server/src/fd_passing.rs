@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::fd_passing::{
-    HANDOFF_SOCKET_NAME, HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, HandoffTicket, HandoffHeader, HandoffHello,
-    HANDOFF_TICKET_LIFETIME_MS, TicketSecret,
+    HANDOFF_SOCKET_NAME, HANDOFF_TICKET_LIFETIME_MS, HandoffCall, HandoffHeader, HandoffHello,
+    HandoffMessage, HandoffReply, HandoffRequest, HandoffTicket, TicketSecret,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::packets::{PacketListener, PacketSocket};
@@ -139,7 +139,10 @@ impl HandoffServer {
         let ticket = TicketSecret(rand::random());
         tickets.insert(ticket, (now, grant));
         self.counters.add("handoff_tickets", 1);
-        Ok(HandoffTicket { socket, secret: ticket })
+        Ok(HandoffTicket {
+            socket,
+            secret: ticket,
+        })
     }
 
     fn listen(&self) -> std::io::Result<PacketListener> {
@@ -187,7 +190,10 @@ impl HandoffServer {
         }
         let packet = packets.receive().await.map_err(connection_error)?;
         let (bytes, _files) = packet.ok_or_else(|| refuse("nothing was said at the door"))?;
-        let HandoffHello { version, secret: ticket } = codec::decode(&bytes)?;
+        let HandoffHello {
+            version,
+            secret: ticket,
+        } = codec::decode(&bytes)?;
         if version != PROTOCOL_VERSION {
             let text = format!("the agent speaks version {version}, the node {PROTOCOL_VERSION}");
             return Err(Error::new(ErrorCode::VersionMismatch, text));
@@ -265,12 +271,16 @@ fn task_error(error: JoinError) -> Error {
     Error::new(ErrorCode::ServerFault, text)
 }
 
-/// Why it must be given back; `None` when nobody will ever say so.
+/// Why it must be given back; `NotNeeded` when nobody will ever say so.
 async fn wait_for_recall(recall: &mut watch::Receiver<Option<Error>>) -> Option<Error> {
     recall.wait_for(Option::is_some).await.ok()?.clone()
 }
 
-async fn send_message(packets: &PacketSocket, word: &impl Serialize, files: &[OwnedFd]) -> Result<()> {
+async fn send_message(
+    packets: &PacketSocket,
+    word: &impl Serialize,
+    files: &[OwnedFd],
+) -> Result<()> {
     let bytes = codec::encode(word)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     packets.send(&bytes, &files).await.map_err(connection_error)

@@ -40,7 +40,10 @@ impl Incarnation {
             id
         } else {
             let id = ServerId::random();
-            replace_file(&directory.join(SERVER_ID_FILE), format!("{id}\n").as_bytes())?;
+            replace_file(
+                &directory.join(SERVER_ID_FILE),
+                format!("{id}\n").as_bytes(),
+            )?;
             id
         };
         let before: u32 = read_number(&directory.join(COUNTER_FILE))?.unwrap_or(0);
@@ -50,7 +53,9 @@ impl Incarnation {
         let (path, content) = (directory.join(COUNTER_FILE), format!("{number}\n"));
         match replace_file(&path, content.as_bytes()) {
             // A server whose disk is full must still show what is there.
-            Err(error) if is_no_space(&error) && before > 0 => overwrite(&path, content.as_bytes())?,
+            Err(error) if is_no_space(&error) && before > 0 => {
+                overwrite(&path, content.as_bytes())?
+            }
             written => written?,
         }
         Ok(Self { server, number })
@@ -151,7 +156,9 @@ mod tests {
     #[test]
     fn begin_fails_while_another_process_holds_the_lock() {
         let directory = tempfile::tempdir().expect("directory");
-        let held = lock_directory(directory.path()).expect("free").expect("a lock");
+        let held = lock_directory(directory.path())
+            .expect("free")
+            .expect("a lock");
         let refused = Incarnation::begin(directory.path()).expect_err("locked");
         assert!(refused.to_string().contains(LOCK_FILE), "{refused}");
         drop(held);
@@ -168,7 +175,10 @@ mod tests {
         let second = Incarnation::begin(directory.path()).expect("second");
         assert_eq!(second.number, 2);
         fs::remove_file(&fresh).expect("remove");
-        assert_eq!(Incarnation::begin(directory.path()).expect("third").number, 3);
+        assert_eq!(
+            Incarnation::begin(directory.path()).expect("third").number,
+            3
+        );
     }
 
     #[test]

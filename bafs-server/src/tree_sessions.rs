@@ -2,9 +2,9 @@
 //!
 //! Executes no file operation itself (that is `bafs-tree`) and checks no right (the servers do).
 
+mod batch_replay;
 mod descriptors;
 mod recent_set;
-mod batch_replay;
 mod reply_limits;
 mod tree_directory;
 mod writers;
@@ -19,7 +19,7 @@ use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, Epoch};
 use bafs_proto::limits::BATCH_OPS_MAX;
 use bafs_proto::message::{
-    CloseTree, FileResults, AssignedNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
+    AssignedNumbers, CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
 use bafs_proto::time::Time;
 use bafs_proto::token::Right;
@@ -32,9 +32,9 @@ use crate::clock;
 use crate::counters::Counters;
 use crate::full_disk::DiskFullFlag;
 use crate::incarnation;
+use batch_replay::{BatchReplay, BatchReply, BatchStart};
 use descriptors::reserve_descriptors;
 use recent_set::RecentSet;
-use batch_replay::{BatchReply, BatchStart, BatchReplay};
 use reply_limits::{has_room_for, read_bytes_max};
 pub(crate) use tree_directory::TreeDirectory;
 
@@ -192,7 +192,7 @@ impl TreeSessions {
     /// Runs a batch of operations, or finds the answer of a batch that ran before.
     ///
     /// # Errors
-    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `Running` for a
+    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `RunningServer` for a
     /// batch that takes longer; `Malformed` for one that is too large; `Conflict` for one that ran
     /// so long ago that its answer is gone.
     pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
@@ -392,7 +392,11 @@ impl SessionsShared {
 
 impl SessionTable {
     /// Adds a session and takes out those that it fences.
-    fn insert(&mut self, name: TreeRef, mut session: AgentSession) -> Result<(Epoch, u32, Vec<Arc<AgentSession>>)> {
+    fn insert(
+        &mut self,
+        name: TreeRef,
+        mut session: AgentSession,
+    ) -> Result<(Epoch, u32, Vec<Arc<AgentSession>>)> {
         if self.dropped_trees.contains(&name) {
             return Err(volume_lost_error(&name));
         }
@@ -421,7 +425,8 @@ impl SessionTable {
     /// Takes the writers of a volume out. With them come those whose lease ran out while an
     /// operation of theirs hung, and hangs still.
     fn fence(&mut self, tree: &TreeRef) -> Vec<Arc<AgentSession>> {
-        let writers = |key: &(TreeRef, Epoch), open: &AgentSession| key.0 == *tree && open.is_writable;
+        let writers =
+            |key: &(TreeRef, Epoch), open: &AgentSession| key.0 == *tree && open.is_writable;
         // Kept until they are given back: what the last one closes takes time.
         let mut taken = Vec::new();
         for key in self.keys_where(writers) {
@@ -438,8 +443,10 @@ impl SessionTable {
     fn take_session(&mut self, key: &(TreeRef, Epoch)) -> Option<Arc<AgentSession>> {
         let open = self.sessions.remove(key)?;
         open.reserved_descriptors.release();
-        self.ending_sessions.retain(|(_, open)| open.strong_count() > 0);
-        self.ending_sessions.push((key.0.clone(), Arc::downgrade(&open)));
+        self.ending_sessions
+            .retain(|(_, open)| open.strong_count() > 0);
+        self.ending_sessions
+            .push((key.0.clone(), Arc::downgrade(&open)));
         Some(open)
     }
 
@@ -473,9 +480,14 @@ impl SessionTable {
             .collect()
     }
 
-    fn take_where(&mut self, wanted: impl Fn(&(TreeRef, Epoch), &AgentSession) -> bool) -> Vec<Arc<AgentSession>> {
+    fn take_where(
+        &mut self,
+        wanted: impl Fn(&(TreeRef, Epoch), &AgentSession) -> bool,
+    ) -> Vec<Arc<AgentSession>> {
         let keys = self.keys_where(wanted);
-        keys.iter().filter_map(|key| self.take_session(key)).collect()
+        keys.iter()
+            .filter_map(|key| self.take_session(key))
+            .collect()
     }
 }
 
@@ -526,7 +538,9 @@ impl AgentSession {
                 _ if is_behind && *op != FileOp::StatFs => {
                     Err(Errno(nix::errno::Errno::ECANCELED as i32))
                 }
-                _ if !has_room_for(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),
+                _ if !has_room_for(op, out.len(), named) => {
+                    Err(Errno(nix::errno::Errno::E2BIG as i32))
+                }
                 None => session.run(caller, op, data, &mut out),
                 Some(AssignedNumbers { ino, handle, .. }) => {
                     session.run_numbered((caller, op, data), (*ino, *handle), &mut out)

@@ -50,7 +50,10 @@ async fn servers_are_listed_until_their_adverts_expire() {
     let pool = Pool::new(network.dialer("t"));
     let tell = |token: Token, advert| {
         let pool = pool.clone();
-        async move { pool.call("c:1", &token, Advertise { advert }, short_deadline()).await }
+        async move {
+            pool.call("c:1", &token, Advertise { advert }, short_deadline())
+                .await
+        }
     };
     assert_eq!(
         tell(teller.clone(), advert(1, 60_000))
@@ -82,7 +85,9 @@ async fn servers_are_listed_until_their_adverts_expire() {
         .call("c:1", &teller, QueryServers::default(), short_deadline())
         .await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
-    let refused = pool.call("c:1", &teller, ReadCounters, short_deadline()).await;
+    let refused = pool
+        .call("c:1", &teller, ReadCounters, short_deadline())
+        .await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
     let counters = pool
         .call("c:1", &asker, ReadCounters, short_deadline())

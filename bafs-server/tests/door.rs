@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bafs_proto::fd_passing::{
-    HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, HandoffTicket, HandoffHeader, TreeHandoff, HandoffHello,
-    HandoffHelloReply, TicketSecret,
+    HandoffCall, HandoffHeader, HandoffHello, HandoffHelloReply, HandoffMessage, HandoffReply,
+    HandoffRequest, HandoffTicket, TicketSecret, TreeHandoff,
 };
 use bafs_proto::ids::FileIndex;
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, codec};
 use bafs_server::counters::Counters;
-use bafs_server::fd_passing::{HandlerReply, HandoffServer, HandoffFactory, HandoffHandler, Handoff};
+use bafs_server::fd_passing::{
+    HandlerReply, Handoff, HandoffFactory, HandoffHandler, HandoffServer,
+};
 use tokio::sync::watch;
 
 const HEADER: HandoffHeader = HandoffHeader::Tree(TreeHandoff {
@@ -87,7 +89,10 @@ impl HandoffFixture {
                 Ok(Handoff {
                     header: HEADER,
                     files,
-                    handler: Box::new(FileHandler { file, is_freed: freed }),
+                    handler: Box::new(FileHandler {
+                        file,
+                        is_freed: freed,
+                    }),
                     recall,
                 })
             })
@@ -101,7 +106,10 @@ impl HandoffFixture {
     }
 }
 
-async fn send_hello(socket: &str, ticket: TicketSecret) -> (PacketSocket, HandoffHelloReply, Vec<OwnedFd>) {
+async fn send_hello(
+    socket: &str,
+    ticket: TicketSecret,
+) -> (PacketSocket, HandoffHelloReply, Vec<OwnedFd>) {
     let packets = PacketSocket::connect(Path::new(socket)).expect("connect");
     let knock = HandoffHello {
         version: PROTOCOL_VERSION,
@@ -136,13 +144,22 @@ async fn receive_message(packets: &PacketSocket) -> (HandoffMessage, Vec<OwnedFd
 #[tokio::test]
 async fn a_ticket_works_once_and_disconnecting_frees_files() {
     let world = HandoffFixture::new().await;
-    let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let HandoffTicket { socket, secret } = world
+        .door
+        .issue_ticket(world.prepare_handoff())
+        .expect("ticket");
     let (packets, opening, mut files) = send_hello(&socket, secret).await;
     assert_eq!(opening, Ok(HEADER));
     assert_eq!(read_text(files.remove(0)), "data");
     let (word, mut files) = send_request(&packets, 7).await;
     let answer = Ok(HandoffReply::Pinned);
-    assert_eq!(word, HandoffMessage::Reply { number: 7, result: answer });
+    assert_eq!(
+        word,
+        HandoffMessage::Reply {
+            number: 7,
+            result: answer
+        }
+    );
     assert_eq!(read_text(files.remove(0)), "data");
     let (_, again, files) = send_hello(&socket, secret).await;
     assert_eq!(
@@ -159,19 +176,31 @@ async fn a_ticket_works_once_and_disconnecting_frees_files() {
 #[tokio::test]
 async fn a_recalled_client_still_gets_answers() {
     let world = HandoffFixture::new().await;
-    let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let HandoffTicket { socket, secret } = world
+        .door
+        .issue_ticket(world.prepare_handoff())
+        .expect("ticket");
     let (packets, opening, _files) = send_hello(&socket, secret).await;
     opening.expect("opened");
     let why = Error::new(ErrorCode::Fenced, "another writer");
     world.recall.send_replace(Some(why.clone()));
-    assert_eq!(receive_message(&packets).await.0, HandoffMessage::Revoke { reason: why });
-    assert!(matches!(send_request(&packets, 1).await.0, HandoffMessage::Reply { .. }));
+    assert_eq!(
+        receive_message(&packets).await.0,
+        HandoffMessage::Revoke { reason: why }
+    );
+    assert!(matches!(
+        send_request(&packets, 1).await.0,
+        HandoffMessage::Reply { .. }
+    ));
 }
 
 #[tokio::test]
 async fn malformed_packets_and_guessed_tickets_are_refused() {
     let world = HandoffFixture::new().await;
-    let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let HandoffTicket { socket, secret } = world
+        .door
+        .issue_ticket(world.prepare_handoff())
+        .expect("ticket");
     for garbage in [&[0u8][..], &[0xff; 36], &[7; 60_000]] {
         let packets = PacketSocket::connect(Path::new(&socket)).expect("connect");
         packets.send(garbage, &[]).await.expect("send");

@@ -117,7 +117,9 @@ async fn an_agent_runs_once_and_its_report_stays() {
         executor.start(start_call_with_token(1, 1)).expect("again");
     }
     // A scheduler that was started anew has other capabilities for the same job.
-    executor.start(start_call_with_token(1, 2)).expect("with another token");
+    executor
+        .start(start_call_with_token(1, 2))
+        .expect("with another token");
     let other = StartJob {
         execution: ExecutionId(1),
         ..start_call(2)
@@ -314,7 +316,9 @@ async fn a_restarted_node_reruns_no_earlier_execution() {
     // Its answer was lost, so whoever asked asks again, now the next life of the node.
     let after = executor(directory.path(), &script);
     for id in [1, 2] {
-        let refused = after.start(start_call(id)).expect_err("what it left is unknown");
+        let refused = after
+            .start(start_call(id))
+            .expect_err("what it left is unknown");
         assert_eq!(refused.code, ErrorCode::WrongState, "{refused}");
         assert!(!refused.is_transient(), "asking again would not help");
         assert_eq!(state(&after, id, 0).await, None);

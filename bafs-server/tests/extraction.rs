@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{A, HOME, NodeCluster, from_home, random_bytes, populated_home, spec, tree};
+use crate::storage_world::{
+    A, HOME, NodeCluster, from_home, populated_home, random_bytes, spec, tree,
+};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};

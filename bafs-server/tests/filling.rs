@@ -4,7 +4,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{A, HOME, FaultyHome, NodeCluster, from_home, from_volume, random_bytes, spec, tree};
+use crate::storage_world::{
+    A, FaultyHome, HOME, NodeCluster, from_home, from_volume, random_bytes, spec, tree,
+};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::SourceKind;

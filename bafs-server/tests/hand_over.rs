@@ -5,10 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::storage_world::{FOREVER, NodeCluster, spec};
-use bafs_proto::fd_passing::{HandoffCall, HandoffRequest, HandoffMessage, GetHandoffTicket, HandoffTarget, HandoffHello, HandoffHelloReply};
+use bafs_proto::fd_passing::{
+    GetHandoffTicket, HandoffCall, HandoffHello, HandoffHelloReply, HandoffMessage, HandoffRequest,
+    HandoffTarget,
+};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{AgentId, Epoch, VolumeId};
-use bafs_proto::message::{CloseTree, DeleteVolume, OpenTree, RunFileOps, GetVolume, TreeRef};
+use bafs_proto::message::{CloseTree, DeleteVolume, GetVolume, OpenTree, RunFileOps, TreeRef};
 use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right};
@@ -173,7 +176,9 @@ async fn a_handoff_needs_the_rights_of_its_session() {
             epoch,
         };
         let pool = &served.world.pool;
-        let refused = pool.call(A, &token, GetHandoffTicket { target: what }, deadline).await;
+        let refused = pool
+            .call(A, &token, GetHandoffTicket { target: what }, deadline)
+            .await;
         assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
     }
 }

@@ -228,7 +228,10 @@ async fn a_put_survives_restarts_and_happens_once() {
         error_code(world.call(commit.clone()).await),
         ErrorCode::WrongState
     );
-    world.put_range(5, 50_000, &data[50_000..]).await.expect("put");
+    world
+        .put_range(5, 50_000, &data[50_000..])
+        .await
+        .expect("put");
     assert!(!target.exists(), "nothing is visible before the commit");
     let receipt = world.call(commit.clone()).await.expect("commit");
     assert_eq!(fs::read(&target).expect("read"), data);
@@ -320,7 +323,10 @@ async fn damaged_bytes_are_refused_and_last_commits_win() {
     let world = HomeFixture::new();
     let mut commit = world.put(1, "f", b"one").await.expect("put");
     commit.digest = Digest::of(b"two");
-    assert_eq!(error_code(world.call(commit).await), ErrorCode::DigestMismatch);
+    assert_eq!(
+        error_code(world.call(commit).await),
+        ErrorCode::DigestMismatch
+    );
     let first = world.put(1, "f", b"one").await.expect("put");
     let second = world.put(2, "f", b"two").await.expect("put");
     world.call(second).await.expect("commit");
@@ -347,7 +353,10 @@ async fn remote_trees_support_reading_and_writing() {
         writable,
         resumed_incarnation: None,
     };
-    assert_eq!(error_code(world.call(open(false)).await), ErrorCode::NotFound);
+    assert_eq!(
+        error_code(world.call(open(false)).await),
+        ErrorCode::NotFound
+    );
     let epoch = world.call(open(true)).await.expect("open").epoch;
     assert!(world.root.path().join("new/tree").is_dir());
     let run = |sequence, op| {
@@ -488,12 +497,16 @@ async fn malformed_calls_are_refused() {
     };
     assert_eq!(error_code(world.call(directory).await), ErrorCode::NotFound);
     let unsupported = bafs_proto::message::ListVolumes::default();
-    assert_eq!(error_code(world.call(unsupported).await), ErrorCode::Unsupported);
+    assert_eq!(
+        error_code(world.call(unsupported).await),
+        ErrorCode::Unsupported
+    );
     let after = ListSource {
         path: String::new(),
         after: Some("../..".to_owned()),
     };
     assert_eq!(error_code(world.call(after).await), ErrorCode::BadPath);
-    let _: Arc<HomeServer> = HomeServer::open(world.root.path(), world.signer.verifier(), None).expect("home");
+    let _: Arc<HomeServer> =
+        HomeServer::open(world.root.path(), world.signer.verifier(), None).expect("home");
     assert!(HomeServer::open("/nonexistent".as_ref(), world.signer.verifier(), None).is_err());
 }

@@ -9,7 +9,7 @@ use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::{PutFilesEntry, PutFile, PutFiles, StatSource};
+use bafs_proto::message::{PutFile, PutFiles, PutFilesEntry, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
 use bafs_server::home_server::HomeServer;
@@ -122,7 +122,10 @@ async fn packed_reads_check_identities_and_the_token() {
         path: "../e".to_owned(),
         ..files[2].clone()
     };
-    assert_eq!(error_code(world.call(call(&[up])).await), ErrorCode::BadPath);
+    assert_eq!(
+        error_code(world.call(call(&[up])).await),
+        ErrorCode::BadPath
+    );
     let mut too_large = files[0].clone();
     too_large.identity.size = 5 << 20;
     let too_large = world.call(call(&[too_large])).await;

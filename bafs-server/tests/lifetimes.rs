@@ -4,7 +4,7 @@ use crate::storage_world::{A, NodeCluster, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
 use bafs_proto::message::{
-    CloseTree, CreateVolume, DeleteVolume, OpenTree, RenewVolumes, GetVolume, TreeRef,
+    CloseTree, CreateVolume, DeleteVolume, GetVolume, OpenTree, RenewVolumes, TreeRef,
 };
 use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
@@ -49,7 +49,11 @@ async fn volumes_expire_unless_renewed() {
         VolumeState::Ready
     );
     assert_eq!(
-        world.call(A, get_volume(2)).await.expect_err("expired").code,
+        world
+            .call(A, get_volume(2))
+            .await
+            .expect_err("expired")
+            .code,
         ErrorCode::VolumeLost
     );
     assert!(!tree(store.path(), 2).exists());

@@ -10,9 +10,9 @@ use bafs_proto::ids::{
     AgentId, BlockIndex, Epoch, ExecutionId, ExtractionId, FileIndex, InodeNo, VolumeId,
 };
 use bafs_proto::message::{
-    CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, JobCommand,
-    JobSpec, KillJob, ListSource, OpenTree, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
-    ReadKind, RenewVolumes, Reply, Request, RunFileOps, GetVolume, SourceIdentity, StartJob,
+    CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, GetVolume, InvalidateVolume,
+    JobCommand, JobSpec, KillJob, ListSource, OpenTree, QueryServers, ReadBlocks, ReadCounters,
+    ReadKind, ReadManifest, RenewVolumes, Reply, Request, RunFileOps, SourceIdentity, StartJob,
     TreeRef, WatchJobs,
 };
 use bafs_proto::net::{Cancellation, IncomingRequest, Peer, Service};

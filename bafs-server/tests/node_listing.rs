@@ -22,7 +22,8 @@ async fn listings_show_only_volumes_of_the_token() {
         .grant(&resources, &ALL, FOREVER)
         .expect("grant");
     for (token, expected) in [(token, vec![1, 3]), (Token::none(), vec![])] {
-        let Ok(Reply::ListVolumes(list)) = call_node(&node, &token, ListVolumes::default().into()).await
+        let Ok(Reply::ListVolumes(list)) =
+            call_node(&node, &token, ListVolumes::default().into()).await
         else {
             panic!("no list");
         };

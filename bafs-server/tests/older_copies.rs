@@ -142,7 +142,11 @@ async fn further_copies_transfer_only_changed_chunks() {
     let whole = (LARGE + 4 * 5_000) as u64;
     let first = stage.received_bytes(11, None).await;
     assert!((whole..whole + 2 * CHUNK).contains(&first), "{first} bytes");
-    assert_eq!(stage.received_bytes(12, Some(11)).await, 0, "nothing changed");
+    assert_eq!(
+        stage.received_bytes(12, Some(11)).await,
+        0,
+        "nothing changed"
+    );
 
     let root = stage.source();
     change_secretly(&root.join("large"), 5 * CHUNK + 1, b"changed");
@@ -180,11 +184,19 @@ async fn a_bad_older_copy_costs_only_extra_bytes() {
     fs::remove_file(stage.copy(11).join("same")).expect("remove");
     std::os::unix::fs::symlink("/etc/passwd", stage.copy(11).join("same")).expect("link");
     assert_eq!(stage.received_bytes(12, Some(11)).await, CHUNK + 5_000);
-    assert_eq!(stage.received_bytes(13, Some(99)).await, whole, "it never was");
+    assert_eq!(
+        stage.received_bytes(13, Some(99)).await,
+        whole,
+        "it never was"
+    );
     let volume = VolumeId(12);
     let deleted = stage.world.call(B, DeleteVolume { volume }).await;
     deleted.expect("delete");
-    assert_eq!(stage.received_bytes(14, Some(12)).await, whole, "it is gone");
+    assert_eq!(
+        stage.received_bytes(14, Some(12)).await,
+        whole,
+        "it is gone"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::storage_world::{
-    A, HOME, FaultyHome, NodeCluster, from_home, from_volume, random_bytes, populated_home, spec, tree,
+    A, FaultyHome, HOME, NodeCluster, from_home, from_volume, populated_home, random_bytes, spec,
+    tree,
 };
 use bafs_proto::ErrorCode;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::{ExtractionId, VolumeId};
-use bafs_proto::message::{DeleteVolume, Done, ExtractFile, ListVolumes, GetVolume, SourceKind};
+use bafs_proto::message::{DeleteVolume, Done, ExtractFile, GetVolume, ListVolumes, SourceKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 
@@ -170,7 +171,10 @@ async fn a_narrowed_token_is_refused_by_other_nodes() {
     let shown = shown.expect("a token");
     let ask = async |address, id| {
         let deadline = Deadline::after_ms(20_000);
-        let asked = world.pool.call(address, &shown, delete_volume(id), deadline).await;
+        let asked = world
+            .pool
+            .call(address, &shown, delete_volume(id), deadline)
+            .await;
         asked.map_err(|error| error.code)
     };
     let refused = Err(ErrorCode::RightMissing);

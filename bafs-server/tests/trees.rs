@@ -165,7 +165,10 @@ async fn sessions_do_not_resume_after_machine_restarts() {
     let machine = first.expect("open").machine_incarnation;
     let restarted = TreeSessions::new(2, Counters::default());
     let resumed = restarted.open(bench.tree.clone(), open(Some(machine)));
-    assert_eq!(resumed.await.expect("the same machine").machine_incarnation, machine);
+    assert_eq!(
+        resumed.await.expect("the same machine").machine_incarnation,
+        machine
+    );
     let other = restarted.open(bench.tree.clone(), open(Some(machine + 1)));
     let refused = other.await.expect_err("data may be missing");
     assert_eq!(refused.code, ErrorCode::VolumeLost);

@@ -140,7 +140,10 @@ impl Account {
     ///
     /// # Errors
     /// `ENOSPC`.
-    pub(crate) fn reserve_exactly<T>(&self, wish: impl Fn(u64, bool) -> SpaceDecision<T>) -> Outcome<T> {
+    pub(crate) fn reserve_exactly<T>(
+        &self,
+        wish: impl Fn(u64, bool) -> SpaceDecision<T>,
+    ) -> Outcome<T> {
         self.exact_waiters.fetch_add(1, SeqCst);
         let mut taken = Err(errno::NOSPC);
         for round in 1..=RESERVE_ATTEMPTS_MAX {

@@ -12,8 +12,8 @@ use rustix::fs::{
 };
 
 use crate::account::{Account, SpaceDecision};
-use crate::file_reference::{FileReference, ProcPath};
 use crate::errno::{self, Outcome};
+use crate::file_reference::{FileReference, ProcPath};
 use crate::session::Session;
 
 /// What the kernel asks for at the first write of each file.
@@ -47,7 +47,8 @@ impl Session {
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            chownat(file_reference.path_descriptor()?, c"", uid, gid, flags).map_err(errno::from_host)?;
+            chownat(file_reference.path_descriptor()?, c"", uid, gid, flags)
+                .map_err(errno::from_host)?;
         }
         // After the owner: a change of owner clears bits of the mode.
         if let Some(mode) = change.mode {
@@ -68,12 +69,18 @@ impl Session {
                 last_modification: timespec(change.mtime)?,
             };
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            utimensat(file_reference.path_descriptor()?, c"", &times, flags).map_err(errno::from_host)?;
+            utimensat(file_reference.path_descriptor()?, c"", &times, flags)
+                .map_err(errno::from_host)?;
         }
         Ok(FileReply::Attr(to_attr(ino, &file_reference.stat()?)))
     }
 
-    fn truncate(&self, file_reference: &FileReference, handle: Option<HandleId>, size: u64) -> Outcome<()> {
+    fn truncate(
+        &self,
+        file_reference: &FileReference,
+        handle: Option<HandleId>,
+        size: u64,
+    ) -> Outcome<()> {
         match file_reference.kind() {
             FileType::RegularFile => {}
             FileType::Directory => return Err(errno::ISDIR),
@@ -100,7 +107,8 @@ impl Session {
         if file_reference.kind() != FileType::Symlink {
             return Err(errno::INVAL);
         }
-        let target = readlinkat(file_reference.path_descriptor()?, c"", Vec::new()).map_err(errno::from_host)?;
+        let target = readlinkat(file_reference.path_descriptor()?, c"", Vec::new())
+            .map_err(errno::from_host)?;
         Ok(FileReply::Bytes(target.into_bytes()))
     }
 
@@ -139,7 +147,9 @@ impl Session {
             return Ok(FileReply::Done);
         };
         let mut charged = state.lock();
-        let reserved = new.map_or(Ok(0), |new| reserve_for(account, &file_reference, &path, new))?;
+        let reserved = new.map_or(Ok(0), |new| {
+            reserve_for(account, &file_reference, &path, new)
+        })?;
         let done = call(path.as_str()).map_err(errno::from_host);
         let now = file_reference
             .stat()

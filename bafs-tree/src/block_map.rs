@@ -3,7 +3,7 @@
 //!
 //! The node gives each copy of a block that may be read a mark of its own, takes the mark away
 //! *before* it touches the bytes, and puts one there *after* they are whole. So bytes that were
-//! read while the mark stayed the same are what the node put there ([`BlockMap::while_there`]).
+//! read while the mark stayed the same are what the node put there ([`BlockMap::read_if_unchanged`]).
 //! Beside the mark is a part of the block's digest, so that damage on the disk shows too.
 
 use std::io;
@@ -61,7 +61,9 @@ impl BlockLayout {
             firsts.push(u32::try_from(next).ok()?);
         }
         // Two numbers more are needed for what was read.
-        (next < (SHARED_WORDS_MAX / BLOCK_WORDS) as u64).then_some(Self { first_indexes: firsts })
+        (next < (SHARED_WORDS_MAX / BLOCK_WORDS) as u64).then_some(Self {
+            first_indexes: firsts,
+        })
     }
 
     /// Number of blocks of all files.
@@ -78,7 +80,10 @@ impl BlockLayout {
 
     fn index_range_of(&self, file: u32) -> Option<(usize, usize)> {
         let file = file as usize;
-        let (first, end) = (self.first_indexes.get(file)?, self.first_indexes.get(file + 1)?);
+        let (first, end) = (
+            self.first_indexes.get(file)?,
+            self.first_indexes.get(file + 1)?,
+        );
         Some((*first as usize, *end as usize))
     }
 }
@@ -153,7 +158,7 @@ impl BlockMap {
 
     /// Reads whole blocks of a file with `read`, which gives the digest of each in order; true when
     /// what it read are these blocks. Counts as a use of them. Other bytes than the node put there
-    /// are told to it ([`BlockMap::take_doubt`]).
+    /// are told to it ([`BlockMap::take_mismatch`]).
     pub fn read_if_unchanged(
         &self,
         file: u32,
@@ -186,8 +191,13 @@ impl BlockMap {
     /// last.
     pub fn take_mismatch(&self, file: u32, block: u64) -> bool {
         let words = self.feedback.words().unwrap_or_default();
-        let word = self.layout.index_of(file, block).and_then(|at| words.get(at));
-        word.is_some_and(|word| word.load(Relaxed) == MISMATCHED && word.swap(0, Relaxed) == MISMATCHED)
+        let word = self
+            .layout
+            .index_of(file, block)
+            .and_then(|at| words.get(at));
+        word.is_some_and(|word| {
+            word.load(Relaxed) == MISMATCHED && word.swap(0, Relaxed) == MISMATCHED
+        })
     }
 
     /// Counts what was read without asking: so many KiB, of so many blocks.
@@ -233,7 +243,11 @@ impl BlockMap {
 
     fn give_feedback(&self, file: u32, block: u64, what: u32) {
         let words = self.feedback.words().unwrap_or_default();
-        if let Some(word) = self.layout.index_of(file, block).and_then(|at| words.get(at)) {
+        if let Some(word) = self
+            .layout
+            .index_of(file, block)
+            .and_then(|at| words.get(at))
+        {
             // Looking first: all agents write here, and memory that nobody writes is shared.
             if word.load(Relaxed) < what {
                 word.store(what, Relaxed);
@@ -287,9 +301,15 @@ mod tests {
         node.set_block(0, 0, Some((7, digest)));
         node.set_block(0, 1, Some((8, digest)));
         assert!(agent.read_if_unchanged(0, 0..2, right(2)));
-        assert!(!agent.read_if_unchanged(0, 0..2, || None), "it could not be read");
+        assert!(
+            !agent.read_if_unchanged(0, 0..2, || None),
+            "it could not be read"
+        );
         assert!(!agent.read_if_unchanged(0, 0..2, right(1)), "too few");
-        assert!(!agent.read_if_unchanged(0, 0..3, right(3)), "one is not there");
+        assert!(
+            !agent.read_if_unchanged(0, 0..3, right(3)),
+            "one is not there"
+        );
         assert!(!agent.read_if_unchanged(1, 0..1, right(1)));
         assert!(!agent.read_if_unchanged(9, 0..1, right(1)));
         assert_eq!(node.take_used_blocks(), [(0, 0), (0, 1)]);

@@ -15,8 +15,8 @@ use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 use crate::account::{Account, SpaceDecision};
 use crate::errno::{self, Outcome};
 use crate::handles::OpenFile;
-use crate::syscalls;
 use crate::session::Session;
+use crate::syscalls;
 
 /// Most that one copy moves before it answers, in bytes: a short copy is no error, and nobody
 /// waits for long.
@@ -288,13 +288,20 @@ fn copy_by_hand(
 
 /// Charges a file what it has now, in place of what was reserved.
 fn settle_file(account: &Account, file: &OpenFile, charged: &mut u64, reserved: u64) {
-    let now = fstat(&file.fd).map_or(*charged, |stat| file.file_reference.tree().charge_bytes(&stat));
+    let now = fstat(&file.fd).map_or(*charged, |stat| {
+        file.file_reference.tree().charge_bytes(&stat)
+    });
     account.settle(charged, now, reserved);
 }
 
 /// Reserves space for bytes that are to be written: for all of them as if none had space yet,
 /// or, when that does not fit, exactly for those that have none, as far as it goes.
-fn reserve_range(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcome<RangeReservation> {
+fn reserve_range(
+    account: &Account,
+    file: &OpenFile,
+    offset: u64,
+    length: u64,
+) -> Outcome<RangeReservation> {
     let block_bytes = file.file_reference.tree().block_bytes();
     let end = offset
         .checked_add(length)
@@ -368,7 +375,12 @@ fn data_in(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<
 
 /// How far whole blocks from the start of `blocks` can be written when parts of them are `present`
 /// and only `free` bytes can be added: the end, and the bytes that this adds.
-fn writable_prefix(blocks: &Range<u64>, present: &[Range<u64>], free: u64, block_bytes: u64) -> (u64, u64) {
+fn writable_prefix(
+    blocks: &Range<u64>,
+    present: &[Range<u64>],
+    free: u64,
+    block_bytes: u64,
+) -> (u64, u64) {
     let free = free - free % block_bytes;
     let (mut at, mut needed) = (blocks.start, 0);
     let ends = blocks.end..blocks.end;
@@ -390,8 +402,9 @@ mod tests {
     #[test]
     fn a_prefix_reserves_only_absent_blocks() {
         let blocks = 0..40;
-        let prefix =
-            |start, end, free| writable_prefix(&blocks, std::slice::from_ref(&(start..end)), free, 10);
+        let prefix = |start, end, free| {
+            writable_prefix(&blocks, std::slice::from_ref(&(start..end)), free, 10)
+        };
         assert_eq!(prefix(40, 40, 20), (20, 20));
         assert_eq!(prefix(40, 40, 100), (40, 40));
         assert_eq!(prefix(0, 40, 0), (40, 0));
@@ -416,6 +429,9 @@ mod tests {
         let (done, out) = read(&[Ok(2), Err(Host::INTR), Ok(1)]);
         assert_eq!((done, &*out), (Ok(3), &b"beforexxx"[..]));
         let (done, out) = read(&[Ok(2), Err(Host::IO)]);
-        assert_eq!((done, &*out), (Err(errno::from_host(Host::IO)), &b"before"[..]));
+        assert_eq!(
+            (done, &*out),
+            (Err(errno::from_host(Host::IO)), &b"before"[..])
+        );
     }
 }

@@ -75,7 +75,10 @@ impl PathDescriptor {
     ///
     /// # Errors
     /// `ESTALE` when the file is gone, `ENFILE` when the process has no descriptor left.
-    pub(crate) fn open_descriptor(self: &Arc<Self>, mount: Option<BorrowedFd<'_>>) -> Outcome<Arc<OwnedFd>> {
+    pub(crate) fn open_descriptor(
+        self: &Arc<Self>,
+        mount: Option<BorrowedFd<'_>>,
+    ) -> Outcome<Arc<OwnedFd>> {
         self.is_used.store(true, Relaxed);
         let mut held = lock(&self.fd);
         if let Some(fd) = &*held {
@@ -113,7 +116,7 @@ impl PathDescriptor {
 
     fn close(&self) -> bool {
         let mut held = lock(&self.fd);
-        // Asked with the lock held, in which `keep` looks for the descriptor.
+        // Asked with the lock held, in which `pin` looks for the descriptor.
         if self.is_pinned.load(Relaxed) {
             return false;
         }
@@ -277,7 +280,10 @@ impl FreeDescriptors {
         let most = limit - limit / PATH_DESCRIPTOR_DIVISOR - limit / others;
         let taken = RESERVED.load(Relaxed) + SYNCHRONOUS_OPENS.load(Relaxed);
         let now = most.saturating_sub(taken);
-        Self { total: most, free: now }
+        Self {
+            total: most,
+            free: now,
+        }
     }
 
     fn without_last_reserve(self) -> u64 {
@@ -308,7 +314,8 @@ pub(crate) fn can_open_by_handle(mount: impl AsFd) -> bool {
 
 /// How many of these descriptors may be open.
 pub(crate) fn path_descriptors_max() -> usize {
-    usize::try_from((descriptor_limit() / PATH_DESCRIPTOR_DIVISOR).clamp(1, PATH_DESCRIPTORS_MAX)).unwrap_or(1)
+    usize::try_from((descriptor_limit() / PATH_DESCRIPTOR_DIVISOR).clamp(1, PATH_DESCRIPTORS_MAX))
+        .unwrap_or(1)
 }
 
 /// Descriptors that this process may have, since it first asked.
@@ -332,7 +339,11 @@ mod tests {
     /// `held` are open.
     fn can_open(held: u64, job: u64, own: u64) -> bool {
         let (most, now) = (ALL, ALL - held);
-        FreeDescriptors { total: most, free: now }.can_open(job, own)
+        FreeDescriptors {
+            total: most,
+            free: now,
+        }
+        .can_open(job, own)
     }
 
     /// How many one more process can open, of a job that has `job`, when `held` are open.
@@ -363,12 +374,18 @@ mod tests {
         for jobs in [1, 2, 5, 20] {
             let held = opened_by_jobs(jobs);
             let all = held.iter().sum();
-            assert!(openable_count(all, 0) >= FEW_OPENS_OF_JOB, "{jobs} jobs: {held:?}");
+            assert!(
+                openable_count(all, 0) >= FEW_OPENS_OF_JOB,
+                "{jobs} jobs: {held:?}"
+            );
             let least = held.iter().min();
             let difference = held.iter().max().zip(least).map(|(max, min)| max - min);
             assert!(difference <= Some(1), "{held:?}");
         }
-        assert!(opened_by_jobs(1)[0] > ALL * 2 / 3, "alone it has nearly all");
+        assert!(
+            opened_by_jobs(1)[0] > ALL * 2 / 3,
+            "alone it has nearly all"
+        );
     }
 
     #[test]
@@ -387,7 +404,10 @@ mod tests {
         assert!(!can_open(held, held, held));
         for process in 0..5 {
             let more = openable_count(held, held);
-            assert!(more >= FEW_OPENS_OF_PROCESS, "process {process} opens {more}");
+            assert!(
+                more >= FEW_OPENS_OF_PROCESS,
+                "process {process} opens {more}"
+            );
             held += more;
         }
         assert!(!can_open(ALL, 0, 0), "there are none");
@@ -396,7 +416,10 @@ mod tests {
     #[test]
     fn closing_releases_held_descriptors() {
         let share = JobDescriptorUse::default();
-        let (first, second) = (SynchronousOpen::new(&share, 7), SynchronousOpen::new(&share, 8));
+        let (first, second) = (
+            SynchronousOpen::new(&share, 7),
+            SynchronousOpen::new(&share, 8),
+        );
         assert_eq!((share.counts(7), share.counts(9)), ((2, 1), (2, 0)));
         drop((first, second));
         assert_eq!(share.counts(7), (0, 0));

@@ -6,8 +6,8 @@ use std::sync::MutexGuard;
 use rustix::fs::{Mode, OFlags, RawDir, Stat, openat};
 
 use crate::account::{Account, SpaceDecision};
-use crate::file_reference::FileReference;
 use crate::errno::Outcome;
+use crate::file_reference::FileReference;
 
 /// Most that one new name adds to a directory of ext4: a leaf, and two blocks when the directory
 /// becomes or deepens a tree.
@@ -27,7 +27,11 @@ impl<'a> DirectoryChange<'a> {
     pub(crate) fn begin(directories: &[&'a FileReference]) -> Self {
         let mut states: Vec<_> = directories
             .iter()
-            .filter_map(|file_reference| file_reference.account_entry().map(|(_, state)| (state, *file_reference)))
+            .filter_map(|file_reference| {
+                file_reference
+                    .account_entry()
+                    .map(|(_, state)| (state, *file_reference))
+            })
             .collect();
         states.sort_by_key(|(state, _)| state.id);
         states.dedup_by_key(|(state, _)| state.id);
@@ -47,7 +51,12 @@ impl<'a> DirectoryChange<'a> {
     }
 
     /// Makes sure of space for one more name in `directory`, and for `blocks` more.
-    pub(crate) fn reserve(&mut self, directory: &FileReference, name: &[u8], blocks: u64) -> Outcome<()> {
+    pub(crate) fn reserve(
+        &mut self,
+        directory: &FileReference,
+        name: &[u8],
+        blocks: u64,
+    ) -> Outcome<()> {
         let Some(account) = self.account else {
             return Ok(());
         };

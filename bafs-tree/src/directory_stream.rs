@@ -26,7 +26,7 @@ pub(crate) struct RawEntry {
 #[derive(Debug)]
 pub(crate) struct DirectoryStream {
     fd: OwnedFd,
-    /// Where the first entry of `ahead` follows.
+    /// Where the first entry of `buffered` follows.
     position: u64,
     buffered: VecDeque<RawEntry>,
 }
@@ -50,7 +50,7 @@ impl DirectoryStream {
         Ok(())
     }
 
-    /// The next entry, still in the stream; `None` at the end.
+    /// The next entry, still in the stream; `NotNeeded` at the end.
     pub(crate) fn peek(&mut self) -> Outcome<Option<&RawEntry>> {
         if self.buffered.is_empty() {
             self.fill()?;

@@ -115,7 +115,9 @@ impl FileReference {
     /// not tell.
     pub(crate) fn btime_ns(&self) -> u64 {
         let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-        let Ok(fd) = self.path_descriptor() else { return 0 };
+        let Ok(fd) = self.path_descriptor() else {
+            return 0;
+        };
         match statx(fd, c"", flags, StatxFlags::BTIME) {
             Ok(told) if told.stx_mask & StatxFlags::BTIME.bits() != 0 => {
                 let seconds = u64::try_from(told.stx_btime.tv_sec).unwrap_or(0);

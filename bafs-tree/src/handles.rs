@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::AGENT_NUMBER_FIRST;
 
-use crate::file_reference::FileReference;
 use crate::descriptor_limits::SynchronousOpen;
 use crate::directory_stream::DirectoryStream;
 use crate::errno::{self, Outcome};
+use crate::file_reference::FileReference;
 
 /// An open file.
 #[derive(Debug)]

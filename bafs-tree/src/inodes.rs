@@ -9,9 +9,9 @@ use bafs_proto::ids::InodeNo;
 use bafs_proto::limits::{AGENT_NUMBER_FIRST, SUBSTITUTE_NUMBER_FIRST};
 
 use crate::account::HostFileId;
-use crate::file_reference::FileReference;
 use crate::descriptor_limits::path_descriptors_max;
 use crate::errno::{self, Outcome};
+use crate::file_reference::FileReference;
 
 #[derive(Debug)]
 struct InodeEntry {
@@ -121,7 +121,8 @@ impl Inodes {
 
     /// Whether an agent may give a file this number.
     pub(crate) fn is_assignable(&self, wished: InodeNo) -> bool {
-        (AGENT_NUMBER_FIRST..SUBSTITUTE_NUMBER_FIRST).contains(&wished.0) && !self.by_number.contains_key(&wished.0)
+        (AGENT_NUMBER_FIRST..SUBSTITUTE_NUMBER_FIRST).contains(&wished.0)
+            && !self.by_number.contains_key(&wished.0)
     }
 
     /// Gives a file that was just made another number, which must be free and in the agents' range.
@@ -217,13 +218,17 @@ impl Inodes {
         gone.collect()
     }
 
-    /// Bytes and files that [`Self::bury_all`] would free, about.
+    /// Bytes and files that [`Self::release_unlinked`] would free, about.
     pub(crate) fn reclaimable_use(&self) -> (u64, u64) {
         (self.reclaimable.bytes, self.reclaimable.files)
     }
 
     /// Changes an entry, and counts what that does to the space that may be had.
-    fn update_entry<T>(&mut self, number: u64, change: impl FnOnce(&mut InodeEntry) -> T) -> Option<T> {
+    fn update_entry<T>(
+        &mut self,
+        number: u64,
+        change: impl FnOnce(&mut InodeEntry) -> T,
+    ) -> Option<T> {
         let entry = self.by_number.get_mut(&number)?;
         let before = entry.reclaimable();
         let changed = change(entry);
@@ -246,7 +251,11 @@ impl Inodes {
 
     fn release_entry(&mut self, number: u64) -> Option<Arc<FileReference>> {
         let (since, identity, file_reference) = self.update_entry(number, |entry| {
-            (entry.unlinked_order.take(), entry.host_file_id, entry.file_reference.take())
+            (
+                entry.unlinked_order.take(),
+                entry.host_file_id,
+                entry.file_reference.take(),
+            )
         })?;
         if let Some(since) = since {
             self.unlinked.remove(&since);
@@ -288,8 +297,8 @@ mod tests {
     use rustix::fs::fstat;
 
     use super::*;
-    use crate::file_reference::host_file_id;
     use crate::attributes::to_attr;
+    use crate::file_reference::host_file_id;
     use crate::tree::Tree;
 
     /// [`Inodes::nameless`], found by a look at each.
@@ -329,7 +338,8 @@ mod tests {
             match roll(64) {
                 0 => drop(table.release_unlinked()),
                 1..16 => {
-                    let (file_reference, _) = FileReference::new(&tree, fd.try_clone().unwrap()).unwrap();
+                    let (file_reference, _) =
+                        FileReference::new(&tree, fd.try_clone().unwrap()).unwrap();
                     table.add_reference(identity, file_reference);
                 }
                 16..32 => {

@@ -7,9 +7,9 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
 use rustix::fs::{AtFlags, statat};
 
-use crate::file_reference::{FileReference, host_file_id};
 use crate::attributes::to_attr;
 use crate::errno::{self, Outcome};
+use crate::file_reference::{FileReference, host_file_id};
 use crate::session::{Session, lock};
 
 /// About the encoded size of a directory entry without its name and attributes, in bytes; the
@@ -71,7 +71,12 @@ impl Session {
     }
 
     /// Looks an entry up; one that is gone by now stays without attributes.
-    fn fill_attributes(&self, directory: &FileReference, entry: &mut DirectoryEntry, ino: u64) -> Outcome<()> {
+    fn fill_attributes(
+        &self,
+        directory: &FileReference,
+        entry: &mut DirectoryEntry,
+        ino: u64,
+    ) -> Outcome<()> {
         let name = errno::checked_name(&entry.name)?;
         match self.refer_listed(directory, &name, ino) {
             Ok(attr) => {
@@ -90,7 +95,11 @@ impl Session {
     fn refer_listed(&self, directory: &FileReference, name: &CStr, ino: u64) -> Outcome<Attr> {
         let promised = (self.tree().root_id().0, ino);
         if !self.reports_btimes() && self.find_referred(promised).is_some() {
-            let stat = statat(directory.path_descriptor()?, name, AtFlags::SYMLINK_NOFOLLOW);
+            let stat = statat(
+                directory.path_descriptor()?,
+                name,
+                AtFlags::SYMLINK_NOFOLLOW,
+            );
             let stat = stat.map_err(errno::from_host)?;
             // Another file may have the name by now.
             let again = self.inodes().add_reference_if_known(host_file_id(&stat));

@@ -11,10 +11,10 @@ use rustix::fs::{
     mknodat, openat, renameat_with, statat, symlinkat, unlinkat,
 };
 
-use crate::file_reference::{FileReference, host_file_id, open_path};
 use crate::attributes::to_attr;
-use crate::errno::{self, Outcome};
 use crate::directory_change::DirectoryChange;
+use crate::errno::{self, Outcome};
+use crate::file_reference::{FileReference, host_file_id, open_path};
 use crate::session::Session;
 
 /// A shorter link target is kept in the inode of ext4.
@@ -152,7 +152,8 @@ impl Session {
         let mut change = DirectoryChange::begin(&[&*parent, &*new_parent]);
         let room = change.reserve(&new_parent, new_name.to_bytes(), 0);
         let (from, to) = (parent.path_descriptor()?, new_parent.path_descriptor()?);
-        let call = |flags| renameat_with(&from, &*name, &to, &*new_name, flags).map_err(errno::from_host);
+        let call =
+            |flags| renameat_with(&from, &*name, &to, &*new_name, flags).map_err(errno::from_host);
         if flags.is_empty() && room.is_ok() {
             // Mostly nothing is replaced, and then nothing has to be looked for.
             match call(RenameFlags::NOREPLACE) {
@@ -230,7 +231,12 @@ impl Session {
     }
 
     /// The directory `parent`, if it may show `name`.
-    fn directory_for_name(&self, parent: InodeNo, name: &CStr, otherwise: Errno) -> Outcome<Arc<FileReference>> {
+    fn directory_for_name(
+        &self,
+        parent: InodeNo,
+        name: &CStr,
+        otherwise: Errno,
+    ) -> Outcome<Arc<FileReference>> {
         if parent == InodeNo::ROOT && self.tree().hidden() == Some(name.to_bytes()) {
             return Err(otherwise);
         }
@@ -244,16 +250,20 @@ impl Session {
 
     /// The file of a name that is to go. One that the session refers to is not opened once more.
     fn file_to_remove(&self, parent: &FileReference, name: &CStr) -> Outcome<RemovedFile> {
-        let stat = statat(parent.path_descriptor()?, name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::from_host)?;
+        let stat = statat(parent.path_descriptor()?, name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(errno::from_host)?;
         let known = self.find_referred(host_file_id(&stat));
         if let Some(file_reference) = known
             && let Ok(fd) = file_reference.path_descriptor()
         {
-            return Ok(RemovedFile { anchor: file_reference, fd });
+            return Ok(RemovedFile {
+                anchor: file_reference,
+                fd,
+            });
         }
         let anchor = Arc::new(FileReference::find(parent, name)?.0);
         let fd = anchor.path_descriptor()?;
-        Ok(RemovedFile { anchor: anchor, fd })
+        Ok(RemovedFile { anchor, fd })
     }
 
     /// Takes note if a file has lost its last name.
@@ -282,7 +292,9 @@ impl Session {
 
 /// Why a name is not made for which there is no space: one that is taken says so all the same.
 fn exists_or(parent: &FileReference, name: &CStr, error: Errno) -> Errno {
-    let found = parent.path_descriptor().and_then(|parent| open_path(parent, name));
+    let found = parent
+        .path_descriptor()
+        .and_then(|parent| open_path(parent, name));
     if found.is_ok() { errno::EXIST } else { error }
 }
 
@@ -296,7 +308,12 @@ fn remove_created(parent: BorrowedFd<'_>, name: &CStr) {
 }
 
 /// Sets owner, group and mode of a new file as the host's file system would for the caller.
-fn set_owner_and_mode(entry: &NewEntry<'_>, parent: &Stat, made: &FileReference, stat: Stat) -> Outcome<Stat> {
+fn set_owner_and_mode(
+    entry: &NewEntry<'_>,
+    parent: &Stat,
+    made: &FileReference,
+    stat: Stat,
+) -> Outcome<Stat> {
     let inherits = parent.st_mode & SETGID != 0;
     let mut changed = false;
     if made.tree().is_privileged() {

@@ -74,7 +74,12 @@ impl Removal<'_> {
     }
 
     /// Removes a directory in one that is so many levels below the top.
-    fn remove_directory(&mut self, parent: BorrowedFd<'_>, name: &CStr, level: u32) -> io::Result<()> {
+    fn remove_directory(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &CStr,
+        level: u32,
+    ) -> io::Result<()> {
         let directory = open_directory(parent, name)?;
         if level == LEVELS_MAX {
             return self.move_up(parent, name);
@@ -87,7 +92,12 @@ impl Removal<'_> {
         loop {
             self.moved_count += 1;
             // An empty directory of that name goes, as it should.
-            match renameat(parent, name, self.top, format!("moved-{}", self.moved_count)) {
+            match renameat(
+                parent,
+                name,
+                self.top,
+                format!("moved-{}", self.moved_count),
+            ) {
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                 moved => return Ok(moved?),
             }
@@ -101,7 +111,12 @@ fn open_directory<P: rustix::path::Arg + Copy>(parent: impl AsFd, path: P) -> io
     let parent = parent.as_fd();
     let opened = match openat(parent, path, flags, Mode::empty()) {
         Err(Errno::ACCESS) => {
-            chmodat(parent, path, Mode::from_raw_mode(OWNER_MODE), AtFlags::empty())?;
+            chmodat(
+                parent,
+                path,
+                Mode::from_raw_mode(OWNER_MODE),
+                AtFlags::empty(),
+            )?;
             openat(parent, path, flags, Mode::empty())?
         }
         opened => opened?,

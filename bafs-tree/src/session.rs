@@ -8,11 +8,14 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
 use crate::account::HostFileId;
-use crate::file_reference::{FileReference, host_file_id};
 use crate::attributes::to_attr;
-use crate::descriptor_limits::{JobDescriptorUse, SynchronousOpen, ReservedDescriptorsGuard, ReservedDescriptors, check_synchronous_open};
+use crate::descriptor_limits::{
+    JobDescriptorUse, ReservedDescriptors, ReservedDescriptorsGuard, SynchronousOpen,
+    check_synchronous_open,
+};
 use crate::directory_stream::DirectoryStream;
 use crate::errno::{self, Outcome};
+use crate::file_reference::{FileReference, host_file_id};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
 use crate::inodes::Inodes;
 use crate::name_operations::NewEntry;
@@ -50,7 +53,7 @@ impl Session {
     }
 
     /// Keeps so many descriptors of the process for files that are opened by given numbers
-    /// ([`Self::run_given`]): what any session opens otherwise leaves them, but for those that
+    /// ([`Self::run_numbered`]): what any session opens otherwise leaves them, but for those that
     /// resume, which must have what they had. They are given back with the session, or earlier by
     /// what this returns.
     pub fn reserve_descriptors(&mut self, count: u32) -> ReservedDescriptors {
@@ -61,7 +64,10 @@ impl Session {
     /// A session whose open files count for the job that has this share.
     #[must_use]
     pub fn with_descriptor_use(self, share: JobDescriptorUse) -> Self {
-        Self { descriptor_use: share, ..self }
+        Self {
+            descriptor_use: share,
+            ..self
+        }
     }
 
     /// A session for an agent that need not know when files were made: all changes come from it, so
@@ -215,7 +221,8 @@ impl Session {
             // What is there already has a number by which others may know it.
             *flags |= OFlags::EXCL.bits().cast_signed();
         }
-        let is_promised = handle.is_some() && self.handles().early_count() < self.reserved_descriptors.count();
+        let is_promised =
+            handle.is_some() && self.handles().early_count() < self.reserved_descriptors.count();
         let mut reply = match is_promised {
             true => self.run_unchecked(caller, &op, data, out)?,
             false => self.run(caller, &op, data, out)?,
@@ -346,7 +353,9 @@ impl Session {
         let open = || match file_reference.open(access | (wanted & kept)) {
             Err(errno::ACCESS) if writes => file_reference.open(OFlags::WRONLY | (wanted & kept)),
             // Whoever asks may have the right, and this process not.
-            Err(errno::PERM) => file_reference.open(access | (wanted & kept.difference(OFlags::NOATIME))),
+            Err(errno::PERM) => {
+                file_reference.open(access | (wanted & kept.difference(OFlags::NOATIME)))
+            }
             other => other,
         };
         let open = || match open() {
@@ -468,7 +477,10 @@ impl Session {
     }
 
     fn sync_directory(&self, ino: InodeNo) -> FileResult {
-        match self.file_reference(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY) {
+        match self
+            .file_reference(ino)?
+            .open(OFlags::RDONLY | OFlags::DIRECTORY)
+        {
             Ok(fd) => fsync(fd).map_err(errno::from_host)?,
             // It was shut to us after it was opened.
             Err(errno::ACCESS) => {
@@ -501,9 +513,11 @@ impl Session {
         self.inodes().find_by_host_file_id(identity)
     }
 
-    /// Counts a reference to what `anchor` holds.
+    /// Counts a reference to what `file_reference` holds.
     pub(crate) fn refer(&self, file_reference: FileReference, stat: &Stat) -> InodeNo {
-        let (ino, unneeded) = self.inodes().add_reference(host_file_id(stat), file_reference);
+        let (ino, unneeded) = self
+            .inodes()
+            .add_reference(host_file_id(stat), file_reference);
         drop(unneeded);
         ino
     }

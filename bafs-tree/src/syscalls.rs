@@ -45,11 +45,15 @@ struct FiemapRequest {
 // `FS_IOC_FIEMAP` is `_IOWR('f', 11, struct fiemap)`; the struct counts without its extents.
 nix::ioctl_readwrite_bad!(
     fiemap,
-    nix::request_code_readwrite!(b'f', 11, size_of::<FiemapRequest>() - EXTENTS_MAX * size_of::<FiemapExtent>()),
+    nix::request_code_readwrite!(
+        b'f',
+        11,
+        size_of::<FiemapRequest>() - EXTENTS_MAX * size_of::<FiemapExtent>()
+    ),
     FiemapRequest
 );
 
-/// The parts of `range` that have space in the file, in order; `None` when the file system does
+/// The parts of `range` that have space in the file, in order; `NotNeeded` when the file system does
 /// not tell. Space that was promised to data in memory counts.
 pub(crate) fn allocated_ranges(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<u64>>> {
     let mut found = Vec::new();

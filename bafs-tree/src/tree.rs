@@ -14,8 +14,8 @@ use rustix::fs::{
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::account::{Account, HostFileId, Limit};
-use crate::file_reference::{host_file_id, file_type, open_path, proc_path};
 use crate::descriptor_limits::can_open_by_handle;
+use crate::file_reference::{file_type, host_file_id, open_path, proc_path};
 use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
@@ -138,7 +138,9 @@ impl Tree {
 
     /// Keeps others from setting the mode of a file.
     pub(crate) fn lock_modes(&self) -> MutexGuard<'_, ()> {
-        self.mode_lock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mode_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the file system below is ext4, of which more is known than of others.

@@ -38,10 +38,10 @@ pub struct TreeFingerprint {
     pub latest_change_ns: i128,
 }
 
-/// [`Marks`] of a directory and all below it; nothing where there are more files than `files_max`.
+/// [`TreeFingerprint`] of a directory and all below it; nothing where there are more files than `files_max`.
 ///
 /// # Errors
-/// As [`held_below`].
+/// As [`measure_use`].
 pub fn tree_fingerprint(root: &Path, files_max: u64) -> io::Result<Option<TreeFingerprint>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = fstat(open(root, flags, Mode::empty())?)?;
@@ -149,7 +149,11 @@ mod tests {
         std::fs::write(root.join("g"), "g").expect("write");
         // Times of files move on in ticks of the kernel.
         let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
-        let marks = || tree_fingerprint(root, 100).expect("walk").expect("few files");
+        let marks = || {
+            tree_fingerprint(root, 100)
+                .expect("walk")
+                .expect("few files")
+        };
         let is_new = |change: &dyn Fn()| {
             let before = marks();
             tick();

@@ -332,7 +332,10 @@ mod tests {
         set_mode(&above, 0o1777);
         private_directory(&above.join("store")).expect("sticky");
         let (root, user) = (0, 1000);
-        let of = |me| TrustedOwners { own_uid: me, unmapped_uid: None };
+        let of = |me| TrustedOwners {
+            own_uid: me,
+            unmapped_uid: None,
+        };
         assert_eq!(of(user).objection(root, 0o755), None);
         assert_eq!(of(user).objection(user, 0o775), None);
         for (me, owner, mode) in [

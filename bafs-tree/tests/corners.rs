@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::bench::{BLOCK, TreeFixture, CALLER, ROOMY, ROOT, disk_bytes, skip};
+use crate::bench::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes, skip};
 use bafs_proto::file_op::{Attr, AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Limit;
@@ -38,7 +38,10 @@ fn a_removed_directory_opens_and_closes() {
     };
     assert_eq!(fixture.err(list), libc::ENOENT);
     fixture.ok(FileOp::ReleaseDirectory { handle });
-    assert_eq!(fixture.err(FileOp::ReleaseDirectory { handle }), libc::EBADF);
+    assert_eq!(
+        fixture.err(FileOp::ReleaseDirectory { handle }),
+        libc::EBADF
+    );
 }
 
 #[test]
@@ -58,7 +61,10 @@ fn access_control_lists_are_refused_and_hidden() {
     ] {
         assert_eq!(fixture.err(set(name)), libc::EOPNOTSUPP, "{name}");
         let name = name.as_bytes().to_vec();
-        assert_eq!(fixture.err(FileOp::GetXattr { ino, name }), libc::EOPNOTSUPP);
+        assert_eq!(
+            fixture.err(FileOp::GetXattr { ino, name }),
+            libc::EOPNOTSUPP
+        );
     }
     fixture.ok(set("user.x"));
     // As root the host itself may keep one.
@@ -84,7 +90,7 @@ fn client_numbers_apply_only_to_created_objects() {
         name: name(text),
         mode: 0o755,
     };
-    let make = |text: &str| FileOp::Create {
+    let create = |text: &str| FileOp::Create {
         parent: ROOT,
         name: name(text),
         mode: 0o644,
@@ -113,17 +119,17 @@ fn client_numbers_apply_only_to_created_objects() {
     for op in [&make("d"), &lookup, &FileOp::Release { handle }] {
         assert_eq!(given(op, (None, open)), Err(libc::EINVAL), "{op:?}");
     }
-    assert_eq!(given(&make("f"), (file, open)), Err(libc::EEXIST));
+    assert_eq!(given(&create("f"), (file, open)), Err(libc::EEXIST));
     // Refused numbers leave nothing behind.
     for number in [0, 1, ino.0, 1 << 62] {
         let numbers = (Some(InodeNo(number)), None);
         assert_eq!(given(&make("d"), numbers), Err(libc::EINVAL), "{number}");
     }
     let numbers = (file, Some(handle));
-    assert_eq!(given(&make("g"), numbers), Err(libc::EINVAL));
+    assert_eq!(given(&create("g"), numbers), Err(libc::EINVAL));
     let names = fs::read_dir(fixture.path("")).expect("list").count();
     assert_eq!(names, 1, "refused operations made something");
-    assert!(given(&make("g"), (file, open)).is_ok());
+    assert!(given(&create("g"), (file, open)).is_ok());
     assert_eq!(given(&make("d"), (file, None)), Err(libc::EINVAL), "taken");
     assert!(given(&make("d"), (Some(InodeNo(GIVEN + 1)), None)).is_ok());
     let reopened = given(
@@ -177,7 +183,10 @@ fn a_resuming_session_reopens_files_despite_their_modes() {
     if geteuid().is_root() {
         nix::unistd::setfsuid(Uid::from_raw(0));
     }
-    assert_eq!(fs::read(fixture.path("object")).expect("read"), b"helloworld");
+    assert_eq!(
+        fs::read(fixture.path("object")).expect("read"),
+        b"helloworld"
+    );
     let mode = fs::metadata(fixture.path("object")).expect("stat").mode();
     assert_eq!(mode & 0o7777, 0o444, "it is shut again");
 }
@@ -229,7 +238,10 @@ fn an_open_directory_without_permission_is_synced() {
 }
 
 /// Lists a directory in pieces and calls `between` after the first; the entries with their numbers.
-fn listed(fixture: &TreeFixture, between: impl FnOnce(&[String])) -> Vec<(String, Option<InodeNo>)> {
+fn listed(
+    fixture: &TreeFixture,
+    between: impl FnOnce(&[String]),
+) -> Vec<(String, Option<InodeNo>)> {
     let FileReply::Opened { handle, .. } = fixture.ok(FileOp::OpenDirectory { ino: ROOT }) else {
         panic!("not opened")
     };
@@ -261,7 +273,10 @@ fn listed(fixture: &TreeFixture, between: impl FnOnce(&[String])) -> Vec<(String
 
 #[test]
 fn a_listing_shows_current_files_after_renames() {
-    for fixture in [TreeFixture::new(Some(ROOMY)), TreeFixture::without_btimes(Some(ROOMY))] {
+    for fixture in [
+        TreeFixture::new(Some(ROOMY)),
+        TreeFixture::without_btimes(Some(ROOMY)),
+    ] {
         let name = |number: usize| format!("file-{number:03}");
         for number in 0..200 {
             let (_, handle) = fixture.create(ROOT, &name(number), 0o600);

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bench::{TreeFixture, CALLER, ROOMY, ROOT};
+use bench::{CALLER, ROOMY, ROOT, TreeFixture};
 use nix::libc;
 use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
@@ -86,7 +86,10 @@ fn an_agent_may_use_more_files_than_descriptors() {
     for (number, handle) in held {
         let ino = files[number as usize];
         assert_eq!(size(&fixture, ino), number);
-        assert_eq!(fixture.read(handle, 0, 4096), Ok(vec![b'x'; number as usize]));
+        assert_eq!(
+            fixture.read(handle, 0, 4096),
+            Ok(vec![b'x'; number as usize])
+        );
         fixture.ok(FileOp::Release { handle });
     }
     let (_, used) = fixture.used();
@@ -121,8 +124,14 @@ fn synchronous_opens_leave_descriptors_for_early_opens() {
         flags: libc::O_RDWR,
     };
     assert_eq!(fixture.err(create), libc::EMFILE);
-    assert!(!fixture.path("other").exists(), "refused before it was made");
-    assert_eq!(fixture.err(FileOp::OpenDirectory { ino: ROOT }), libc::EMFILE);
+    assert!(
+        !fixture.path("other").exists(),
+        "refused before it was made"
+    );
+    assert_eq!(
+        fixture.err(FileOp::OpenDirectory { ino: ROOT }),
+        libc::EMFILE
+    );
     for number in 0..u64::from(KEPT) {
         let (op, mut out) = ((CALLER, &open, &b""[..]), Vec::new());
         let opened = fixture.session.run_numbered(op, given(number), &mut out);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use crate::bench::{BLOCK, TreeFixture, CALLER, ROOMY, ROOT, disk_bytes};
+use crate::bench::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Tree;
@@ -75,7 +75,10 @@ fn links_that_lead_out_are_never_followed() {
         }),
         libc::ELOOP
     );
-    assert_eq!(fixture.err(FileOp::OpenDirectory { ino: out }), libc::ENOTDIR);
+    assert_eq!(
+        fixture.err(FileOp::OpenDirectory { ino: out }),
+        libc::ENOTDIR
+    );
     let target = outside.path().to_str().expect("text").as_bytes().to_vec();
     assert_eq!(
         fixture.ok(FileOp::ReadLink { ino: out }),
@@ -310,7 +313,10 @@ fn user_xattrs_work_and_trusted_ones_are_refused() {
     };
     fixture.ok(set("user.a", 0));
     assert_eq!(fixture.err(set("user.a", libc::XATTR_CREATE)), libc::EEXIST);
-    assert_eq!(fixture.err(set("user.b", libc::XATTR_REPLACE)), libc::ENODATA);
+    assert_eq!(
+        fixture.err(set("user.b", libc::XATTR_REPLACE)),
+        libc::ENODATA
+    );
     assert_eq!(fixture.err(set("trusted.a", 0)), libc::EOPNOTSUPP);
     let get = FileOp::GetXattr {
         ino,
@@ -463,7 +469,10 @@ fn malformed_requests_return_errors_without_side_effects() {
         };
         assert_eq!(fixture.run_with(op, b"1234").0, Err(Errno(libc::EINVAL)));
     }
-    assert_eq!(fixture.write(handle, u64::MAX, b"x"), Err(Errno(libc::EFBIG)));
+    assert_eq!(
+        fixture.write(handle, u64::MAX, b"x"),
+        Err(Errno(libc::EFBIG))
+    );
     assert_eq!(
         fixture.write(handle, i64::MAX as u64, b"x"),
         Err(Errno(libc::EFBIG))

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::bench::{BLOCK, TreeFixture, CALLER, ROOMY, ROOT, disk_bytes};
+use crate::bench::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
 use bafs_tree::{Limit, Tree};
 use nix::libc;
@@ -111,7 +111,9 @@ fn the_byte_limit_is_exact() {
     assert_eq!(fixture.tree.used().0, disk_bytes(&fixture));
     // A full volume still takes names into directories that have room, and renames.
     fixture.create(ROOT, "empty", 0o600);
-    fixture.rename(ROOT, "empty", ROOT, "f2", 0).expect("rename");
+    fixture
+        .rename(ROOT, "empty", ROOT, "f2", 0)
+        .expect("rename");
     let directory = FileOp::MakeDirectory {
         parent: ROOT,
         name: b"d".to_vec(),
@@ -300,7 +302,11 @@ fn a_full_tmpfs_volume_is_overwritten_in_place() {
             "block {at}"
         );
     }
-    assert_eq!(fixture.write(sparse, BLOCK, b"x"), full, "a hole takes space");
+    assert_eq!(
+        fixture.write(sparse, BLOCK, b"x"),
+        full,
+        "a hole takes space"
+    );
 }
 
 #[test]

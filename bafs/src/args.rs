@@ -286,7 +286,7 @@ pub(crate) struct VolumeCreateArgs {
     /// Files to reserve.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) files: u64,
-    /// How the limits are kept: `exact`, or `watched`, where jobs on the node work on the directory
+    /// How the limits are kept: `exact`, or `watched_volumes`, where jobs on the node work on the directory
     /// itself, as fast as its disk, and a job past a limit is ended (exit code 75).
     #[arg(long, default_value = "exact", conflicts_with = "cache")]
     pub(crate) limit: LimitEnforcement,

@@ -80,9 +80,13 @@ impl ClusterClient {
         ms: u64,
     ) -> Result<C::Reply> {
         let request: Request = call.clone().into();
-        let token = self.bearer.token_for_call(address, &request, clock::now(), ms)?;
+        let token = self
+            .bearer
+            .token_for_call(address, &request, clock::now(), ms)?;
         let deadline = Deadline::after_ms(ms);
-        let asked = self.pool.call_with_keepalives(address, &token, call, deadline);
+        let asked = self
+            .pool
+            .call_with_keepalives(address, &token, call, deadline);
         Ok(asked.await?)
     }
 
@@ -227,7 +231,7 @@ fn select_home(homes: Vec<Advert>, host: &str) -> Option<Advert> {
     homes.into_iter().find(is_named)
 }
 
-/// The identity of the person: the scheduler's, or what `bafs grant` made, which is an agent's that
+/// The identity of the person: the scheduler's, or what `bafs reserve_range` made, which is an agent's that
 /// holds a token.
 fn load_user_identity(cluster: &Path) -> Result<Identity> {
     match load_granted_identity(cluster) {

@@ -101,7 +101,8 @@ impl Cluster {
         for (index, size) in spec.node_sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
             let store = path_text(&cluster.directory.path().join(&name))?;
-            let mut args = to_strings(&["node", "--store", &store, "--size", size, "--name", &name]);
+            let mut args =
+                to_strings(&["node", "--store", &store, "--size", size, "--name", &name]);
             args.extend(to_strings(&["--slots", &slots, "--catalog", &catalog]));
             args.extend(to_strings(&["--tmp", &tmp, "--shared-memory", &memory]));
             cluster.spawn_server(&name, args)?;

@@ -49,11 +49,13 @@ pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
     }
     print_checks(&checks, output)?;
     let any = |standing| checks.iter().any(|check| check.status == standing);
-    Ok(match (any(CheckStatus::Missing), any(CheckStatus::Broken)) {
-        (true, _) => ExitCode::from(EXIT_MISSING),
-        (false, true) => ExitCode::from(EXIT_BROKEN),
-        (false, false) => ExitCode::SUCCESS,
-    })
+    Ok(
+        match (any(CheckStatus::Missing), any(CheckStatus::Broken)) {
+            (true, _) => ExitCode::from(EXIT_MISSING),
+            (false, true) => ExitCode::from(EXIT_BROKEN),
+            (false, false) => ExitCode::SUCCESS,
+        },
+    )
 }
 
 fn examine_cluster(identity: &Path, catalog: &str, treatment: RepairMode) -> Result<Vec<Check>> {
@@ -180,7 +182,12 @@ fn check_export(export: &Path, treatment: RepairMode) -> Vec<Check> {
         Ok(uploads) => uploads,
         Err(error) => {
             let remedy = "name the directory that `bafs home --export` names";
-            return vec![new_check(subject, CheckStatus::Broken, error.to_string(), remedy)];
+            return vec![new_check(
+                subject,
+                CheckStatus::Broken,
+                error.to_string(),
+                remedy,
+            )];
         }
     };
     let bytes: u64 = uploads.iter().map(|upload| upload.bytes).sum();
@@ -202,7 +209,12 @@ fn check_upload(upload: &UnfinishedUpload, treatment: RepairMode) -> Check {
         return new_check(subject, CheckStatus::Fine, found, "");
     }
     if treatment == RepairMode::Repair && upload.remove().is_ok() {
-        return new_check(subject, CheckStatus::Repaired, format!("{found}; removed"), "");
+        return new_check(
+            subject,
+            CheckStatus::Repaired,
+            format!("{found}; removed"),
+            "",
+        );
     }
     let remedy = "if nobody sends it any more: bafs doctor --export DIR --repair; it is removed \
                   after 7 days, and earlier when the disk is full";

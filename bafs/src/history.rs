@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
-use bafs_sched::replay::{HistoryLine, replay_history, describe_status};
+use bafs_sched::replay::{HistoryLine, describe_status, replay_history};
 
 use crate::args::{ReplayArgs, WhyArgs};
 use crate::input_file;
@@ -60,7 +60,10 @@ pub(crate) fn describe_journals() -> String {
         .filter(|path| is_named(path) && is_journal(path).unwrap_or(false))
         .collect();
     found.sort();
-    let named = found.iter().take(JOURNALS_SHOWN_MAX).map(|path| path.display());
+    let named = found
+        .iter()
+        .take(JOURNALS_SHOWN_MAX)
+        .map(|path| path.display());
     let named: Vec<String> = named.map(|name| name.to_string()).collect();
     let here = match named.is_empty() {
         true => String::new(),

@@ -19,7 +19,10 @@ const IDENTITY_DIRECTORIES: [&str; 4] = ["authority", "server", "scheduler", "ag
 
 /// Runs the command.
 pub(crate) fn init(args: &InitArgs, output: Printer) -> Result<()> {
-    if let Some(there) = IDENTITY_DIRECTORIES.iter().find(|part| args.directory.join(part).exists()) {
+    if let Some(there) = IDENTITY_DIRECTORIES
+        .iter()
+        .find(|part| args.directory.join(part).exists())
+    {
         bail!(
             "{0} holds '{there}' of a cluster already; a new cluster's would cut this machine off \
              from it. Choose another directory, or remove {0} if that cluster is over",

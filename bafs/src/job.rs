@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow};
 use bafs_client::agent::{AgentOptions, Explain, TemporaryLocation};
 use bafs_client::entry_points::EXIT_ENVIRONMENT;
-use bafs_client::sandbox::{self, JobPlan, DirectoryRemover, JobSession, VolumeBind};
+use bafs_client::sandbox::{self, DirectoryRemover, JobPlan, JobSession, VolumeBind};
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
@@ -55,7 +55,8 @@ pub(crate) fn run_exec(args: &ExecArgs) -> Result<ExitCode> {
     let prepared = prepare_job(args, &wanted).and_then(|(spec, identity)| {
         let directory = LockedDirectory::create("exec", false)?;
         // Also where this process is killed.
-        let remover = DirectoryRemover::start(directory.path()).context("cannot start a process")?;
+        let remover =
+            DirectoryRemover::start(directory.path()).context("cannot start a process")?;
         Ok((spec, identity, (directory, remover)))
     });
     match prepared {
@@ -76,7 +77,10 @@ pub(crate) fn run_exec(args: &ExecArgs) -> Result<ExitCode> {
     }
 }
 
-fn prepare_job(args: &ExecArgs, wanted: &[MountRequest]) -> Result<(JobSpec, Identity), ExecStartError> {
+fn prepare_job(
+    args: &ExecArgs,
+    wanted: &[MountRequest],
+) -> Result<(JobSpec, Identity), ExecStartError> {
     let mounts = find_volumes_on_thread(&args.client, wanted)?;
     check_single_writer(&mounts)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
@@ -95,7 +99,10 @@ fn prepare_job(args: &ExecArgs, wanted: &[MountRequest]) -> Result<(JobSpec, Ide
         mounts,
         op_deadline_ms: args.operation_timeout.saturating_mul(SECOND_MS),
     };
-    Ok((spec, init::load_identity(&args.client.identity, Role::Agent)?))
+    Ok((
+        spec,
+        init::load_identity(&args.client.identity, Role::Agent)?,
+    ))
 }
 
 /// Says, as for what fails later, why a program was not begun.
@@ -171,17 +178,32 @@ pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let temporary = args.temporary_directory.clone().map(|directory| TemporaryLocation {
-        directory,
-        memory_bytes,
-    });
-    bafs_client::entry_points::agent_main(&args.identity, args.output_prefix.as_deref(), choices, temporary)
+    let temporary = args
+        .temporary_directory
+        .clone()
+        .map(|directory| TemporaryLocation {
+            directory,
+            memory_bytes,
+        });
+    bafs_client::entry_points::agent_main(
+        &args.identity,
+        args.output_prefix.as_deref(),
+        choices,
+        temporary,
+    )
 }
 
-fn agent_choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Durability) -> AgentOptions {
+fn agent_choices(
+    explain: bool,
+    DelegateArgs { delegate }: DelegateArgs,
+    promise: Durability,
+) -> AgentOptions {
     let explain = if explain { Explain::Yes } else { Explain::No };
     let delegate = delegate.then_some(promise);
-    AgentOptions { explain, durability: delegate }
+    AgentOptions {
+        explain,
+        durability: delegate,
+    }
 }
 
 /// A volume as the command line names it.
@@ -283,7 +305,10 @@ fn parse_mount(text: &str) -> Result<MountRequest> {
 
 /// Finds volumes through the catalog on a thread of its own whose runtime is gone on return, so
 /// that this process has one thread again.
-fn find_volumes_on_thread(args: &ClientArgs, wanted: &[MountRequest]) -> Result<Vec<MountSpec>, ExecStartError> {
+fn find_volumes_on_thread(
+    args: &ClientArgs,
+    wanted: &[MountRequest],
+) -> Result<Vec<MountSpec>, ExecStartError> {
     std::thread::scope(|scope| {
         let finding = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -300,7 +325,10 @@ fn find_volumes_on_thread(args: &ClientArgs, wanted: &[MountRequest]) -> Result<
     })
 }
 
-async fn find_volumes(args: &ClientArgs, wanted: &[MountRequest]) -> Result<Vec<MountSpec>, ExecStartError> {
+async fn find_volumes(
+    args: &ClientArgs,
+    wanted: &[MountRequest],
+) -> Result<Vec<MountSpec>, ExecStartError> {
     let client = ClusterClient::new(args)?;
     let mut mounts = Vec::with_capacity(wanted.len());
     for want in wanted {
@@ -359,9 +387,15 @@ mod tests {
         let mount = |text: &str| parse_mount(text).map(|it| (it.volume, it.path, it.access));
         let v = |path: &str, access| ("v".to_owned(), path.to_owned(), access);
         assert_eq!(mount("v:/a").unwrap(), v("/a", MountAccess::ReadWrite));
-        assert_eq!(mount("v:/a/b:rw").unwrap(), v("/a/b", MountAccess::ReadWrite));
+        assert_eq!(
+            mount("v:/a/b:rw").unwrap(),
+            v("/a/b", MountAccess::ReadWrite)
+        );
         assert_eq!(mount("v:/a:ro").unwrap(), v("/a", MountAccess::ReadOnly));
-        assert_eq!(mount("v:/a:b:ro").unwrap(), v("/a:b", MountAccess::ReadOnly));
+        assert_eq!(
+            mount("v:/a:b:ro").unwrap(),
+            v("/a:b", MountAccess::ReadOnly)
+        );
         let back = v("/a", MountAccess::WriteBack);
         assert_eq!(mount("v:/a:write-back").unwrap(), back);
         for wrong in ["v", ":/a", "v:a", "v:/a:RO", "v:/a:xx", "v:/a:"] {

@@ -6,7 +6,6 @@ mod args;
 mod client;
 pub mod cluster;
 pub mod demo;
-mod progress_display;
 mod doctor;
 mod grant;
 mod graph;
@@ -15,22 +14,23 @@ mod init;
 mod input_file;
 mod job;
 mod live_environment;
+mod locked_directory;
 mod logs;
 mod metrics;
 mod output;
-mod locked_directory;
-pub mod svg_chart;
 mod plan;
-mod units;
+mod progress_display;
 #[cfg(test)]
 mod reference;
 mod report;
 mod run;
+mod run_control;
 mod serve;
 mod sim;
 mod status;
-mod run_control;
+pub mod svg_chart;
 mod terminal_text;
+mod units;
 mod volume;
 mod workflow_file;
 
@@ -63,7 +63,8 @@ pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
+    let filter =
+        EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
     // https://no-color.org
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     tracing_subscriber::fmt()
@@ -75,11 +76,20 @@ pub fn main() -> ExitCode {
         .init();
     match run_command(cli) {
         Ok(code) => code,
-        Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => ExitCode::from(EXIT_STDOUT_CLOSED),
+        Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => {
+            ExitCode::from(EXIT_STDOUT_CLOSED)
+        }
         Err(error) => {
-            eprintln!("{}", terminal_text::sanitize_lines(&format!("bafs: {error:#}")));
+            eprintln!(
+                "{}",
+                terminal_text::sanitize_lines(&format!("bafs: {error:#}"))
+            );
             let is_wrong_use = UsageError::is_cause_of(&error);
-            ExitCode::from(if is_wrong_use { EXIT_USAGE_ERROR } else { EXIT_FAILED })
+            ExitCode::from(if is_wrong_use {
+                EXIT_USAGE_ERROR
+            } else {
+                EXIT_FAILED
+            })
         }
     }
 }

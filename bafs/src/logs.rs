@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_sched::io::job_logs::{LoggedAttempt, LOGS_BYTES_MAX, read_index};
+use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, read_index};
 use bafs_sched::io::{journal, user_commands};
 use bafs_sched::logic::JobState;
-use bafs_sched::replay::{replay_history, describe_status};
+use bafs_sched::replay::{describe_status, replay_history};
 use bafs_sched::workflow::find_nearest;
 use serde::Serialize;
 
@@ -162,7 +162,10 @@ fn find_run(path: &Path) -> Result<RunFiles> {
             workflow: workflow.is_file().then_some(workflow),
         });
     }
-    let (logs, journal) = (sibling_path(path, LOGS_EXTENSION), sibling_path(path, "journal"));
+    let (logs, journal) = (
+        sibling_path(path, LOGS_EXTENSION),
+        sibling_path(path, "journal"),
+    );
     if !logs.is_dir() && !journal.is_file() {
         bail!(
             "there is neither {} nor {}: `bafs run {}` makes them; where it was given --journal, \

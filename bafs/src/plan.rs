@@ -6,10 +6,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::planner::{
-    StrategyCandidate, CanonicalWorkload, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan_workload,
+    CanonicalWorkload, Environment, Plan, Shape, Shortage, Strategy, StrategyCandidate, Traversal,
+    plan_workload,
 };
 
-use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, TrialResult, compare_remote_io, decide_by_simulation, build_canonical_workflow};
+use bafs_sched::sim::{
+    LoadModel, TrialResult, TrialScope, TrialsOutcome, build_canonical_workflow, compare_remote_io,
+    decide_by_simulation,
+};
 use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
@@ -177,7 +181,10 @@ pub(crate) fn check_processors(workflow: &Workflow, environment: &Environment) -
 }
 
 /// The place of the first job that fits on no node, and why.
-pub(crate) fn find_oversized_job(workflow: &Workflow, environment: &Environment) -> Option<(usize, String)> {
+pub(crate) fn find_oversized_job(
+    workflow: &Workflow,
+    environment: &Environment,
+) -> Option<(usize, String)> {
     let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
     let largest = largest.unwrap_or(0);
     let at = workflow.jobs.iter().position(|job| job.cpus > largest)?;
@@ -208,7 +215,8 @@ enum PlanWorkload {
 fn parse_request(args: &PlanArgs) -> Result<PlanRequest> {
     let path = match (&args.canonical, &args.workflow) {
         (Some(text), _) => {
-            let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+            let canonical =
+                CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
             return Ok(PlanRequest {
                 shape: canonical.shape(),
                 workload: PlanWorkload::Canonical(canonical),
@@ -259,7 +267,10 @@ fn unknown_sizes_remark(workflow: &Workflow) -> Option<String> {
     /// More are not named.
     const VOLUMES_SHOWN_MAX: usize = 3;
     let unknown = workflow.volumes.iter().filter(|v| v.size_bytes == 0);
-    let names = unknown.clone().take(VOLUMES_SHOWN_MAX).map(|v| format!("'{}'", v.name));
+    let names = unknown
+        .clone()
+        .take(VOLUMES_SHOWN_MAX)
+        .map(|v| format!("'{}'", v.name));
     let mut names = names.collect::<Vec<_>>().join(", ");
     let unknown = unknown.count();
     if unknown > VOLUMES_SHOWN_MAX {
@@ -274,7 +285,11 @@ fn unknown_sizes_remark(workflow: &Workflow) -> Option<String> {
 }
 
 /// The candidates that are in doubt, simulated, and remote I/O beside them where it is faster.
-fn simulate_candidates(plan: &mut Plan, work: PlanWorkload, environment: &Environment) -> Result<TrialsOutcome> {
+fn simulate_candidates(
+    plan: &mut Plan,
+    work: PlanWorkload,
+    environment: &Environment,
+) -> Result<TrialsOutcome> {
     let load = LoadModel::Declared {
         variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };

@@ -69,11 +69,18 @@ fn describe(command: &clap::Command, path: &str, page: &mut String) {
         }
         page.push('\n');
     }
-    if let Some(after) = command.get_after_long_help().or_else(|| command.get_after_help()) {
+    if let Some(after) = command
+        .get_after_long_help()
+        .or_else(|| command.get_after_help())
+    {
         let _ = writeln!(page, "```text\n{after}\n```\n");
     }
     for subcommand in command.get_subcommands() {
-        describe(subcommand, &format!("{path} {}", subcommand.get_name()), page);
+        describe(
+            subcommand,
+            &format!("{path} {}", subcommand.get_name()),
+            page,
+        );
     }
 }
 
@@ -101,7 +108,10 @@ fn meaning(argument: &clap::Arg) -> String {
     }
     let defaults = argument.get_default_values();
     if !defaults.is_empty() && argument.get_action().takes_values() {
-        let shown: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
+        let shown: Vec<_> = defaults
+            .iter()
+            .map(|value| value.to_string_lossy())
+            .collect();
         let _ = write!(cell, " Default: `{}`.", shown.join(" "));
     }
     if let Some(variable) = argument.get_env() {
@@ -119,17 +129,30 @@ fn errors() -> String {
     );
     for code in ErrorCode::ALL {
         let (number, class) = (*code as u16, code.class());
-        let _ = writeln!(page, "| {number} | `{code:?}` | `{class:?}` | {} |", code.meaning());
+        let _ = writeln!(
+            page,
+            "| {number} | `{code:?}` | `{class:?}` | {} |",
+            code.meaning()
+        );
     }
     page.push_str("\n## Classes\n\n| Class | Who acts |\n|---|---|\n");
     for (class, action) in [
-        (ErrorClass::Transient, "The caller repeats the call until its deadline."),
+        (
+            ErrorClass::Transient,
+            "The caller repeats the call until its deadline.",
+        ),
         (
             ErrorClass::VolumeLost,
             "The agent ends the job. The scheduler runs the jobs again that wrote the volume.",
         ),
-        (ErrorClass::Denied, "You give the caller the right, or a valid token."),
-        (ErrorClass::Invalid, "You change the request. Repeating it does not help."),
+        (
+            ErrorClass::Denied,
+            "You give the caller the right, or a valid token.",
+        ),
+        (
+            ErrorClass::Invalid,
+            "You change the request. Repeating it does not help.",
+        ),
         (ErrorClass::NoSpace, "You free space, or ask for less."),
     ] {
         let _ = writeln!(page, "| `{class:?}` | {action} |");

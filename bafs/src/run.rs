@@ -15,7 +15,9 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{StrategySelectorConfig, IoMode, JobStartOrder, Outcome, Progress, AllocationRules, Settings};
+use bafs_sched::logic::{
+    AllocationRules, IoMode, JobStartOrder, Outcome, Progress, Settings, StrategySelectorConfig,
+};
 use bafs_sched::report::RunReport;
 use bafs_sched::sim::{LoadModel, derive_simulated_plan};
 use bafs_sched::workflow::{Workflow, parse_duration};
@@ -23,15 +25,15 @@ use bafs_sched::workflow::{Workflow, parse_duration};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
-use crate::progress_display::ProgressDisplay;
 use crate::init;
 use crate::logs;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::Printer;
 use crate::plan;
-use crate::units::{parse_bytes, parse_rate_limit};
+use crate::progress_display::ProgressDisplay;
 use crate::serve;
 use crate::terminal_text;
+use crate::units::{parse_bytes, parse_rate_limit};
 use crate::workflow_file;
 
 /// Nodes of a throw-away cluster: each is a process, with a store of its own.
@@ -72,7 +74,10 @@ pub(crate) struct ThrowAwayRun {
 /// Runs the command.
 pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitCode> {
     // Before anything is asked for or started.
-    args.resource_timeout.as_deref().map(parse_timeout_ms).transpose()?;
+    args.resource_timeout
+        .as_deref()
+        .map(parse_timeout_ms)
+        .transpose()?;
     let workflow = workflow_file::load_workflow(&args.workflow)?;
     let report = match args.local {
         Some(nodes) => run_on_throw_away_cluster(&args, workflow, nodes, output).await?,
@@ -113,7 +118,11 @@ fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
 
 fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
-    let patience_ms = args.resource_timeout.as_deref().map(parse_timeout_ms).transpose()?;
+    let patience_ms = args
+        .resource_timeout
+        .as_deref()
+        .map(parse_timeout_ms)
+        .transpose()?;
     Ok(Settings {
         io: match (args.remote_io, args.cache_only) {
             (true, _) => IoMode::Remote,
@@ -123,7 +132,8 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         user: args.local.is_none().then(|| user_name(args)),
         allocation_rules: order_rules(args.order),
         nodes_timeout_ms: patience_ms.unwrap_or(usual.nodes_timeout_ms),
-        fleet_settle_ms: patience_ms.map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
+        fleet_settle_ms: patience_ms
+            .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
         space_timeout_ms: patience_ms.unwrap_or(usual.space_timeout_ms),
         extract_timeout_ms: patience_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
@@ -159,7 +169,8 @@ fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategyS
         mtbf_s: environment.mtbf_s,
         restart_s: environment.restart_s,
         variability_ppm: VARIABILITY_PPM,
-        simulated_plan: advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
+        simulated_plan: advice
+            .map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
     })
 }
 
@@ -276,7 +287,8 @@ fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
 fn warn_of_small_disk(nodes: u32, size_bytes: u64) {
     let place = std::env::temp_dir();
     let all = serve::disk_bytes(&place);
-    let told = all.and_then(|all| local_report::oversubscription_message(nodes, size_bytes, &place, all));
+    let told =
+        all.and_then(|all| local_report::oversubscription_message(nodes, size_bytes, &place, all));
     if let Some(told) = told {
         eprintln!("warning: {told}");
     }
@@ -343,7 +355,7 @@ pub(crate) async fn run_on_cluster(
     Ok(driver::run_workflow(workflow, options, progress).await?)
 }
 
-/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
+/// Kills the second node, or the only one: what `bafs demo --kill-node-after_sequence` promises.
 fn kill_one_node(cluster: &mut Cluster) {
     let name = if cluster.address("n2").is_empty() {
         "n1"
@@ -356,7 +368,11 @@ fn kill_one_node(cluster: &mut Cluster) {
     }
 }
 
-async fn run_on_existing_cluster(args: &RunArgs, workflow: Workflow, output: Printer) -> Result<RunReport> {
+async fn run_on_existing_cluster(
+    args: &RunArgs,
+    workflow: Workflow,
+    output: Printer,
+) -> Result<RunReport> {
     let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
             "say where to run: --local 4 for a throw-away cluster on this machine, or --identity \
@@ -459,7 +475,9 @@ fn last_lines(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().collect();
     lines[lines.len().saturating_sub(LINES_SHOWN_MAX)..]
         .iter()
-        .map(|line| terminal_text::sanitize_lines(&line.chars().take(COLUMNS_SHOWN_MAX).collect::<String>()))
+        .map(|line| {
+            terminal_text::sanitize_lines(&line.chars().take(COLUMNS_SHOWN_MAX).collect::<String>())
+        })
         .collect()
 }
 
@@ -499,7 +517,9 @@ mod tests {
         };
         assert_eq!(waits(&["--resource-timeout", "2h"]), [7_200_000; 4]);
         assert_eq!(waits(&[]), [60_000, 5_000, 30_000, 12 * 3_600_000]);
-        assert!(build_settings(&parse_run_args(&["--resource-timeout", "long"]), &workflow).is_err());
+        assert!(
+            build_settings(&parse_run_args(&["--resource-timeout", "long"]), &workflow).is_err()
+        );
     }
 
     /// What README says, too.

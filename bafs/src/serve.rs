@@ -9,8 +9,8 @@ use bafs_proto::ErrorCode;
 use bafs_proto::message::Role;
 use bafs_sched::workflow::Url;
 use bafs_server::catalog::{self, CatalogConfig};
-use bafs_server::home_server::{self, HomeConfig};
 use bafs_server::home_clients::HomeSettings;
+use bafs_server::home_server::{self, HomeConfig};
 use bafs_server::node::{self, NodeConfig};
 use bafs_server::serving::RunningServer;
 use nix::sys::signal::Signal;
@@ -21,7 +21,7 @@ use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, UsageError};
 use crate::init;
 use crate::metrics;
 use crate::output::Printer;
-use crate::units::{parse_bytes, parse_rate_limit, format_bytes};
+use crate::units::{format_bytes, parse_bytes, parse_rate_limit};
 
 /// Runs a home server.
 pub(crate) async fn run_home(args: HomeArgs, output: Printer) -> Result<()> {
@@ -61,7 +61,9 @@ fn read_home_settings(path: &Path) -> Result<HomeSettings> {
 }
 
 /// What a server said that did not start, with what helps.
-fn explain_start_error(explain_start_error: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
+fn explain_start_error(
+    explain_start_error: bafs_proto::Result<RunningServer>,
+) -> Result<RunningServer> {
     explain_start_error.map_err(|error| match start_error_remedy(&error.detail) {
         Some(remedy) => anyhow!("{error}; {remedy}"),
         None => error.into(),
@@ -236,7 +238,11 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-async fn serve_until_stopped(mut server: RunningServer, args: &ServerArgs, output: Printer) -> Result<()> {
+async fn serve_until_stopped(
+    mut server: RunningServer,
+    args: &ServerArgs,
+    output: Printer,
+) -> Result<()> {
     // Before anybody is told that it listens, and may want it to end.
     let asked = wait_for_stop_signal();
     let address = server.address().to_string();

@@ -8,8 +8,11 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 use bafs_sched::logic::JobStartOrder;
-use bafs_sched::planner::{StrategyCandidate, CanonicalWorkload, StrategyChoice, Environment, Shortage, Strategy, plan_workload};
-use bafs_sched::sim::{Policy, SimulationResult, Scenario, Simulation, StalledRunError};
+use bafs_sched::planner::{
+    CanonicalWorkload, Environment, Shortage, Strategy, StrategyCandidate, StrategyChoice,
+    plan_workload,
+};
+use bafs_sched::sim::{Policy, Scenario, Simulation, SimulationResult, StalledRunError};
 use serde::Serialize;
 
 use self::workload::{MeasuredRun, Workload};
@@ -82,7 +85,9 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
 fn describe_first_failure(rows: &[SimulatedRun], endless: &[StalledPolicy]) -> String {
     let failure = |row: &SimulatedRun| Some((row.policy.clone(), row.run.failure()?));
     let failures = rows.iter().filter_map(failure);
-    let endless = endless.iter().map(|it| (it.policy.clone(), it.reason.clone()));
+    let endless = endless
+        .iter()
+        .map(|it| (it.policy.clone(), it.reason.clone()));
     let first = failures.chain(endless).next();
     first.map_or_else(String::new, |(policy, why)| {
         format!(": policy {policy}: {why}")
@@ -99,7 +104,11 @@ fn write_charts(
     let mut written = charts::write_run_charts(directory, &workload.workflow, rows)?;
     if let Some(text) = &args.canonical {
         let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-        written.extend(charts::write_canonical_charts(directory, &canonical, environment)?);
+        written.extend(charts::write_canonical_charts(
+            directory,
+            &canonical,
+            environment,
+        )?);
     }
     Ok(written)
 }
@@ -245,7 +254,11 @@ fn simulate_policy(
     }))
 }
 
-fn format_table(rows: &[SimulatedRun], endless: &[StalledPolicy], chosen: Option<Strategy>) -> Result<String> {
+fn format_table(
+    rows: &[SimulatedRun],
+    endless: &[StalledPolicy],
+    chosen: Option<Strategy>,
+) -> Result<String> {
     let mut text = format!(
         "{:<11} {:>12} {:>12} {:>11} {:>11} {:>9} {:>9}\n",
         "strategy", "simulated", "predicted", "home link", "peers", "runs", "failures"
@@ -275,7 +288,11 @@ fn format_table(rows: &[SimulatedRun], endless: &[StalledPolicy], chosen: Option
             writeln!(text, "  FAILED: {why}")?;
         }
     }
-    for StalledPolicy { policy, reason: why } in endless {
+    for StalledPolicy {
+        policy,
+        reason: why,
+    } in endless
+    {
         writeln!(text, "{policy:<11} {:>12}\n  FAILED: {why}", "-")?;
     }
     match chosen {
@@ -320,11 +337,16 @@ mod tests {
     #[test]
     fn strategies_are_named_or_chosen_and_must_fit() {
         assert_eq!(choose_policies(&[]).unwrap(), ["Slice"]);
-        assert_eq!(choose_policies(&["--strategy", "minimal"]).unwrap(), ["Minimal"]);
+        assert_eq!(
+            choose_policies(&["--strategy", "minimal"]).unwrap(),
+            ["Minimal"]
+        );
         let all = choose_policies(&["--all"]).unwrap();
         assert_eq!(all, ["need", "AllBatch", "Slice", "Minimal", "Remote"]);
         for (name, expected) in [("Sliced", "known are"), ("All", "needs 1.275 TB")] {
-            let error = choose_policies(&["--strategy", name]).unwrap_err().to_string();
+            let error = choose_policies(&["--strategy", name])
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -336,7 +358,9 @@ mod tests {
         let large = CanonicalWorkload::parse("width=2,depth=1,batch=1GB,private=6GB,run=5s");
         let candidates = plan_workload(large.unwrap().shape(), &environment).candidates;
         let args = parse_sim_args(&["--strategy", "Minimal"]);
-        let error = select_policies(&args, &candidates, None).unwrap_err().to_string();
+        let error = select_policies(&args, &candidates, None)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("largest node lacks 1.000 GB"), "{error}");
     }
 
@@ -405,7 +429,8 @@ mod tests {
     fn plot_writes_a_picture_of_every_run() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
-        let canonical = CanonicalWorkload::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
+        let canonical =
+            CanonicalWorkload::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
         let canonical = canonical.unwrap();
         let directory = tempfile::tempdir().unwrap();
         let mut args = parse_sim_args(&["--plot", &directory.path().to_string_lossy()]);
@@ -417,7 +442,8 @@ mod tests {
         let row = simulate_policy(&args, &workload, &environment, candidates, policy)
             .unwrap()
             .unwrap();
-        let written = charts::write_run_charts(directory.path(), &workload.workflow, &[row]).unwrap();
+        let written =
+            charts::write_run_charts(directory.path(), &workload.workflow, &[row]).unwrap();
         let names = [
             "workflow.dot",
             "processors.svg",
@@ -431,6 +457,10 @@ mod tests {
         assert!(read("processors.svg").contains("Slice"));
         let map = charts::choice_map(&canonical, &environment);
         let chosen = map.cells.iter().flatten().flatten().count();
-        assert!(chosen > 0 && map.categories.len() > 1, "{:?}", map.categories);
+        assert!(
+            chosen > 0 && map.categories.len() > 1,
+            "{:?}",
+            map.categories
+        );
     }
 }

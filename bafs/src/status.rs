@@ -180,7 +180,11 @@ fn format_status(status: &RunStatus) -> Result<String> {
     let bytes = HumanBytes(progress.extracted_bytes);
     writeln!(text, "files  {files} {done}/{total} at home, {bytes}")?;
     for (stage, (done, all)) in status.levels.iter().enumerate().take(ROWS_SHOWN_MAX) {
-        writeln!(text, "stage {stage:<2} {} {done}/{all}", format_bar(*done, *all))?;
+        writeln!(
+            text,
+            "stage {stage:<2} {} {done}/{all}",
+            format_bar(*done, *all)
+        )?;
     }
     for node in status.nodes.iter().take(ROWS_SHOWN_MAX) {
         let name = visible(&node.name);
@@ -205,7 +209,11 @@ fn format_status(status: &RunStatus) -> Result<String> {
         writeln!(text, "  {job} on {node} for {seconds:.1} s")?;
     }
     if status.running_executions.len() > ROWS_SHOWN_MAX {
-        writeln!(text, "  and {} more", status.running_executions.len() - ROWS_SHOWN_MAX)?;
+        writeln!(
+            text,
+            "  and {} more",
+            status.running_executions.len() - ROWS_SHOWN_MAX
+        )?;
     }
     write_failures(&mut text, status)?;
     for warning in status.warnings.iter().rev().take(ROWS_SHOWN_MAX).rev() {

@@ -168,7 +168,7 @@ pub struct CategoryMap {
     pub columns: Vec<f64>,
     /// Values at the rows, ascending.
     pub rows: Vec<f64>,
-    /// For each row, for each column, a position in `kinds`; or none.
+    /// For each row, for each column, a position in `categories`; or none.
     pub cells: Vec<Vec<Option<usize>>>,
     /// Names of the kinds.
     pub categories: Vec<String>,
@@ -180,7 +180,11 @@ impl Chart {
     /// # Errors
     /// When the library cannot draw it.
     pub fn render_svg(&self) -> Result<String> {
-        let curves: Vec<Curve> = self.curves.iter().map(|curve| self.scale_curve(curve)).collect();
+        let curves: Vec<Curve> = self
+            .curves
+            .iter()
+            .map(|curve| self.scale_curve(curve))
+            .collect();
         let all = || curves.iter().flat_map(|curve| &curve.points);
         let (x_low, x_high) = axis_range(all().map(|(x, _)| *x));
         let (y_low, y_high) = axis_range(all().map(|(_, y)| *y));
@@ -319,7 +323,10 @@ impl Gantt {
             })))?;
             for (row, name) in self.rows.iter().take(rows).enumerate() {
                 let (_, y) = chart.backend_coord(&(0.0, low(row) - 0.5));
-                let name: String = terminal_text::sanitize_line(name).chars().take(16).collect();
+                let name: String = terminal_text::sanitize_line(name)
+                    .chars()
+                    .take(16)
+                    .collect();
                 map_draw_error(root.draw(&Text::new(name, (8, y - 6), LABEL_FONT)))?;
             }
             for (name, colour) in &self.legend {
@@ -402,7 +409,8 @@ impl CategoryMap {
     }
 }
 
-type PlotArea<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type PlotArea<'a, 'b> =
+    ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// An entry of the legend without anything drawn.
 fn add_legend_entry(chart: &mut PlotArea<'_, '_>, name: String, colour: Colour) -> Result<()> {
@@ -473,7 +481,9 @@ mod tests {
         assert!(text.contains("&lt;script&gt;") && !text.contains("<script"));
         assert!(!text.contains("<b>") && !text.contains('\u{1b}'));
         chart.curves.clear();
-        assert!(is_svg(&chart.render_svg().expect("an empty one is drawn as well")));
+        assert!(is_svg(
+            &chart.render_svg().expect("an empty one is drawn as well")
+        ));
         chart.x.is_logarithmic = true;
         chart.curve_style = CurveStyle::Lines;
         chart.curves.push(Curve {

@@ -37,7 +37,13 @@ mod tests {
             sanitize_line(name),
             "n\u{fffd}[31m1\u{fffd}\u{fffd}\u{fffd}\u{fffd}größe"
         );
-        assert_eq!(sanitize_lines(name), "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe");
-        assert_eq!(sanitize_line(&path::from_bytes(b"\xe9\x1b")), "\\xE9\u{fffd}");
+        assert_eq!(
+            sanitize_lines(name),
+            "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe"
+        );
+        assert_eq!(
+            sanitize_line(&path::from_bytes(b"\xe9\x1b")),
+            "\\xE9\u{fffd}"
+        );
     }
 }

@@ -27,7 +27,8 @@ pub(crate) fn parse_rate_limit(text: Option<&str>) -> Result<Option<u64>> {
 
 /// Bytes from text such as `10GB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64> {
-    parse_size(text.trim()).map_err(|e| UsageError::from_reason(format!("'{text}' is no size: {e}")))
+    parse_size(text.trim())
+        .map_err(|e| UsageError::from_reason(format!("'{text}' is no size: {e}")))
 }
 
 /// Bytes for people, to three decimals of the unit; the exact number is in the JSON.

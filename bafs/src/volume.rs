@@ -12,13 +12,13 @@ use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume};
 use bafs_proto::token::Token;
 use bafs_proto::volume::{
-    LimitKind, ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
+    LimitKind, ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
 };
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, LimitEnforcement, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeReplicateArgs,
-    UsageError,
+    ClientArgs, LimitEnforcement, UsageError, VolumeArgs, VolumeCommand, VolumeCreateArgs,
+    VolumeReplicateArgs,
 };
 use crate::client::ClusterClient;
 use crate::output::Printer;
@@ -96,7 +96,11 @@ fn requested_size(args: &VolumeCreateArgs) -> Result<u64> {
     })
 }
 
-async fn create_on_node(client: &ClusterClient, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
+async fn create_on_node(
+    client: &ClusterClient,
+    node: &Advert,
+    spec: VolumeSpec,
+) -> Result<VolumeStatus> {
     let source_token = match &spec.kind {
         VolumeKind::Scratch { fill: None } => Token::none(),
         VolumeKind::Scratch { fill: Some(source) } | VolumeKind::Cache { source, .. } => {
@@ -175,7 +179,10 @@ async fn list_volumes(args: ClientArgs, output: Printer) -> Result<()> {
         eprintln!("warning: the volumes of a node are not listed: {node}");
     }
     if output.is_json() {
-        let all: Vec<_> = volumes.iter().map(|(node, v)| status_json(node, v)).collect();
+        let all: Vec<_> = volumes
+            .iter()
+            .map(|(node, v)| status_json(node, v))
+            .collect();
         return output.print_result("", &all);
     }
     output.print_remark(&format!(
@@ -460,7 +467,14 @@ mod tests {
             let words = [
                 "bafs", "volume", "create", "v", "--node", "n1", "--size", "1MB",
             ];
-            let more = ["--identity", "x", "--catalog", "y:1", "--lifetime-hours", hours];
+            let more = [
+                "--identity",
+                "x",
+                "--catalog",
+                "y:1",
+                "--lifetime-hours",
+                hours,
+            ];
             Cli::try_parse_from([&words[..], &more].concat()).is_ok()
         };
         assert!(understood("1") && understood("87600"));

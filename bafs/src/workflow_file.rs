@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_sched::workflow::{
-    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, WorkflowRejected, Workflow, parse_workflow,
+    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Workflow, WorkflowRejected, parse_workflow,
 };
 
 use crate::input_file;
@@ -18,12 +18,18 @@ pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
     match parse_workflow(&file, &text, &read_description) {
         Ok(checked) => {
             for warning in &checked.warnings {
-                eprintln!("{}", terminal_text::sanitize_lines(&format_diagnostic(warning, &file, &text)));
+                eprintln!(
+                    "{}",
+                    terminal_text::sanitize_lines(&format_diagnostic(warning, &file, &text))
+                );
             }
             Ok(checked.workflow)
         }
         Err(rejected) => {
-            eprintln!("{}", terminal_text::sanitize_lines(&format_rejection(&rejected, &file, &text)));
+            eprintln!(
+                "{}",
+                terminal_text::sanitize_lines(&format_rejection(&rejected, &file, &text))
+            );
             bail!("{file} has errors: correct what is named above");
         }
     }
@@ -63,7 +69,7 @@ fn format_diagnostic(diagnostic: &Diagnostic, file: &str, text: &str) -> String 
     }
 }
 
-/// `bafs check`: says what a workflow consists of.
+/// `bafs check_workflow`: says what a workflow consists of.
 pub(crate) fn check_workflow(path: &Path, output: Printer) -> Result<()> {
     let workflow = load_workflow(path)?;
     let (jobs, volumes) = (workflow.jobs.len(), workflow.volumes.len());
@@ -85,7 +91,8 @@ mod tests {
     fn omitted_errors_are_counted() {
         let told = |lines: usize| {
             let text = "nonsense here\n".repeat(lines);
-            let rejected = parse_workflow("w.bafs", &text, &read_description).expect_err("nonsense");
+            let rejected =
+                parse_workflow("w.bafs", &text, &read_description).expect_err("nonsense");
             let omitted = rejected.errors_omitted;
             (format_rejection(&rejected, "w.bafs", &text), omitted)
         };

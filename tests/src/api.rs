@@ -12,15 +12,17 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::{BlockIndex, ExecutionId, FileIndex, VolumeId};
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, OP_DEADLINE_MS_DEFAULT};
 use bafs_proto::message::{
-    CacheRef, Call, CreateVolume, DeleteVolume, InvalidateVolume, JobCommand, JobReport, JobSpec,
-    JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadManifest, ReadKind, Role,
-    GetVolume, SourceEntry, SourceKind, StartJob, WatchJobs,
+    CacheRef, Call, CreateVolume, DeleteVolume, GetVolume, InvalidateVolume, JobCommand, JobReport,
+    JobSpec, JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadKind, ReadManifest,
+    Role, SourceEntry, SourceKind, StartJob, WatchJobs,
 };
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{LimitKind, ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{
+    LimitKind, ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec, VolumeStatus,
+};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
@@ -145,9 +147,16 @@ impl ApiClient {
     ///
     /// # Errors
     /// What the node answers, also as the volume's fault.
-    pub async fn create_cache(&self, node: &str, home: &str, wish: &CacheSpec) -> Result<CacheVolume> {
+    pub async fn create_cache(
+        &self,
+        node: &str,
+        home: &str,
+        wish: &CacheSpec,
+    ) -> Result<CacheVolume> {
         let id = VolumeId::random();
-        let known = self.pool.connection(home, Deadline::after_ms(CALL_TIMEOUT_MS));
+        let known = self
+            .pool
+            .connection(home, Deadline::after_ms(CALL_TIMEOUT_MS));
         let source = VolumeSource::Home {
             address: home.to_owned(),
             path: wish.path.clone(),
@@ -271,9 +280,9 @@ impl ApiClient {
             must_verify: false,
         };
         let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);
-        let asked = self
-            .pool
-            .call_with_retries(&volume.node, &self.token, call, Bytes::new(), deadline);
+        let asked =
+            self.pool
+                .call_with_retries(&volume.node, &self.token, call, Bytes::new(), deadline);
         let (blocks, body) = asked.await?;
         let cut = body.chunks(listing.block_bytes as usize);
         ensure!(
@@ -287,7 +296,7 @@ impl ApiClient {
     /// path and its offset.
     ///
     /// # Errors
-    /// As [`Speaker::read`].
+    /// As [`ApiClient::read_blocks`].
     pub async fn scan_files(
         &self,
         volume: &CacheVolume,
@@ -300,7 +309,9 @@ impl ApiClient {
             let mut offset = 0;
             while offset < entry.identity.size {
                 let first = offset / u64::from(listing.block_bytes);
-                let bytes = self.read_blocks(volume, &listing, file, first, step).await?;
+                let bytes = self
+                    .read_blocks(volume, &listing, file, first, step)
+                    .await?;
                 ensure!(!bytes.is_empty(), "{} ends at {offset}", entry.path);
                 show(&entry.path, offset, &bytes);
                 offset += bytes.len() as u64;
@@ -397,13 +408,16 @@ impl BlockingClient {
     /// Speaks with the identities in a cluster's directory.
     ///
     /// # Errors
-    /// As [`Speaker::new`].
+    /// As [`ApiClient::new`].
     pub fn new(identity: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()?;
         let speaker = runtime.block_on(async { ApiClient::new(identity) })?;
-        Ok(Self { runtime, client: speaker })
+        Ok(Self {
+            runtime,
+            client: speaker,
+        })
     }
 
     /// Who speaks.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::message::{JobOutcome, JobReport, MountTarget};
 
 use crate::TestCluster;
-use crate::api::{BlockingClient, CacheVolume, CacheSpec, ApiClient};
+use crate::api::{ApiClient, BlockingClient, CacheSpec, CacheVolume};
 use crate::content::Content;
 
 /// Name of the data file in its directory.
@@ -30,7 +30,11 @@ impl CacheCluster {
         let world = TestCluster::start_with_home_rate(&vec![size; nodes], limit)?;
         world.wait_for_servers(nodes + 1)?;
         let api = BlockingClient::new(&world.cluster.identity())?;
-        Ok(Self { test_cluster: world, client: api, node_count: nodes })
+        Ok(Self {
+            test_cluster: world,
+            client: api,
+            node_count: nodes,
+        })
     }
 
     /// Puts a directory with one data file at home.
@@ -45,7 +49,12 @@ impl CacheCluster {
 
     /// Addresses of the nodes.
     pub fn node_addresses(&self) -> Vec<String> {
-        let name = |n: usize| self.test_cluster.cluster.address(&format!("n{n}")).to_owned();
+        let name = |n: usize| {
+            self.test_cluster
+                .cluster
+                .address(&format!("n{n}"))
+                .to_owned()
+        };
         (1..=self.node_count).map(name).collect()
     }
 
@@ -66,9 +75,10 @@ impl CacheCluster {
     /// # Errors
     /// What a node answers.
     pub fn delete_volumes(&self, volumes: &[CacheVolume]) -> Result<()> {
-        volumes
-            .iter()
-            .try_for_each(|volume| self.client.block_on(self.client.client().delete_volume(volume)))
+        volumes.iter().try_for_each(|volume| {
+            self.client
+                .block_on(self.client.client().delete_volume(volume))
+        })
     }
 
     /// Bytes of files that home has sent so far.
@@ -77,7 +87,9 @@ impl CacheCluster {
     /// Home does not answer.
     pub fn read_home_bytes(&self) -> Result<u64> {
         let home = self.test_cluster.cluster.home_address();
-        let counters = self.client.block_on(self.client.client().read_counters(home))?;
+        let counters = self
+            .client
+            .block_on(self.client.client().read_counters(home))?;
         Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
     }
 
@@ -88,7 +100,9 @@ impl CacheCluster {
     pub fn sum_counter(&self, nodes: &[String], counter: &str) -> Result<u64> {
         let mut sum = 0;
         for node in nodes {
-            let counters = self.client.block_on(self.client.client().read_counters(node))?;
+            let counters = self
+                .client
+                .block_on(self.client.client().read_counters(node))?;
             sum += counters.get(counter).copied().unwrap_or(0);
         }
         Ok(sum)
@@ -117,7 +131,12 @@ impl CacheCluster {
     /// The script of a job that compares its data file with the one at home, by an unmodified
     /// program, and prints how many bytes differ.
     pub fn compare_script(&self, directory: &str) -> String {
-        let original = self.test_cluster.home.path().join(directory).join(DATA_FILE);
+        let original = self
+            .test_cluster
+            .home
+            .path()
+            .join(directory)
+            .join(DATA_FILE);
         let original = original.display();
         format!(
             "test \"$(stat -c %s /data/{DATA_FILE})\" = \"$(stat -c %s {original})\" || exit 3; \
@@ -131,14 +150,18 @@ impl CacheCluster {
 ///
 /// # Errors
 /// What the node answers.
-pub async fn count_wrong_bytes(speaker: ApiClient, volume: CacheVolume, expected: &Content) -> Result<u64> {
+pub async fn count_wrong_bytes(
+    speaker: ApiClient,
+    volume: CacheVolume,
+    expected: &Content,
+) -> Result<u64> {
     let mut wrong = 0;
     let count = |_: &str, offset, found: &[u8]| wrong += expected.count_wrong_bytes(offset, found);
     let read = speaker.scan_files(&volume, count).await?;
     Ok(wrong + read.abs_diff(expected.bytes().len() as u64))
 }
 
-/// Runs a job of [`Stage::compare_script`], and returns its number of wrong bytes.
+/// Runs a job of [`CacheCluster::compare_script`], and returns its number of wrong bytes.
 ///
 /// # Errors
 /// What the node answers; a job that ends in another way.

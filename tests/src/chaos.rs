@@ -281,7 +281,9 @@ impl ChaosFaults<'_> {
                 Recovery::RestartServer => self.world.cluster.restart(&name)?,
                 Recovery::ResumeServer => self.world.cluster.signal(&name, Signal::SIGCONT)?,
                 Recovery::RestoreLink => fault_scenario::restore_link(&name)?,
-                Recovery::FreeDisk => std::fs::remove_file(store_path(self.world, &name).join(FILLER_FILE))?,
+                Recovery::FreeDisk => {
+                    std::fs::remove_file(store_path(self.world, &name).join(FILLER_FILE))?
+                }
             }
         }
         Ok(())

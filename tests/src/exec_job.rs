@@ -30,7 +30,12 @@ pub fn job_command(world: &TestCluster, options: &[&str], script: &str) -> Comma
 }
 
 /// As [`job`], with the volume mounted as `mount` says.
-pub fn job_command_with_mount(world: &TestCluster, mount: &str, options: &[&str], script: &str) -> Command {
+pub fn job_command_with_mount(
+    world: &TestCluster,
+    mount: &str,
+    options: &[&str],
+    script: &str,
+) -> Command {
     let mut args = vec!["exec", "--explain", "--mount", mount];
     args.extend(options);
     args.extend(["--", "/bin/sh", "-ec", script]);
@@ -53,15 +58,23 @@ pub fn check_job(
     check_command(job_command(world, options, script), way, script, expected)
 }
 
-/// As [`check`], of a job that is given.
+/// As [`check_job`], of a job that is given.
 ///
 /// # Errors
 /// What differs.
 pub fn check_command(mut job: Command, way: &str, script: &str, expected: &str) -> Result<()> {
     let output = job.output().context("bafs exec runs")?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{script}: {}", printed_text(&output));
-    ensure!(found.trim() == expected, "{script}: {}", printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "{script}: {}",
+        printed_text(&output)
+    );
+    ensure!(
+        found.trim() == expected,
+        "{script}: {}",
+        printed_text(&output)
+    );
     ensure!(printed_text(&output).contains(way), printed_text(&output));
     Ok(())
 }
@@ -118,7 +131,10 @@ impl ExecJob {
         BufReader::new(stdout).read_line(&mut line)?;
         if line.trim() != "ready" {
             let _ = child.kill();
-            anyhow::bail!("it said {line:?}, {}", printed_text(&child.wait_with_output()?));
+            anyhow::bail!(
+                "it said {line:?}, {}",
+                printed_text(&child.wait_with_output()?)
+            );
         }
         Ok(Self(child))
     }
@@ -144,6 +160,9 @@ impl ExecJob {
             std::thread::sleep(Duration::from_millis(50));
         }
         self.0.kill()?;
-        anyhow::bail!("the job goes on: {}", printed_text(&self.0.wait_with_output()?))
+        anyhow::bail!(
+            "the job goes on: {}",
+            printed_text(&self.0.wait_with_output()?)
+        )
     }
 }

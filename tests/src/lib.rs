@@ -2,18 +2,18 @@
 
 pub mod api;
 pub mod bench;
+pub mod cache_cluster;
 pub mod chaos;
 pub mod content;
-pub mod seeded_rng;
-pub mod small_disk;
 pub mod exec_job;
 pub mod external_servers;
 pub mod fault_injection;
-pub mod netns;
-pub mod uring;
-pub mod cache_cluster;
-pub mod mounted_volume;
 pub mod many_volumes;
+pub mod mounted_volume;
+pub mod netns;
+pub mod seeded_rng;
+pub mod small_disk;
+pub mod uring;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -121,7 +121,10 @@ impl TestCluster {
     ///
     /// # Errors
     /// A process that does not start.
-    pub fn start_with_spec(node_sizes: &[&str], change: impl FnOnce(&mut ClusterSpec)) -> Result<Self> {
+    pub fn start_with_spec(
+        node_sizes: &[&str],
+        change: impl FnOnce(&mut ClusterSpec),
+    ) -> Result<Self> {
         let home = tempfile::tempdir()?;
         let mut spec = ClusterSpec {
             program: bafs_program(),
@@ -175,7 +178,11 @@ impl TestCluster {
     /// What the command said when it failed.
     pub fn run_json(&self, args: &[&str]) -> Result<serde_json::Value> {
         let output = self.bafs_command(args).arg("--json").output()?;
-        anyhow::ensure!(output.status.success(), "bafs {args:?}: {}", printed_text(&output));
+        anyhow::ensure!(
+            output.status.success(),
+            "bafs {args:?}: {}",
+            printed_text(&output)
+        );
         serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{TestCluster, processes_matching, printed_text};
+use crate::{TestCluster, printed_text, processes_matching};
 
 /// How the volumes are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_client::volume_health::VolumeHealth;
-use bafs_client::fuse::{MountKind, FuseMount};
+use bafs_client::fuse::{FuseMount, MountKind};
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
-use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_client::volume::{Ownership, Volume, VolumeMode};
+use bafs_client::volume_health::VolumeHealth;
 use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -35,7 +35,7 @@ pub enum DataPath {
     Inline,
     /// The same, and the kernel keeps nothing.
     Uncached,
-    /// Agent and node are processes of their own: what `bafs mount` shows.
+    /// Agent and node are processes of their own: what `bafs_command mount` shows.
     AgentProcess,
     /// The same as on another machine: the node's door is shut, and agents use the network.
     Network,
@@ -51,7 +51,12 @@ pub enum DataPath {
 
 impl DataPath {
     /// All that every machine has.
-    pub const ALL: [Self; 4] = [Self::Inline, Self::Uncached, Self::AgentProcess, Self::Network];
+    pub const ALL: [Self; 4] = [
+        Self::Inline,
+        Self::Uncached,
+        Self::AgentProcess,
+        Self::Network,
+    ];
 
     /// Those by which the kernel collects writes.
     pub const WRITE_BACK: [Self; 2] = [Self::WriteBack, Self::WriteBackNetwork];
@@ -106,7 +111,9 @@ impl MountedVolume {
             }
             DataPath::AgentProcess => mount_by_agent(directory.path(), true, &[])?,
             DataPath::Network => mount_by_agent(directory.path(), false, &[])?,
-            DataPath::WriteBackNetwork => mount_by_agent(directory.path(), false, &["--write-back"])?,
+            DataPath::WriteBackNetwork => {
+                mount_by_agent(directory.path(), false, &["--write-back"])?
+            }
         };
         if let VolumeMount::InProcess {
             mounted: Some(mounted),
@@ -119,7 +126,10 @@ impl MountedVolume {
             ensure!(right && collects, "{way:?}: {}", mounted.transport());
         }
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
-        Ok(Self { mount: shown, directory })
+        Ok(Self {
+            mount: shown,
+            directory,
+        })
     }
 
     /// Where the volume is.
@@ -201,7 +211,13 @@ fn mount_by_agent(directory: &Path, by_door: bool, options: &[&str]) -> Result<V
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if !by_door {
-        fs::remove_file(world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME))?;
+        fs::remove_file(
+            world
+                .cluster
+                .directory()
+                .join("n1")
+                .join(HANDOFF_SOCKET_NAME),
+        )?;
     }
     let create = ["volume", "create", "stand", "--node", "n1"];
     world.run_json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;

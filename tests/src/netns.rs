@@ -83,7 +83,11 @@ impl Network {
         };
         let link = format!("v{}", host.number);
         // The tool takes a path in the place of the name that this name space does not have.
-        let space = format!("/proc/{}/fd/{}", std::process::id(), host.namespace.as_raw_fd());
+        let space = format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            host.namespace.as_raw_fd()
+        );
         let peer = ["peer", "name", LINK_NAME, "netns", &space];
         run_in_namespace(&self.bridge_namespace, || {
             run_ip(&[&["link", "add", &link, "type", "veth"], &peer[..]].concat())?;
@@ -139,7 +143,9 @@ impl Network {
 
     fn set_link(&self, name: &str, state: &str) -> Result<()> {
         let link = format!("v{}", self.find_host(name)?.number);
-        run_in_namespace(&self.bridge_namespace, || run_ip(&["link", "set", &link, state]))
+        run_in_namespace(&self.bridge_namespace, || {
+            run_ip(&["link", "set", &link, state])
+        })
     }
 
     /// No packet of these arrives at those any more; the other way packets pass.
@@ -181,7 +187,8 @@ impl Network {
     pub fn restore_packets(&mut self) -> Result<()> {
         self.blocked_pairs.clear();
         self.packet_loss_percent.clear();
-        self.host_names().try_for_each(|name| self.apply_rules(name))
+        self.host_names()
+            .try_for_each(|name| self.apply_rules(name))
     }
 
     /// Packets of these arrive at those again.
@@ -212,7 +219,9 @@ impl Network {
             "table ip cut {{}}\ndelete table ip cut\ntable ip cut {{\nchain arriving {{\n\
              type filter hook input priority 0;\n{drops}}}\n}}\n"
         );
-        run_in_namespace(&self.find_host(target)?.namespace, || apply_nft_rules(&rules))
+        run_in_namespace(&self.find_host(target)?.namespace, || {
+            apply_nft_rules(&rules)
+        })
     }
 
     fn find_host(&self, name: &str) -> Result<&NetworkHost> {
@@ -289,7 +298,11 @@ fn apply_nft_rules(rules: &str) -> Result<()> {
     stdin.write_all(rules.as_bytes())?;
     drop(stdin);
     let output = child.wait_with_output()?;
-    ensure!(output.status.success(), "nft {rules}: {}", printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "nft {rules}: {}",
+        printed_text(&output)
+    );
     Ok(())
 }
 
@@ -306,7 +319,11 @@ mod tests {
         command
             .args(["1", "bash", "-c", &script])
             .stderr(Stdio::null());
-        let status = network.spawn_in_host(source, &mut command).unwrap().wait().unwrap();
+        let status = network
+            .spawn_in_host(source, &mut command)
+            .unwrap()
+            .wait()
+            .unwrap();
         status.code() != Some(124)
     }
 

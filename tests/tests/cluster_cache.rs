@@ -12,9 +12,9 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::ErrorCode;
 use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::JobOutcome;
-use bafs_tests::api::{CacheVolume, CacheSpec};
+use bafs_tests::api::{CacheSpec, CacheVolume};
+use bafs_tests::cache_cluster::{CacheCluster, DATA_FILE, run_compare_job};
 use bafs_tests::content::Content;
-use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster, run_compare_job};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
@@ -22,7 +22,12 @@ const BLOCK_BYTES: usize = 64 << 10;
 
 /// Where the blocks of a node's only cache volume are.
 fn block_directory(stage: &CacheCluster, node: &str) -> Result<PathBuf> {
-    let cache = stage.test_cluster.cluster.directory().join(node).join("cache");
+    let cache = stage
+        .test_cluster
+        .cluster
+        .directory()
+        .join(node)
+        .join("cache");
     let mut volumes = fs::read_dir(cache)?;
     let volume = volumes.next().context("the node has a cache volume")??;
     let mut generations = fs::read_dir(volume.path())?.flatten();
@@ -60,7 +65,8 @@ fn cluster_cache_survives_killed_nodes_without_refetching() -> Result<()> {
     let content = Content::new(1, 8 * MIB);
     let mut stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("kept", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("kept", 16 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("kept", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     let before = stage.read_home_bytes()?;
     ensure!(
@@ -89,7 +95,10 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     let content = Content::new(2, 4 * MIB);
     let mut stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("damaged", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("damaged", 16 << 20))?;
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("damaged", 16 << 20),
+    )?;
     stage.check_scan(&volumes[0], &content)?;
     let before = stage.read_home_bytes()?;
     wait_until_recorded(&stage, &["n1"])?;
@@ -122,7 +131,8 @@ fn cluster_cache_never_serves_damaged_blocks() -> Result<()> {
     let content = Content::new(3, 4 * MIB);
     let stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("live", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("live", 16 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("live", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     if let Some(reason) = mount_obstacle() {
         report_skip("cluster_cache_never_serves_damaged_blocks", &reason);
@@ -130,7 +140,12 @@ fn cluster_cache_never_serves_damaged_blocks() -> Result<()> {
     }
     let (volume, script) = (&volumes[0], stage.compare_script("live"));
     let speaker = stage.client.client();
-    let door = stage.test_cluster.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME);
+    let door = stage
+        .test_cluster
+        .cluster
+        .directory()
+        .join("n1")
+        .join(HANDOFF_SOCKET_NAME);
     for round in 1..=2 {
         if round == 2 {
             // An agent that the node hands nothing over to, or that has lost it with the node's
@@ -170,7 +185,8 @@ fn cluster_cache_repairs_damage_under_an_open_file() -> Result<()> {
     let content = Content::new(5, 16 * MIB);
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("open", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("open", 32 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("open", 32 << 20))?;
     let signs = tempfile::tempdir()?;
     let (read, damaged) = (signs.path().join("read"), signs.path().join("damaged"));
     // The first descriptor reads a part; the second one, as old, reads the same once the kernel has
@@ -185,9 +201,10 @@ fn cluster_cache_repairs_damage_under_an_open_file() -> Result<()> {
         original.display()
     );
     let (speaker, volume) = (stage.client.client(), &volumes[0]);
-    let job = stage
-        .client
-        .block_on(speaker.start_job(&volume.node, volume.mount_target(), &script))?;
+    let job =
+        stage
+            .client
+            .block_on(speaker.start_job(&volume.node, volume.mount_target(), &script))?;
     for _ in 0..600 {
         if read.exists() {
             break;
@@ -202,7 +219,9 @@ fn cluster_cache_repairs_damage_under_an_open_file() -> Result<()> {
         }
     }
     fs::write(&damaged, b"")?;
-    let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
+    let report = stage
+        .client
+        .block_on(speaker.wait_for_job(&volume.node, job))?;
     let said = report.output_tail.trim();
     ensure!(
         report.outcome == JobOutcome::Exited(0) && said == "same",
@@ -236,8 +255,14 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
     let size_bytes = 4 << 20;
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("small", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("small", size_bytes))?;
-    let places = [block_directory(&stage, "n1")?, block_directory(&stage, "n2")?];
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("small", size_bytes),
+    )?;
+    let places = [
+        block_directory(&stage, "n1")?,
+        block_directory(&stage, "n2")?,
+    ];
     let over = AtomicBool::new(false);
     let (samples, largest) = std::thread::scope(|scope| -> Result<_> {
         let sampling = scope.spawn(|| {
@@ -261,7 +286,9 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
                 for step in 0..12 {
                     // Each reader its own way through the file, no two at the same place.
                     let first = (step * 37 + reader as u64 * 61) % blocks;
-                    let bytes = speaker.read_blocks(&volume, &listing, file, first, 4).await?;
+                    let bytes = speaker
+                        .read_blocks(&volume, &listing, file, first, 4)
+                        .await?;
                     let wrong = content.count_wrong_bytes(first * BLOCK_BYTES as u64, &bytes);
                     ensure!(wrong == 0, "{wrong} wrong bytes from block {first} on");
                 }
@@ -296,7 +323,10 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
     let (old, new) = (Content::new(5, 4 * MIB), Content::new(6, 4 * MIB));
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("changing", &old)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("changing", 16 << 20))?;
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("changing", 16 << 20),
+    )?;
     let signs = tempfile::tempdir()?;
     let (began, go) = (signs.path().join("began"), signs.path().join("go"));
     let script = format!(
@@ -342,25 +372,32 @@ fn cluster_cache_serves_new_content_after_invalidation() -> Result<()> {
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("fresh", &old)?;
     rest.write_file(&stage.test_cluster.home.path().join("fresh/zz-same.bin"))?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("fresh", 16 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("fresh", 16 << 20))?;
     let check = |expected: &Content| -> Result<()> {
         let speaker = stage.client.client();
         let mut wrong = 0;
         for volume in &volumes {
-            stage.client.block_on(speaker.scan_files(volume, |path, offset, found| {
-                let content = if path == DATA_FILE { expected } else { &rest };
-                wrong += content.count_wrong_bytes(offset, found);
-            }))?;
+            stage
+                .client
+                .block_on(speaker.scan_files(volume, |path, offset, found| {
+                    let content = if path == DATA_FILE { expected } else { &rest };
+                    wrong += content.count_wrong_bytes(offset, found);
+                }))?;
         }
         ensure!(wrong == 0, "{wrong} bytes are wrong");
         Ok(())
     };
     check(&old)?;
-    let stale = stage.client.block_on(stage.client.client().list_files(&volumes[0]))?;
+    let stale = stage
+        .client
+        .block_on(stage.client.client().list_files(&volumes[0]))?;
     stage.write_data_set("fresh", &new)?;
     let before = stage.read_home_bytes()?;
     for volume in &volumes {
-        stage.client.block_on(stage.client.client().invalidate_cache(volume))?;
+        stage
+            .client
+            .block_on(stage.client.client().invalidate_cache(volume))?;
     }
     check(&new)?;
     let fetched = stage.read_home_bytes()? - before;
@@ -370,7 +407,10 @@ fn cluster_cache_serves_new_content_after_invalidation() -> Result<()> {
         "home sent {fetched} bytes; {changed} had changed"
     );
     let (file, _) = stale.regular_files().next().context("a file")?;
-    let read = stage.client.client().read_blocks(&volumes[0], &stale, file, 0, 1);
+    let read = stage
+        .client
+        .client()
+        .read_blocks(&volumes[0], &stale, file, 0, 1);
     let error = stage
         .client
         .block_on(read)
@@ -390,7 +430,8 @@ fn cluster_cache_fetches_bytes_once_for_all_readers() -> Result<()> {
     let content = Arc::new(Content::new(10, 6 * MIB));
     let stage = CacheCluster::start(4, "100MB", Some("6MB/s"))?;
     stage.write_data_set("shared", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("shared", 16 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("shared", 16 << 20))?;
     let script = stage.compare_script("shared");
     let jobs = volumes.iter().flat_map(|volume| {
         let job = || {
@@ -400,7 +441,11 @@ fn cluster_cache_fetches_bytes_once_for_all_readers() -> Result<()> {
         };
         [job(), job()]
     });
-    let wrong: u64 = stage.client.run_all(jobs.collect::<Vec<_>>())?.into_iter().sum();
+    let wrong: u64 = stage
+        .client
+        .run_all(jobs.collect::<Vec<_>>())?
+        .into_iter()
+        .sum();
     ensure!(wrong == 0, "{wrong} bytes are wrong");
     let (sent, needed) = (stage.read_home_bytes()?, content.bytes().len() as u64);
     ensure!(
@@ -449,13 +494,20 @@ print("same")
 "#;
 
 /// Runs a script of Python in a job on the volume, and returns what it prints.
-fn run_python(stage: &CacheCluster, volume: &CacheVolume, script: &str, original: &Path) -> Result<String> {
+fn run_python(
+    stage: &CacheCluster,
+    volume: &CacheVolume,
+    script: &str,
+    original: &Path,
+) -> Result<String> {
     let script = script.replace("NAME", DATA_FILE);
     let script = script.replace("ORIGINAL", &original.to_string_lossy());
     let (speaker, script) = (stage.client.client(), format!("python3 -c '{script}'"));
     let started = speaker.start_job(&volume.node, volume.mount_target(), &script);
     let job = stage.client.block_on(started)?;
-    let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
+    let report = stage
+        .client
+        .block_on(speaker.wait_for_job(&volume.node, job))?;
     ensure!(
         report.outcome == JobOutcome::Exited(0),
         "{:?}: {}",
@@ -476,8 +528,16 @@ fn cluster_cache_fetches_only_touched_mapped_pages() -> Result<()> {
     let content = Content::new(6, 96 * MIB);
     let stage = CacheCluster::start(1, "200MB", None)?;
     stage.write_data_set("mapped", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("mapped", 128 << 20))?;
-    let original = stage.test_cluster.home.path().join("mapped").join(DATA_FILE);
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("mapped", 128 << 20),
+    )?;
+    let original = stage
+        .test_cluster
+        .home
+        .path()
+        .join("mapped")
+        .join(DATA_FILE);
     let touched: usize = run_python(&stage, &volumes[0], TOUCH_SCRIPT, &original)?.parse()?;
     let sent = stage.read_home_bytes()?;
     // One window may begin where a block does, or go on where another one ended.

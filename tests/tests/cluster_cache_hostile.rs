@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ErrorCode;
 use bafs_proto::message::JobOutcome;
-use bafs_tests::api::{CacheVolume, CacheSpec};
+use bafs_tests::api::{CacheSpec, CacheVolume};
+use bafs_tests::cache_cluster::{CacheCluster, DATA_FILE, count_wrong_bytes};
 use bafs_tests::content::Content;
-use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
@@ -48,7 +48,8 @@ fn cluster_cache_waits_for_home_without_refetching() -> Result<()> {
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
     stage.write_data_set("away", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("away", 32 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("away", 32 << 20))?;
     let readers = read_on_all_volumes(&stage, &volumes, &content)?;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
         let reading = scope.spawn({
@@ -79,7 +80,12 @@ fn cluster_cache_waits_for_home_without_refetching() -> Result<()> {
 
 /// The files of the only cache volume of a node: its journal, and those with blocks.
 fn cache_files(stage: &CacheCluster, node: &str) -> Result<(PathBuf, Vec<PathBuf>)> {
-    let cache = stage.test_cluster.cluster.directory().join(node).join("cache");
+    let cache = stage
+        .test_cluster
+        .cluster
+        .directory()
+        .join(node)
+        .join("cache");
     let volume = fs::read_dir(cache)?.next().context("a cache volume")??;
     let mut generations = fs::read_dir(volume.path())?.flatten();
     let generation = generations
@@ -97,7 +103,10 @@ fn cluster_cache_survives_node_losses_and_tampered_stores() -> Result<()> {
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", Some("8MB/s"))?;
     stage.write_data_set("hostile", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("hostile", 32 << 20))?;
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("hostile", 32 << 20),
+    )?;
     let readers = read_on_all_volumes(&stage, &volumes, &content)?;
     let names = ["n1", "n2", "n3"];
     let tampered = std::thread::scope(|scope| -> Result<_> {
@@ -134,7 +143,9 @@ fn cluster_cache_survives_node_losses_and_tampered_stores() -> Result<()> {
         Ok(read?.into_iter().sum::<u64>())
     })?;
     ensure!(tampered == 0, "{tampered} bytes are wrong");
-    let again = stage.client.run_all(read_on_all_volumes(&stage, &volumes, &content)?)?;
+    let again = stage
+        .client
+        .run_all(read_on_all_volumes(&stage, &volumes, &content)?)?;
     ensure!(again.iter().sum::<u64>() == 0, "bytes are wrong: {again:?}");
     let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
     ensure!(found > 0, "nothing was tampered with: nothing was tested");
@@ -151,7 +162,10 @@ fn cluster_cache_ends_jobs_after_invalidation() -> Result<()> {
     let (old, new) = (Content::new(43, 4 * MIB), Content::new(44, 4 * MIB));
     let stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("renewed", &old)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("renewed", 16 << 20))?;
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("renewed", 16 << 20),
+    )?;
     let signs = tempfile::tempdir()?;
     let began = signs.path().join("began");
     // It has read something of the old state, and would never end by itself.
@@ -171,16 +185,19 @@ fn cluster_cache_ends_jobs_after_invalidation() -> Result<()> {
     ensure!(began.exists(), "the job has read nothing of the old state");
     stage.write_data_set("renewed", &new)?;
     stage.client.block_on(speaker.invalidate_cache(volume))?;
-    let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
+    let report = stage
+        .client
+        .block_on(speaker.wait_for_job(&volume.node, job))?;
     match report.outcome {
         JobOutcome::EnvironmentFailed(error) => {
             ensure!(error.code == ErrorCode::SourceChanged, "{error}");
         }
         other => anyhow::bail!("the job ended with {other:?}: {}", report.output_tail),
     }
-    let wrong = stage
-        .client
-        .block_on(count_wrong_bytes(stage.new_reader()?, volume.clone(), &new))?;
+    let wrong =
+        stage
+            .client
+            .block_on(count_wrong_bytes(stage.new_reader()?, volume.clone(), &new))?;
     ensure!(wrong == 0, "{wrong} bytes of the new state are wrong");
     Ok(())
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::net::channel::{Channel, set_channel};
-use bafs_tests::api::{CacheVolume, CacheSpec};
+use bafs_tests::api::{CacheSpec, CacheVolume};
+use bafs_tests::cache_cluster::{CacheCluster, DATA_FILE, count_wrong_bytes};
 use bafs_tests::content::Content;
 use bafs_tests::report_skip;
-use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
@@ -33,7 +33,11 @@ fn scan_while(
         let content = content.clone();
         readers.push(async move { count_wrong_bytes(speaker, volume, &content).await });
     }
-    let CacheCluster { test_cluster: world, client: api, .. } = stage;
+    let CacheCluster {
+        test_cluster: world,
+        client: api,
+        ..
+    } = stage;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
         let disturbing = scope.spawn(|| disturb(&mut world.cluster));
         let read = api.run_all(readers);
@@ -71,7 +75,8 @@ fn cluster_cache_survives_a_primary_killed_during_reads() -> Result<()> {
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
     stage.write_data_set("killed", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("killed", 16 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("killed", 16 << 20))?;
     let sent = home_byte_reader(&stage)?;
     scan_while(&mut stage, &volumes[..2], &content, |cluster| {
         wait_for_home_bytes(sent, needed / 3)?;
@@ -102,7 +107,10 @@ fn cluster_cache_readers_bypass_a_stopped_peer() -> Result<()> {
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", Some("4MB/s"))?;
     stage.write_data_set("stopped", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("stopped", 16 << 20))?;
+    let volumes = stage.create_caches(
+        &stage.node_addresses(),
+        &CacheSpec::new("stopped", 16 << 20),
+    )?;
     let sent = home_byte_reader(&stage)?;
     let stopped = scan_while(&mut stage, &volumes[..1], &content, |cluster| {
         wait_for_home_bytes(sent, needed / 3)?;
@@ -266,7 +274,8 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
     let content = Content::new(8, 2 * MIB);
     let mut stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("moved", &content)?;
-    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("moved", 16 << 20))?;
+    let volumes =
+        stage.create_caches(&stage.node_addresses(), &CacheSpec::new("moved", 16 << 20))?;
     let before = stage.test_cluster.cluster.home_address().to_owned();
     stage.test_cluster.cluster.kill("home")?;
     // Others, which have such a file too: one of that name, one at the address before.

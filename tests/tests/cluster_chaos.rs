@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bafs_tests::{mount_obstacle, chaos, report_skip};
+use bafs_tests::{chaos, mount_obstacle, report_skip};
 
 fn check_survival(test: &str, seed: u64, faults: Duration) {
     if let Some(reason) = mount_obstacle() {

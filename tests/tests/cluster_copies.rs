@@ -106,7 +106,11 @@ impl ReplicatedRun {
             }
             let run = self.scheduler.as_mut().context("it runs")?;
             if run.try_wait()?.is_some() {
-                let output = self.scheduler.take().context("it ran")?.wait_with_output()?;
+                let output = self
+                    .scheduler
+                    .take()
+                    .context("it ran")?
+                    .wait_with_output()?;
                 anyhow::bail!("the run is over: {}", printed_text(&output));
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -148,7 +152,10 @@ impl ReplicatedRun {
         let mut expected = Content::new(1, FULL_BYTES).bytes().to_vec();
         expected[..CHANGED_BYTES].copy_from_slice(Content::new(2, CHANGED_BYTES).bytes());
         expected.extend(b"small\n");
-        ensure!(self.world.read_home("out")? == expected, "the result is wrong");
+        ensure!(
+            self.world.read_home("out")? == expected,
+            "the result is wrong"
+        );
         let log = String::from_utf8(self.world.read_home("log")?)?;
         Ok(["a", "b", "c"].map(|job| log.lines().filter(|line| *line == job).count()))
     }

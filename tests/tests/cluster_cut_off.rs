@@ -8,7 +8,7 @@ use std::time::Duration;
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal::read_history;
 use bafs_sched::logic::{Event, Scheduler};
-use bafs_tests::netns::{self, NamespaceCluster, ChildGuard, SCHEDULER_HOST};
+use bafs_tests::netns::{self, ChildGuard, NamespaceCluster, SCHEDULER_HOST};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const NODES: [&str; 5] = ["200MB"; 5];
@@ -88,7 +88,11 @@ struct CutOffResult {
 /// once more.
 fn run_workflow(
     more: &[&str],
-    disturb: impl FnOnce(&mut NamespaceCluster, &dyn Fn(&NamespaceCluster) -> ChildGuard, &mut ChildGuard),
+    disturb: impl FnOnce(
+        &mut NamespaceCluster,
+        &dyn Fn(&NamespaceCluster) -> ChildGuard,
+        &mut ChildGuard,
+    ),
 ) -> CutOffResult {
     let mut cluster = NamespaceCluster::start(&NODES, 2).expect("a cluster");
     let path = cluster
@@ -96,7 +100,8 @@ fn run_workflow(
         .expect("a workflow");
     let told = cluster.directory.path().join("told");
     let journal = cluster.home.path().join("run.bafs.journal");
-    let start = |cluster: &NamespaceCluster| cluster.start_run(&path, more, &told).expect("bafs run");
+    let start =
+        |cluster: &NamespaceCluster| cluster.start_run(&path, more, &told).expect("bafs run");
     let mut running = start(&cluster);
     std::thread::sleep(CUT_DELAY);
     disturb(&mut cluster, &start, &mut running);
@@ -206,11 +211,17 @@ fn cluster_keeps_its_work_over_one_way_cuts() {
     let others = ["catalog", "home", "n1", "n2", "n3", "n4", "n5"];
     let ended = run_workflow(&[], |cluster, _, _| {
         let pause = || std::thread::sleep(Duration::from_secs(14));
-        cluster.network.block_packets(&[SCHEDULER_HOST], &others).expect("mute");
+        cluster
+            .network
+            .block_packets(&[SCHEDULER_HOST], &others)
+            .expect("mute");
         pause();
         cluster.network.restore_packets().expect("restore");
         std::thread::sleep(Duration::from_secs(3));
-        cluster.network.block_packets(&others, &[SCHEDULER_HOST]).expect("deaf");
+        cluster
+            .network
+            .block_packets(&others, &[SCHEDULER_HOST])
+            .expect("deaf");
         pause();
         cluster.network.restore_packets().expect("restore");
     });
@@ -225,7 +236,10 @@ fn cluster_keeps_work_while_catalog_is_cut_off() {
     }
     let nodes = ["n1", "n2", "n3", "n4", "n5"];
     let ended = run_workflow(&[], |cluster, _, _| {
-        cluster.network.partition(&["catalog"], &nodes).expect("part");
+        cluster
+            .network
+            .partition(&["catalog"], &nodes)
+            .expect("part");
         std::thread::sleep(Duration::from_secs(20));
         cluster.network.restore_packets().expect("restore");
     });

@@ -4,7 +4,7 @@
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::small_disk::{fill_disk, path_in_namespace, start_node_on_disk};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 const PIPELINES: u32 = 4;
@@ -65,7 +65,10 @@ fn cluster_reruns_jobs_elsewhere_after_a_full_disk() -> Result<()> {
     let file = OpenOptions::new().write(true).open(&filler)?;
     file.set_len(file.metadata()?.len() - FREE_BYTES)?;
 
-    let path = world.write_workflow(WORKFLOW)?.to_string_lossy().into_owned();
+    let path = world
+        .write_workflow(WORKFLOW)?
+        .to_string_lossy()
+        .into_owned();
     let output = world.bafs_command(&["run", &path]).output()?;
     ensure!(output.status.success(), printed_text(&output));
     for i in 1..=PIPELINES {
@@ -102,10 +105,7 @@ const GREEDY_WORKFLOW: &str = "volume shared cache bafs://home/shared 60 MB\n\
 /// With three pipelines the second jobs run at the node whose disk is full.
 #[test]
 fn cluster_caches_yield_to_jobs_on_small_disks() -> Result<()> {
-    check_cache_shrinks(
-        3,
-        "cluster_caches_yield_to_jobs_on_small_disks",
-    )
+    check_cache_shrinks(3, "cluster_caches_yield_to_jobs_on_small_disks")
 }
 
 /// With two they run at the other one, and write there from afar.
@@ -128,7 +128,10 @@ fn check_cache_shrinks(pipelines: u32, name: &str) -> Result<()> {
     let mut node = start_node_on_disk("-t tmpfs -o size=64m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
     let workflow = GREEDY_WORKFLOW.replace("PIPELINES", &pipelines.to_string());
-    let path = world.write_workflow(&workflow)?.to_string_lossy().into_owned();
+    let path = world
+        .write_workflow(&workflow)?
+        .to_string_lossy()
+        .into_owned();
     let output = world.bafs_command(&["run", &path]).output()?;
     ensure!(output.status.success(), printed_text(&output));
     for i in 1..=pipelines {

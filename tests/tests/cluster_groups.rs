@@ -6,9 +6,9 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
-use bafs_tests::api::{CacheVolume, CacheSpec};
-use bafs_tests::content::Content;
+use bafs_tests::api::{CacheSpec, CacheVolume};
 use bafs_tests::cache_cluster::{CacheCluster, run_compare_job};
+use bafs_tests::content::Content;
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
@@ -67,7 +67,10 @@ fn peer_addresses(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<Stri
 /// Calls by which nodes share caches, that these nodes have received.
 fn count_peer_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
     let calls = ["calls.JoinCache", "calls.ReadBlocks"];
-    calls.iter().map(|call| stage.sum_counter(nodes, call)).sum()
+    calls
+        .iter()
+        .map(|call| stage.sum_counter(nodes, call))
+        .sum()
 }
 
 #[test]
@@ -83,7 +86,10 @@ fn cluster_groups_fetch_once_each_and_share_nothing() -> Result<()> {
             ensure!(found == Some(group), "{name} is in {found:?}");
         }
     }
-    let (subnet, east) = (node_addresses(&stage, &SUBNET_NODES), node_addresses(&stage, &EAST_NODES));
+    let (subnet, east) = (
+        node_addresses(&stage, &SUBNET_NODES),
+        node_addresses(&stage, &EAST_NODES),
+    );
     let nodes = [subnet.clone(), east.clone()].concat();
     let volumes = stage.create_caches(&nodes, &CacheSpec::new("set", 16 << 20))?;
     let (of_subnet, of_east) = volumes.split_at(subnet.len());
@@ -130,11 +136,19 @@ fn cluster_groups_serve_cached_data_to_outside_jobs() -> Result<()> {
     let needed = content.bytes().len() as u64;
     let stage = start_cluster()?;
     stage.write_data_set("far", &content)?;
-    let (subnet, east) = (node_addresses(&stage, &SUBNET_NODES), node_addresses(&stage, &EAST_NODES));
+    let (subnet, east) = (
+        node_addresses(&stage, &SUBNET_NODES),
+        node_addresses(&stage, &EAST_NODES),
+    );
     let volumes = stage.create_caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.
-    let door = stage.test_cluster.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME);
+    let door = stage
+        .test_cluster
+        .cluster
+        .directory()
+        .join("n1")
+        .join(HANDOFF_SOCKET_NAME);
     fs::rename(&door, door.with_extension("away"))?;
     // No node of this job's group has the volume: it asks the node of the volume for each block.
     let before = stage.sum_counter(&subnet[..1], "cache_hit_local_bytes")?;
@@ -153,7 +167,8 @@ fn cluster_groups_serve_cached_data_to_outside_jobs() -> Result<()> {
         sent == needed,
         "home sent {sent} bytes, {needed} are needed"
     );
-    let kept = stage.sum_counter(&east, "cache_home_bytes")? + stage.sum_counter(&east, "cache_hit_peer_bytes")?;
+    let kept = stage.sum_counter(&east, "cache_home_bytes")?
+        + stage.sum_counter(&east, "cache_hit_peer_bytes")?;
     ensure!(kept == 0, "the other group took {kept} bytes into caches");
     Ok(())
 }

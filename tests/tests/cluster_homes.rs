@@ -7,15 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bafs_tests::external_servers::{start_nginx, start_sshd};
-use bafs_tests::{mount_obstacle, processes_matching, bafs_program, printed_text, report_skip};
+use bafs_tests::{bafs_program, mount_obstacle, printed_text, processes_matching, report_skip};
 
 #[test]
 fn cluster_runs_a_workflow_between_foreign_homes() -> Result<()> {
     if let Some(reason) = mount_obstacle() {
-        report_skip(
-            "cluster_runs_a_workflow_between_foreign_homes",
-            &reason,
-        );
+        report_skip("cluster_runs_a_workflow_between_foreign_homes", &reason);
         return Ok(());
     }
     let own = tempfile::tempdir()?;

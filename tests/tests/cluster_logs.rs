@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{mount_obstacle, bafs_program, printed_text, report_skip};
+use bafs_tests::{bafs_program, mount_obstacle, printed_text, report_skip};
 
 /// A program that says 600 lines, and then fails as Python's do.
 const FAILING_PROGRAM: &str = "i=0; while [ $i -lt 300 ]; do echo progress line $i; \

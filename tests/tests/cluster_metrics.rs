@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip, find_tool};
+use bafs_tests::{TestCluster, find_tool, mount_obstacle, printed_text, report_skip};
 use serde_json::Value;
 
 const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
@@ -78,7 +78,8 @@ fn query_prometheus(server: &str, what: &str) -> Result<Vec<(String, f64)>> {
     let output = Command::new("promtool")
         .args(["query", "instant", "--format", "json", server, what])
         .output()?;
-    let found: Value = serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))?;
+    let found: Value =
+        serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))?;
     let mut values = Vec::new();
     for row in found.as_array().context("a vector")? {
         let instance = row["metric"]["instance"].as_str().unwrap_or_default();
@@ -117,7 +118,10 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
     let world = TestCluster::start_with_spec(&["30MB", "30MB"], |spec| spec.has_metrics = true)?;
     world.wait_for_servers(3)?;
     world.write_home("data/one", &vec![7; 2_000_000])?;
-    let (run_at, port) = (format!("127.0.0.1:{}", find_free_port()?), find_free_port()?);
+    let (run_at, port) = (
+        format!("127.0.0.1:{}", find_free_port()?),
+        find_free_port()?,
+    );
     let mut targets: Vec<String> = ["catalog", "home", "n1", "n2"]
         .iter()
         .map(|server| world.cluster.metrics_address(server).to_owned())

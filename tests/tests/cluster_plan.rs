@@ -1,4 +1,4 @@
-//! `bafs plan` without an environment: for what is free on the nodes that a catalog lists.
+//! `bafs_command plan` without an environment: for what is free on the nodes that a catalog lists.
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{TestCluster, printed_text};
@@ -26,7 +26,11 @@ fn plan_error(world: &TestCluster, more: &[&str]) -> Result<String> {
     let workflow = world.write_workflow(WORKFLOW)?;
     let mut command = world.bafs_command(&["plan"]);
     let output = command.arg(workflow).args(more).output()?;
-    ensure!(!output.status.success(), "it is planned: {}", printed_text(&output));
+    ensure!(
+        !output.status.success(),
+        "it is planned: {}",
+        printed_text(&output)
+    );
     Ok(printed_text(&output))
 }
 

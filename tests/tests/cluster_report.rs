@@ -26,7 +26,11 @@ const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
     extract work$(i) sum bafs://home/out/$(i)\n\
     end\n";
 
-fn start_cluster(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<TestCluster>> {
+fn start_cluster(
+    name: &str,
+    node_sizes: &[&str],
+    limit: Option<&str>,
+) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -94,7 +98,9 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
         .bafs_command(&["report", &workflow, "-o", &page.to_string_lossy()])
         .output()?;
     ensure!(output.status.success(), printed_text(&output));
-    let printed = world.bafs_command(&["report", &workflow, "-o", "-"]).output()?;
+    let printed = world
+        .bafs_command(&["report", &workflow, "-o", "-"])
+        .output()?;
     ensure!(printed.status.success(), printed_text(&printed));
     let page = std::fs::read_to_string(page)?;
     ensure!(printed.stdout == page.as_bytes(), printed_text(&printed));
@@ -135,7 +141,11 @@ fn check_closed_output_is_silent(world: &TestCluster, workflow: &str) -> Result<
         let mut command = world.bafs_command(args);
         let output = command.stdout(writer).stderr(Stdio::piped()).spawn()?;
         let output = output.wait_with_output()?;
-        ensure!(output.stderr.is_empty(), "{args:?}: {}", printed_text(&output));
+        ensure!(
+            output.stderr.is_empty(),
+            "{args:?}: {}",
+            printed_text(&output)
+        );
         ensure!(
             output.status.code() == Some(141),
             "{args:?}: {}",

@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, processes_matching, printed_text, report_skip};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, processes_matching, report_skip};
 
 /// Four pipelines of two jobs: `count` reads shared data and its own input, `sum` what it wrote.
 /// `slow` seconds pass in each first job.
@@ -34,7 +34,7 @@ fn pipeline_workflow(count: u32, slow: &str) -> String {
     )
 }
 
-/// Input for [`pipelines`], and what each output must be.
+/// Input for [`pipeline_workflow`], and what each output must be.
 fn write_input(world: &TestCluster, count: u32) -> Result<Vec<Vec<u8>>> {
     let mut shared = Vec::new();
     for file in ["a/one.txt", "a/two.txt", "b/three.txt"] {
@@ -120,7 +120,9 @@ fn cluster_runs_a_workflow() -> Result<()> {
     };
     let expected = write_input(&world, 4)?;
     let path = world.write_workflow(&pipeline_workflow(4, "0"))?;
-    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let output = world
+        .bafs_command(&["run", &path.to_string_lossy()])
+        .output()?;
     ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     check_nothing_left(&world)
@@ -214,7 +216,11 @@ fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
     ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     let left = world.home.path().join(".bafs-remote");
-    ensure!(bafs_tests::is_gone_or_empty(&left), "{} is left", left.display());
+    ensure!(
+        bafs_tests::is_gone_or_empty(&left),
+        "{} is left",
+        left.display()
+    );
     Ok(())
 }
 
@@ -320,7 +326,9 @@ fn cluster_reports_failed_jobs_and_keeps_finished_work() -> Result<()> {
         log.display()
     );
     let path = world.write_workflow(&text)?;
-    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let output = world
+        .bafs_command(&["run", &path.to_string_lossy()])
+        .output()?;
     let text = printed_text(&output);
     ensure!(
         output.status.code() == Some(1),
@@ -393,7 +401,10 @@ fn cluster_names_the_errors_of_a_workflow() -> Result<()> {
         ])
         .output()?;
     ensure!(output.status.code() == Some(1), printed_text(&output));
-    ensure!(printed_text(&output).contains("/no/such/program"), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains("/no/such/program"),
+        printed_text(&output)
+    );
     check_nothing_left(&world)
 }
 
@@ -410,7 +421,10 @@ fn cluster_reruns_jobs_with_larger_volumes() -> Result<()> {
     )?;
     let output = start_run(&world, &path.to_string_lossy())?.wait_with_output()?;
     ensure!(output.status.success(), printed_text(&output));
-    ensure!(world.read_home("out")?.len() == 15 << 20, "the whole file came");
+    ensure!(
+        world.read_home("out")?.len() == 15 << 20,
+        "the whole file came"
+    );
     for part in [
         "'j' found no space in volume 'w'",
         "runs again with 20.0 MB",

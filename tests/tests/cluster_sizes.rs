@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::small_disk::{fill_disk, path_in_namespace, start_node_on_disk};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// A cluster of nodes of these sizes, unless nothing can be mounted here.
@@ -79,9 +79,14 @@ fn cluster_jobs_of_unknown_size_await_other_runs() -> Result<()> {
     let mut other = other.stdout(Stdio::null()).spawn()?;
     wait_until(|| fs::read(&started).is_ok_and(|lines| lines.len() >= 4))?;
     let path = world.write_workflow(text)?.to_string_lossy().into_owned();
-    let output = world.bafs_command(&["run", &path, "--user", "alice"]).output()?;
+    let output = world
+        .bafs_command(&["run", &path, "--user", "alice"])
+        .output()?;
     ensure!(output.status.success(), printed_text(&output));
-    ensure!(!printed_text(&output).contains("found no space"), printed_text(&output));
+    ensure!(
+        !printed_text(&output).contains("found no space"),
+        printed_text(&output)
+    );
     ensure!(other.wait()?.success(), "the other run fails");
     Ok(())
 }
@@ -113,7 +118,10 @@ fn cluster_refuses_impossible_gathering_jobs() -> Result<()> {
     );
     let output = run_workflow(&world, &text)?;
     ensure!(output.status.code() == Some(1), printed_text(&output));
-    ensure!(printed_text(&output).contains("'sum'"), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains("'sum'"),
+        printed_text(&output)
+    );
     ensure!(!ran.exists(), "a job ran");
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
+use bafs_tests::{TestCluster, bafs_program, mount_obstacle, printed_text, report_skip};
 use tempfile::TempDir;
 
 /// Names in Latin-1, with bytes that are nowhere text, and two that a careless text would mix up.
@@ -354,7 +354,11 @@ fn cluster_cache_root_survives_invalidation_and_restart() -> Result<()> {
         let args = [&["exec", "--mount", "c:/c:ro", "--"], &stat[..]].concat();
         let output = world.bafs_command(&args).output()?;
         let found = String::from_utf8_lossy(&output.stdout);
-        ensure!(found.trim() == expected, "{expected}: {}", printed_text(&output));
+        ensure!(
+            found.trim() == expected,
+            "{expected}: {}",
+            printed_text(&output)
+        );
         Ok(())
     };
     change(0o710, "@1000000000")?;

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, exec_job, bafs_program, printed_text, report_skip};
+use bafs_tests::{TestCluster, bafs_program, exec_job, mount_obstacle, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -185,7 +185,9 @@ fn cluster_ends_jobs_past_their_tmp_quota() -> Result<()> {
     let script = "head -c 50M /dev/zero > /tmp/large; sleep 60; touch out";
     write_workflow(world.home.path(), 1, script, "")?;
     let path = world.home.path().join("test.bafs");
-    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let output = world
+        .bafs_command(&["run", &path.to_string_lossy()])
+        .output()?;
     let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), "{told}");
     for word in ["/tmp", "may have 5 MB", "--tmp"] {
@@ -206,7 +208,9 @@ fn cluster_node_removes_temporary_files_of_killed_incarnations() -> Result<()> {
     world.wait_for_servers(2)?;
     write_workflow(world.home.path(), 1, "touch /tmp/made out; sleep 60", "")?;
     let path = world.home.path().join("test.bafs");
-    let mut running = world.bafs_command(&["run", &path.to_string_lossy()]).spawn()?;
+    let mut running = world
+        .bafs_command(&["run", &path.to_string_lossy()])
+        .spawn()?;
     let temporary = world.cluster.directory().join("n1/temporary");
     let made = || {
         let mut entries = fs::read_dir(&temporary).ok()?.flatten();
@@ -270,7 +274,8 @@ fn cluster_concurrent_execs_share_nothing() -> Result<()> {
         world.run_json(&args)?;
     }
     let script = "echo $$; ls -A /tmp | wc -l; echo x > /tmp/note; sleep 1; ls -A /tmp";
-    let jobs = ["v:/vol", "x:/vol"].map(|mount| exec_job::job_command_with_mount(&world, mount, &[], script));
+    let jobs = ["v:/vol", "x:/vol"]
+        .map(|mount| exec_job::job_command_with_mount(&world, mount, &[], script));
     let mut started = Vec::new();
     for mut job in jobs {
         started.push(job.spawn()?);

@@ -6,7 +6,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ids::ServerId;
-use bafs_tests::{TestCluster, mount_obstacle, is_gone_or_empty, processes_matching, bafs_program, printed_text, report_skip};
+use bafs_tests::{
+    TestCluster, bafs_program, is_gone_or_empty, mount_obstacle, printed_text, processes_matching,
+    report_skip,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

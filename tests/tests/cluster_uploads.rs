@@ -194,7 +194,9 @@ fn cluster_uploads_to_home_servers_outlive_kill_9() -> Result<()> {
     let place = UploadHome::new(home.clone(), "", &root);
     let part = sender.upload_despite_kill(&place)?;
     ensure!(part >= KILL_AFTER_BYTES, "only {part} bytes were there");
-    let counters = sender.api.block_on(sender.api.client().read_counters(&home))?;
+    let counters = sender
+        .api
+        .block_on(sender.api.client().read_counters(&home))?;
     let came = counters.get("home_written_bytes").copied().unwrap_or(0);
     // Attempts that were too fast came whole.
     let twice = came % RESULT_BYTES as u64;

@@ -12,7 +12,12 @@ use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// Pipelines of two jobs whose second volume is larger than their first, so that whoever begins as
 /// many as fit can end none. Each job says on the host who it is when it starts and when it ends.
-fn write_pipelines(world: &TestCluster, user: &str, count: u32, sizes: (&str, &str)) -> Result<PathBuf> {
+fn write_pipelines(
+    world: &TestCluster,
+    user: &str,
+    count: u32,
+    sizes: (&str, &str),
+) -> Result<PathBuf> {
     let log = world.home.path().join("log");
     let text = format!(
         "for i in 1..{count}\n\
@@ -111,7 +116,13 @@ fn find_line(log: &[String], line: &str, is_last: bool) -> Option<usize> {
 }
 
 /// A long run of one user is under way when another one's begins.
-fn check_fair_share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32) -> Result<()> {
+fn check_fair_share(
+    name: &str,
+    nodes: &[&str],
+    slots: u32,
+    sizes: (&str, &str),
+    short: u32,
+) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
+use bafs_tests::{TestCluster, bafs_program, mount_obstacle, printed_text, report_skip};
 
 fn start_cluster(nodes: &[&str]) -> Result<TestCluster> {
     let world = TestCluster::start(nodes)?;
@@ -31,7 +31,10 @@ fn cluster_volumes_are_created_used_and_deleted() -> Result<()> {
     let id = copy["id"].as_str().context("an id")?;
     let receipt = world.run_json(&["volume", "extract", id, "a.txt", "bafs://home/out/b.txt"])?;
     ensure!(receipt["size"] == 6, "{receipt}");
-    ensure!(world.read_home("out/b.txt")? == b"hello\n", "the file is at home");
+    ensure!(
+        world.read_home("out/b.txt")? == b"hello\n",
+        "the file is at home"
+    );
     let both = world.run_json(&["volume", "show", "v"])?;
     let both = both.as_array().context("two volumes have this name")?;
     ensure!(
@@ -40,7 +43,10 @@ fn cluster_volumes_are_created_used_and_deleted() -> Result<()> {
     );
     let ambiguous = world.bafs_command(&["volume", "delete", "v"]).output()?;
     ensure!(!ambiguous.status.success(), "two volumes have this name");
-    ensure!(printed_text(&ambiguous).contains(id), printed_text(&ambiguous));
+    ensure!(
+        printed_text(&ambiguous).contains(id),
+        printed_text(&ambiguous)
+    );
     for id in [id, made["id"].as_str().context("an id")?] {
         world.run_json(&["volume", "delete", id])?;
     }
@@ -87,13 +93,19 @@ fn start_home(world: &TestCluster, export: &Path, more: &[&str]) -> Result<(Chil
 fn extract_to_moved_home(word: &str) -> Result<String> {
     let world = start_with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
-    let mut extract = world.bafs_command(&extract).stderr(Stdio::piped()).spawn()?;
+    let mut extract = world
+        .bafs_command(&extract)
+        .stderr(Stdio::piped())
+        .spawn()?;
     let stderr = extract.stderr.take().context("it is piped")?;
     let mut lines = BufReader::new(stderr).lines();
     // It has been to the catalog when it says what it waits for.
     let waits = lines.next().context("it says nothing")??;
     ensure!(waits.contains("sends 'big' to home"), "{waits}");
-    let (before, other) = (world.cluster.home_address().to_owned(), tempfile::tempdir()?);
+    let (before, other) = (
+        world.cluster.home_address().to_owned(),
+        tempfile::tempdir()?,
+    );
     let took = ["--name", "other", "--listen", &before];
     let (successor, at) = start_home(&world, other.path(), &took)?;
     ensure!(at.contains(&before), "{at}: not the address before");
@@ -110,7 +122,10 @@ fn extract_to_moved_home(word: &str) -> Result<String> {
         home.wait()?;
     }
     ensure!(status.success(), "{status}: {rest}");
-    ensure!(world.read_home("out")? == [7; 3 << 20], "another file is at home");
+    ensure!(
+        world.read_home("out")? == [7; 3 << 20],
+        "another file is at home"
+    );
     ensure!(!other.path().join("out").exists(), "another home has it");
     Ok(rest)
 }
@@ -138,7 +153,11 @@ fn create_names_the_silent_home_and_waiting_time() -> Result<()> {
     let mut line = String::new();
     let stderr = create.stderr.take().context("it is piped")?;
     BufReader::new(stderr).read_line(&mut line)?;
-    for part in ["with 'in' of home", world.cluster.home_address(), "two minutes"] {
+    for part in [
+        "with 'in' of home",
+        world.cluster.home_address(),
+        "two minutes",
+    ] {
         ensure!(line.contains(part), "{line}");
     }
     ensure!(create.try_wait()?.is_none(), "it waits no more: {line}");
@@ -302,7 +321,10 @@ fn cluster_space_is_never_promised_twice() -> Result<()> {
         .bafs_command(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])
         .output()?;
     ensure!(second.status.code() == Some(1), printed_text(&second));
-    ensure!(printed_text(&second).contains("NoSpaceBytes"), printed_text(&second));
+    ensure!(
+        printed_text(&second).contains("NoSpaceBytes"),
+        printed_text(&second)
+    );
     world.run_json(&["volume", "delete", "a"])?;
     world.run_json(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])?;
     Ok(())
@@ -335,12 +357,18 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
         .bafs_command(&["servers"])
         .env("BAFS_IDENTITY", "/no/such/dir")
         .output()?;
-    ensure!(printed_text(&missing).contains("bafs init"), printed_text(&missing));
+    ensure!(
+        printed_text(&missing).contains("bafs init"),
+        printed_text(&missing)
+    );
     let nobody = world
         .bafs_command(&["servers"])
         .env("BAFS_CATALOG", "127.0.0.1:9")
         .output()?;
-    ensure!(printed_text(&nobody).contains("127.0.0.1:9"), printed_text(&nobody));
+    ensure!(
+        printed_text(&nobody).contains("127.0.0.1:9"),
+        printed_text(&nobody)
+    );
     let no_node = world
         .bafs_command(&["volume", "create", "v", "--node", "x", "--size", "1MB"])
         .output()?;
@@ -349,13 +377,20 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
         printed_text(&no_node)
     );
     let taken = world.cluster.address("n1");
-    let port = world.bafs_command(&["catalog", "--listen", taken]).output()?;
+    let port = world
+        .bafs_command(&["catalog", "--listen", taken])
+        .output()?;
     ensure!(
         port.status.code() == Some(1) && printed_text(&port).contains("in use"),
         printed_text(&port)
     );
-    let vague = world.bafs_command(&["catalog", "--listen", "0.0.0.0:0"]).output()?;
-    ensure!(printed_text(&vague).contains("name the address"), printed_text(&vague));
+    let vague = world
+        .bafs_command(&["catalog", "--listen", "0.0.0.0:0"])
+        .output()?;
+    ensure!(
+        printed_text(&vague).contains("name the address"),
+        printed_text(&vague)
+    );
     let size = world
         .bafs_command(&["volume", "create", "v", "--node", "n1", "--size", "10"])
         .output()?;
@@ -388,7 +423,9 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
         let to = directory.path().join(to);
         let to = to.to_str().context("a path of text")?;
         world.run_json(&[&["grant", "mine", "--to", to][..], more].concat())?;
-        let again = world.bafs_command(&["grant", "mine", "--to", to]).output()?;
+        let again = world
+            .bafs_command(&["grant", "mine", "--to", to])
+            .output()?;
         ensure!(again.status.code() == Some(1), "{}", printed_text(&again));
     }
     for identity in ["rw", "ro"] {
@@ -467,10 +504,12 @@ fn cluster_volume_is_found_while_others_are_deleted() -> Result<()> {
         }
         let mut looks = Ok(());
         for _ in 0..40 {
-            looks = world.run_json(&["volume", "show", "kept"]).and_then(|shown| {
-                ensure!(shown["id"] == kept["id"], "{shown}");
-                Ok(())
-            });
+            looks = world
+                .run_json(&["volume", "show", "kept"])
+                .and_then(|shown| {
+                    ensure!(shown["id"] == kept["id"], "{shown}");
+                    Ok(())
+                });
             if looks.is_err() {
                 break;
             }

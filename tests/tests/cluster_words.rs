@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
+use bafs_tests::{TestCluster, bafs_program, mount_obstacle, printed_text, report_skip};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// A job that counts its own words, each of `bytes` bytes, and as many bytes of environment as one
@@ -41,7 +41,9 @@ fn cluster_runs_jobs_with_the_most_arguments() -> Result<()> {
         return Ok(());
     };
     let path = world.write_workflow(&counting_workflow(1_900, 1_000))?;
-    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let output = world
+        .bafs_command(&["run", &path.to_string_lossy()])
+        .output()?;
     ensure!(output.status.success(), printed_text(&output));
     let counted = String::from_utf8(world.read_home("count")?)?;
     ensure!(counted == "1900 1000\n", "the job had {counted} words");
@@ -60,7 +62,9 @@ fn cluster_fails_jobs_with_too_many_arguments() -> Result<()> {
         return Ok(());
     };
     let path = world.write_workflow(&counting_workflow(3_000, 1_000))?;
-    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let output = world
+        .bafs_command(&["run", &path.to_string_lossy()])
+        .output()?;
     let text = printed_text(&output);
     ensure!(output.status.code() == Some(1), text);
     ensure!(text.contains("Linux commonly takes 2097152"), text);
@@ -81,7 +85,10 @@ fn check_refuses_arguments_beyond_every_node() -> Result<()> {
         (5_000, 1_000, "a job may have 4194304"),
     ] {
         std::fs::write(&path, counting_workflow(words, bytes))?;
-        let output = Command::new(bafs_program()).arg("check").arg(&path).output()?;
+        let output = Command::new(bafs_program())
+            .arg("check")
+            .arg(&path)
+            .output()?;
         let text = printed_text(&output);
         ensure!(output.status.code() == Some(1), text);
         ensure!(text.contains(says) && text.contains("job 'a'"), text);

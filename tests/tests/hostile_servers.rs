@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::MountTarget;
+use bafs_tests::cache_cluster::{CacheCluster, DATA_FILE};
 use bafs_tests::content::Content;
-use bafs_tests::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
 use bafs_tests::exec_job::{self, ExecJob};
-use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster};
+use bafs_tests::small_disk::{fill_disk, path_in_namespace, start_node_on_disk};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 #[test]
@@ -38,8 +38,14 @@ fn cluster_node_recovers_after_its_disk_was_full() -> Result<()> {
     for name in ["a", "b"] {
         let output = create(name)?;
         ensure!(!output.status.success(), printed_text(&output));
-        ensure!(printed_text(&output).contains("No space left"), printed_text(&output));
-        ensure!(!printed_text(&output).contains("is left"), printed_text(&output));
+        ensure!(
+            printed_text(&output).contains("No space left"),
+            printed_text(&output)
+        );
+        ensure!(
+            !printed_text(&output).contains("is left"),
+            printed_text(&output)
+        );
         let left = world.run_json(&["volume", "list"])?;
         ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
     }
@@ -111,7 +117,10 @@ struct FrozenFileSystem(std::path::PathBuf);
 impl FrozenFileSystem {
     fn freeze(path: &Path) -> Result<Self> {
         let frozen = Self(path.to_owned());
-        ensure!(frozen.write_freeze_state("-f")?, "the file system does not freeze");
+        ensure!(
+            frozen.write_freeze_state("-f")?,
+            "the file system does not freeze"
+        );
         Ok(frozen)
     }
 
@@ -171,10 +180,7 @@ fn cluster_waits_for_disks_slower_than_the_deadline() -> Result<()> {
 #[test]
 fn cluster_waits_for_homes_slower_than_the_deadline() -> Result<()> {
     if let Some(reason) = mount_obstacle() {
-        report_skip(
-            "cluster_waits_for_homes_slower_than_the_deadline",
-            &reason,
-        );
+        report_skip("cluster_waits_for_homes_slower_than_the_deadline", &reason);
         return Ok(());
     }
     let stage = CacheCluster::start(1, "20MB", Some("400KB/s"))?;
@@ -193,12 +199,17 @@ fn cluster_waits_for_homes_slower_than_the_deadline() -> Result<()> {
     );
     let (speaker, node) = (stage.client.client(), stage.node_addresses().remove(0));
     let report = stage.client.block_on(async {
-        let start = speaker.start_job_with(&node, target, &script, |job| job.op_deadline_ms = 3_000);
+        let start =
+            speaker.start_job_with(&node, target, &script, |job| job.op_deadline_ms = 3_000);
         speaker.wait_for_job(&node, start.await?).await
     })?;
     ensure!(report.output_tail == "same\n".repeat(4), "{report:?}");
     // Nothing was asked for twice.
-    ensure!(stage.read_home_bytes()? == 4 << 20, "{}", stage.read_home_bytes()?);
+    ensure!(
+        stage.read_home_bytes()? == 4 << 20,
+        "{}",
+        stage.read_home_bytes()?
+    );
     Ok(())
 }
 

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec_job::{job_command, start_cluster};
-use bafs_tests::{TestCluster, mount_obstacle, is_gone_or_empty, mounts_matching, processes_matching, bafs_program, printed_text, report_skip};
+use bafs_tests::{
+    TestCluster, bafs_program, is_gone_or_empty, mount_obstacle, mounts_matching, printed_text,
+    processes_matching, report_skip,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -73,7 +76,10 @@ fn cluster_ends_completely_after_any_signal() -> Result<()> {
         let status = run.wait()?;
         ensure!(!status.success(), "{signal}, moment {index}: {status}");
         wait_until_gone(&temporary)?;
-        ensure!(is_gone_or_empty(&temporary), "{signal}, moment {index}: files stay");
+        ensure!(
+            is_gone_or_empty(&temporary),
+            "{signal}, moment {index}: files stay"
+        );
     }
     for moment_ms in [20, 300, 900] {
         let mut run = start_run(&workflow, &temporary)?;
@@ -225,7 +231,10 @@ fn check_keyboard_signals(world: &TestCluster) -> Result<()> {
     next("heard 1")?;
     // Longer than a job has that was asked to end.
     std::thread::sleep(Duration::from_secs(11));
-    let exec = format!("{} exec --mount v:/vol -- sh -c n=0", bafs_program().display());
+    let exec = format!(
+        "{} exec --mount v:/vol -- sh -c n=0",
+        bafs_program().display()
+    );
     let found = processes_matching(&exec);
     let found = found.iter().find_map(|line| {
         let (pid, command) = line.split_once(' ')?;
@@ -280,7 +289,10 @@ fn cluster_ends_a_stuck_agent() -> Result<()> {
         "it took too long"
     );
     ensure!(world.read_home("out")? == b"done\n", "the output is there");
-    ensure!(processes_matching(&agent).is_empty(), "the stuck agent is left");
+    ensure!(
+        processes_matching(&agent).is_empty(),
+        "the stuck agent is left"
+    );
     Ok(())
 }
 

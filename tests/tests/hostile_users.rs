@@ -13,13 +13,13 @@ use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::TOKEN_BLOCKS_MAX;
-use bafs_proto::message::{Role, GetVolume};
+use bafs_proto::message::{GetVolume, Role};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_tests::small_disk::{start_node_on_disk, path_in_namespace};
-use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
+use bafs_tests::small_disk::{path_in_namespace, start_node_on_disk};
+use bafs_tests::{TestCluster, bafs_program, mount_obstacle, printed_text, report_skip};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -44,7 +44,9 @@ fn start_with_store(world: &TestCluster, store: &Path) -> Result<Output> {
     let store = store.to_string_lossy();
     let args = ["node", "--store", &store, "--size", "9MB", "--name", "odd"];
     let ending = ["--until-stdin-closes"];
-    Ok(world.bafs_command(&[&args[..], &ending].concat()).output()?)
+    Ok(world
+        .bafs_command(&[&args[..], &ending].concat())
+        .output()?)
 }
 
 #[test]
@@ -56,7 +58,11 @@ fn cluster_node_refuses_stores_prepared_by_others() -> Result<()> {
     std::fs::create_dir(&elsewhere)?;
     let refusal = |part: &str| {
         let output = start_with_store(&world, &store)?;
-        ensure!(!output.status.success(), "it started: {}", printed_text(&output));
+        ensure!(
+            !output.status.success(),
+            "it started: {}",
+            printed_text(&output)
+        );
         ensure!(printed_text(&output).contains(part), printed_text(&output));
         Ok(())
     };
@@ -96,7 +102,12 @@ fn cluster_node_refuses_stores_prepared_by_others() -> Result<()> {
 }
 
 /// Asks a node for volumes that are none of its business, again and again, until told to stop.
-async fn call_repeatedly(identity: Identity, token: Token, node: String, over: Arc<AtomicBool>) -> u64 {
+async fn call_repeatedly(
+    identity: Identity,
+    token: Token,
+    node: String,
+    over: Arc<AtomicBool>,
+) -> u64 {
     let pool = Pool::new(Arc::new(Dialer::new(&identity).expect("a dialer")));
     let mut refused = 0;
     while !over.load(Ordering::Relaxed) {
@@ -167,7 +178,11 @@ fn check_other_users(world: &TestCluster) -> Result<()> {
         );
         let exec = ["exec", "--mount", "v:/s", "--", "sh", "-c", "echo x > /s/f"];
         let output = world.bafs_command(&exec).output()?;
-        ensure!(output.status.success(), "round {round}: {}", printed_text(&output));
+        ensure!(
+            output.status.success(),
+            "round {round}: {}",
+            printed_text(&output)
+        );
     }
     Ok(())
 }
@@ -184,7 +199,10 @@ fn cluster_grant_states_its_true_expiry() -> Result<()> {
         let told = world.run_json(&args)?;
         std::fs::remove_dir_all(&to)?;
         let output = world.bafs_command(&args).output()?;
-        Ok((told["expires"].as_u64().context("a time")?, printed_text(&output)))
+        Ok((
+            told["expires"].as_u64().context("a time")?,
+            printed_text(&output),
+        ))
     };
     let day = 24 * 3_600_000;
     // The identities of a throw-away cluster are good for a week.
@@ -233,7 +251,10 @@ fn cluster_node_limits_files_to_its_disk() -> Result<()> {
     };
     let output = create("5000")?;
     ensure!(!output.status.success(), printed_text(&output));
-    ensure!(printed_text(&output).contains("needs 5000 files, "), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains("needs 5000 files, "),
+        printed_text(&output)
+    );
     let at = path_in_namespace(&node, &store);
     for number in 0..1_600 {
         if std::fs::write(at.join(format!("x{number}")), "").is_err() {

@@ -18,7 +18,12 @@ fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     Ok(world)
 }
 
-fn create_volume(world: &TestCluster, name: &str, size: &str, files: &str) -> Result<serde_json::Value> {
+fn create_volume(
+    world: &TestCluster,
+    name: &str,
+    size: &str,
+    files: &str,
+) -> Result<serde_json::Value> {
     let create = [
         "volume", "create", name, "--node", "n1", "--limit", "watched",
     ];
@@ -60,10 +65,15 @@ fn mount_bind_shows_the_directory_itself() -> Result<()> {
         "-c",
     ];
     let look = "cat /vol/f; echo y > /vol/f || echo refused; rm -f /vol/f; ls /vol";
-    let output = world.bafs_command(&[&args[..], &[look]].concat()).output()?;
+    let output = world
+        .bafs_command(&[&args[..], &[look]].concat())
+        .output()?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(found == "x\nrefused\nf\np\n", printed_text(&output));
-    ensure!(printed_text(&output).contains(BIND_MOUNT_MESSAGE), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains(BIND_MOUNT_MESSAGE),
+        printed_text(&output)
+    );
     Ok(())
 }
 
@@ -91,7 +101,10 @@ fn mount_bind_reserves_a_margin() -> Result<()> {
     // 1 GB less twice 20 MB and 256 MiB: a third one has no room for its margin.
     create_volume(&world, "w", "20MB", "1000")?;
     create_volume(&world, "x", "20MB", "1000")?;
-    ensure!(create_volume(&world, "y", "20MB", "1000").is_err(), "a fourth one");
+    ensure!(
+        create_volume(&world, "y", "20MB", "1000").is_err(),
+        "a fourth one"
+    );
     Ok(())
 }
 
@@ -122,7 +135,10 @@ fn mount_bind_writer_is_fenced_by_the_next() -> Result<()> {
     check_job(&world, look, "same")?;
     let ended = first.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
-    ensure!(printed_text(&ended).contains("Fenced"), printed_text(&ended));
+    ensure!(
+        printed_text(&ended).contains("Fenced"),
+        printed_text(&ended)
+    );
     Ok(())
 }
 
@@ -181,6 +197,9 @@ fn mount_bind_serves_jobs_but_not_the_host() -> Result<()> {
         Signal::SIGTERM,
     )?;
     let output = mount.wait_with_output()?;
-    ensure!(printed_text(&output).contains(INLINE_MESSAGE), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains(INLINE_MESSAGE),
+        printed_text(&output)
+    );
     Ok(())
 }

@@ -12,9 +12,11 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::{JobOutcome, MountTarget};
 use bafs_tests::api::BlockingClient;
-use bafs_tests::uring::{self, RingSetting};
 use bafs_tests::mounted_volume::{RING_MESSAGE, WRITE_BACK_MESSAGE};
-use bafs_tests::{TestCluster, mount_obstacle, passthrough_obstacle, mounts_matching, printed_text, report_skip};
+use bafs_tests::uring::{self, RingSetting};
+use bafs_tests::{
+    TestCluster, mount_obstacle, mounts_matching, passthrough_obstacle, printed_text, report_skip,
+};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -112,7 +114,10 @@ const WRITE_BACK: AccessPath = AccessPath {
     name: "collected",
     method: MountMethod::HostMount,
     options: &["--write-back"],
-    messages: &["inline: each operation runs in this process", WRITE_BACK_MESSAGE],
+    messages: &[
+        "inline: each operation runs in this process",
+        WRITE_BACK_MESSAGE,
+    ],
 };
 
 const WRITE_BACK_TCP: AccessPath = AccessPath {
@@ -183,7 +188,9 @@ impl MountedDirectories {
     /// Ends all mounts, and only then looks at what their agents said.
     fn unmount(mut self, way: AccessPath) -> Result<()> {
         let mounts = std::mem::take(&mut self.mounts);
-        let ended = mounts.into_iter().map(|(at, agent)| (at, stop_agent(agent)));
+        let ended = mounts
+            .into_iter()
+            .map(|(at, agent)| (at, stop_agent(agent)));
         let ended: Vec<_> = ended.collect();
         for (at, output) in ended {
             let checked = output.and_then(|output| check_access_path(way, &output));
@@ -227,7 +234,11 @@ struct DisabledFdPassing(PathBuf);
 
 impl DisabledFdPassing {
     fn new(world: &TestCluster) -> Result<Self> {
-        let door = world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME);
+        let door = world
+            .cluster
+            .directory()
+            .join("n1")
+            .join(HANDOFF_SOCKET_NAME);
         fs::rename(&door, door.with_extension("away"))?;
         Ok(Self(door))
     }
@@ -269,7 +280,12 @@ fn run_on_volumes(
             output?
         }
     };
-    ensure!(output.status.success(), "{}: {}", way.name, printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "{}: {}",
+        way.name,
+        printed_text(&output)
+    );
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -346,7 +362,12 @@ impl WrittenVolumes {
         for (number, way) in ways.iter().enumerate() {
             let (volume, seed) = (way.name.to_owned(), number.to_string());
             create_volume(world, &volume, &[])?;
-            run_on_volumes(world, *way, std::slice::from_ref(&volume), (WRITE_SCRIPT, &seed))?;
+            run_on_volumes(
+                world,
+                *way,
+                std::slice::from_ref(&volume),
+                (WRITE_SCRIPT, &seed),
+            )?;
             written.write_plain(&volume, &seed)?;
             written.volumes.push(volume);
         }
@@ -355,7 +376,12 @@ impl WrittenVolumes {
         create_volume(world, &turns, &[])?;
         for (number, way) in ways.iter().rev().enumerate() {
             let seed = (100 + number).to_string();
-            run_on_volumes(world, *way, std::slice::from_ref(&turns), (WRITE_SCRIPT, &seed))?;
+            run_on_volumes(
+                world,
+                *way,
+                std::slice::from_ref(&turns),
+                (WRITE_SCRIPT, &seed),
+            )?;
             written.write_plain(&turns, &seed)?;
         }
         written.volumes.push(turns);
@@ -445,7 +471,11 @@ fn list_cache_files(world: &TestCluster, name: &str, says: &str) -> Result<Strin
     let args = [&args[..], &["-c", LIST_SCRIPT, "/cache"]].concat();
     let output = world.bafs_command(&args).output()?;
     ensure!(output.status.success(), printed_text(&output));
-    ensure!(printed_text(&output).contains(says), "{says}: {}", printed_text(&output));
+    ensure!(
+        printed_text(&output).contains(says),
+        "{says}: {}",
+        printed_text(&output)
+    );
     Ok(String::from_utf8(output.stdout)?)
 }
 

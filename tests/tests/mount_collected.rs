@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_tests::exec_job::{self, ExecJob};
-use bafs_tests::mounted_volume::{WRITE_BACK_MESSAGE, MountedVolume, DataPath};
-use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, uring, printed_text, report_skip};
+use bafs_tests::mounted_volume::{DataPath, MountedVolume, WRITE_BACK_MESSAGE};
+use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, printed_text, report_skip, uring};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -34,11 +34,20 @@ impl WriteBackCluster {
                 break;
             };
             if way == CALLS_MESSAGE {
-                fs::remove_file(world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME))?;
+                fs::remove_file(
+                    world
+                        .cluster
+                        .directory()
+                        .join("n1")
+                        .join(HANDOFF_SOCKET_NAME),
+                )?;
             }
             let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
             world.run_json(&create)?;
-            all.push(Self { world, expected_path: way });
+            all.push(Self {
+                world,
+                expected_path: way,
+            });
         }
         Ok(all)
     }
@@ -49,7 +58,12 @@ impl WriteBackCluster {
 
     /// Runs a job whose writes are collected.
     fn check_write_back(&self, script: &str, expected: &str) -> Result<()> {
-        exec_job::check_command(self.job_command(script), self.expected_path, script, expected)
+        exec_job::check_command(
+            self.job_command(script),
+            self.expected_path,
+            script,
+            expected,
+        )
     }
 
     /// Runs a job whose writes are not, on what an earlier one has left.
@@ -148,21 +162,32 @@ fn mount_write_back_delivers_single_bytes() -> Result<()> {
 fn mount_write_back_is_announced() -> Result<()> {
     for ready in WriteBackCluster::start_each("mount_write_back_is_announced")? {
         let output = ready.job_command("true").output()?;
-        ensure!(printed_text(&output).contains(WRITE_BACK_MESSAGE), printed_text(&output));
+        ensure!(
+            printed_text(&output).contains(WRITE_BACK_MESSAGE),
+            printed_text(&output)
+        );
         let without = exec_job::job_command(&ready.world, &[], "true").output()?;
-        ensure!(!printed_text(&without).contains(WRITE_BACK_MESSAGE), printed_text(&without));
+        ensure!(
+            !printed_text(&without).contains(WRITE_BACK_MESSAGE),
+            printed_text(&without)
+        );
     }
     Ok(())
 }
 
 #[test]
 fn mount_write_back_appends_never_overwrite_each_other() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_write_back_appends_never_overwrite_each_other")? {
+    for ready in
+        WriteBackCluster::start_each("mount_write_back_appends_never_overwrite_each_other")?
+    {
         let script = "cd /vol; \
             write() { i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $1; done >> f; }; \
             write one & write other & wait; sort f | uniq -c | tr -s ' '";
         ready.check_write_back(script, "3000 one\n 3000 other")?;
-        ready.check_without_write_back("sort /vol/f | uniq -c | tr -s ' '", "3000 one\n 3000 other")?;
+        ready.check_without_write_back(
+            "sort /vol/f | uniq -c | tr -s ' '",
+            "3000 one\n 3000 other",
+        )?;
     }
     Ok(())
 }
@@ -175,7 +200,10 @@ fn mount_write_back_past_the_limit_ends_jobs() -> Result<()> {
             dd if=/dev/zero of=f bs=1M count=80 || true; sleep 1000";
         let ended = ready.job_command(script).output()?;
         ensure!(ended.status.code() == Some(75), printed_text(&ended));
-        ensure!(printed_text(&ended).contains("NoSpaceBytes"), printed_text(&ended));
+        ensure!(
+            printed_text(&ended).contains("NoSpaceBytes"),
+            printed_text(&ended)
+        );
         // All that is shown can be read, and the limit holds. Pieces come in any order, so the file
         // may have holes where others did not fit.
         let look = "cd /vol; cat first; test $(du -sk . | cut -f1) -le 48832; \
@@ -280,7 +308,10 @@ fn mount_write_back_on_host_flushes_at_end() -> Result<()> {
         ensure!(agent.wait()?.success());
         ensure!(file.write_all(b"y").is_err() || file.sync_all().is_err());
         drop(file);
-        ready.check_without_write_back("tr -d x < /vol/f | wc -c; stat -c %s /vol/f", "0\n5000000")?;
+        ready.check_without_write_back(
+            "tr -d x < /vol/f | wc -c; stat -c %s /vol/f",
+            "0\n5000000",
+        )?;
     }
     Ok(())
 }

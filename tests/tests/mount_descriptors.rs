@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec_job::start_cluster;
-use bafs_tests::{TestCluster, processes_matching, printed_text, report_skip, find_tool};
+use bafs_tests::{TestCluster, find_tool, printed_text, processes_matching, report_skip};
 
 /// Descriptors of the node.
 const NODE_DESCRIPTORS_MAX: u64 = 2_000;
@@ -49,8 +49,14 @@ fn mount_leaves_descriptors_to_other_jobs() -> Result<()> {
     ensure!(all.contains("Too many open files"), all);
     ensure!(!all.contains("in system"), all);
     ensure!(all.contains("git in the same job"), all);
-    ensure!(printed_text(&other).contains("git in another job"), printed_text(&other));
-    ensure!(printed_text(&other).contains("opened 60"), printed_text(&other));
+    ensure!(
+        printed_text(&other).contains("git in another job"),
+        printed_text(&other)
+    );
+    ensure!(
+        printed_text(&other).contains("opened 60"),
+        printed_text(&other)
+    );
     Ok(())
 }
 

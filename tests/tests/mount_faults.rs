@@ -2,7 +2,7 @@
 //! something goes wrong: none hangs, nothing of them is left, and what they had kept is there.
 
 use anyhow::{Result, ensure};
-use bafs_tests::bench::nohang::{FaultScenario, FaultResult, run_scenario};
+use bafs_tests::bench::nohang::{FaultResult, FaultScenario, run_scenario};
 use bafs_tests::{mount_obstacle, report_skip};
 
 /// Has programs meet a fault; `None` when this machine cannot.
@@ -16,7 +16,10 @@ fn check_scenario(name: &str, fault: FaultScenario) -> Result<Option<FaultResult
         return Ok(None);
     }
     let verdict = run_scenario(fault, env!("CARGO_BIN_EXE_bafs-bench"))?;
-    ensure!(verdict.case_count == 8 && verdict.hung_count == 0, "{verdict:#?}");
+    ensure!(
+        verdict.case_count == 8 && verdict.hung_count == 0,
+        "{verdict:#?}"
+    );
     ensure!(verdict.leftovers.is_empty(), "{verdict:#?}");
     ensure!(verdict.wrong_bytes == 0, "{verdict:#?}");
     Ok(Some(verdict))

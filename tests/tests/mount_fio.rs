@@ -1,7 +1,7 @@
 //! fio writes patterns that it knows again, in every way that it can write, and looks at them.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip, find_tool};
+use bafs_tests::{TestCluster, find_tool, mount_obstacle, printed_text, report_skip};
 
 /// How it writes: the engine, whether past the page cache, the order and the size of a write.
 const WRITE_METHODS: [[&str; 4]; 5] = [

@@ -60,8 +60,14 @@ impl HostMount {
             };
         }
         let process = command.process_group(0).spawn()?;
-        let shown = Self { process, mount_point: point };
-        ensure!(is_eventually(|| shown.is_mounted()), "the volume is not mounted");
+        let shown = Self {
+            process,
+            mount_point: point,
+        };
+        ensure!(
+            is_eventually(|| shown.is_mounted()),
+            "the volume is not mounted"
+        );
         Ok(shown)
     }
 
@@ -154,7 +160,11 @@ fn mount_ends_cleanly_before_its_successor() -> Result<()> {
             let next = mount_volume(&world, point.path(), options)?;
             let ended = std::mem::replace(&mut shown, next).wait_with_output()?;
             ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
-            ensure!(!printed_text(&ended).contains("lost"), "{way}: {}", printed_text(&ended));
+            ensure!(
+                !printed_text(&ended).contains("lost"),
+                "{way}: {}",
+                printed_text(&ended)
+            );
             ensure!(
                 fs::read(point.path().join("f"))? == text.as_bytes(),
                 "{way}"
@@ -316,7 +326,10 @@ fn mount_on_the_host_ends_with_its_process() -> Result<()> {
     let mut shown = HostMount::start(&world, &[])?;
     shown.process.kill()?;
     shown.process.wait()?;
-    ensure!(is_eventually(|| !shown.is_mounted()), "a dead mount is left");
+    ensure!(
+        is_eventually(|| !shown.is_mounted()),
+        "a dead mount is left"
+    );
     Ok(())
 }
 
@@ -359,7 +372,11 @@ fn mount_watchdog_is_replaced_when_killed() -> Result<()> {
     }
     ensure!(!first.is_empty(), "nobody keeps the mount");
     let is_new = |id: &i32| !first.contains(id);
-    let renewed = || shown.child_processes().is_ok_and(|ids| ids.iter().any(is_new));
+    let renewed = || {
+        shown
+            .child_processes()
+            .is_ok_and(|ids| ids.iter().any(is_new))
+    };
     ensure!(is_eventually(renewed), "no other keeper has come");
     ensure!(fs::read(shown.file_path()).context("the mount goes on")? == b"before");
     // The file is held, so that only the keeper can end the connection.
@@ -367,7 +384,10 @@ fn mount_watchdog_is_replaced_when_killed() -> Result<()> {
     std::thread::sleep(Duration::from_millis(500));
     shown.process.kill()?;
     shown.process.wait()?;
-    ensure!(is_eventually(|| !shown.is_mounted()), "a dead mount is left");
+    ensure!(
+        is_eventually(|| !shown.is_mounted()),
+        "a dead mount is left"
+    );
     drop(held);
     Ok(())
 }

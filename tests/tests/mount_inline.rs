@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec_job::{self, ExecJob, job_command};
-use bafs_tests::{TestCluster, passthrough_obstacle, mounts_matching, printed_text, report_skip};
+use bafs_tests::{TestCluster, mounts_matching, passthrough_obstacle, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -25,7 +25,9 @@ fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
 }
 
 fn run_job(world: &TestCluster, script: &str) -> Result<Output> {
-    job_command(world, &[], script).output().context("bafs exec runs")
+    job_command(world, &[], script)
+        .output()
+        .context("bafs exec runs")
 }
 
 /// Mounts the volume on the host to be read, and waits until it is there.
@@ -114,7 +116,10 @@ fn mount_inline_writer_is_fenced_by_the_next() -> Result<()> {
     check_job(&world, look, "same")?;
     let ended = first.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
-    ensure!(printed_text(&ended).contains("Fenced"), printed_text(&ended));
+    ensure!(
+        printed_text(&ended).contains("Fenced"),
+        printed_text(&ended)
+    );
     Ok(())
 }
 
@@ -125,9 +130,13 @@ fn mount_inline_hanging_writer_excludes_others() -> Result<()> {
     };
     let first = ExecJob::start(&world, &[], "echo ready; sleep 1000")?;
     first.send_signal(Signal::SIGSTOP)?;
-    let refused = job_command(&world, &["--operation-timeout", "5"], "echo in > /vol/x").output()?;
+    let refused =
+        job_command(&world, &["--operation-timeout", "5"], "echo in > /vol/x").output()?;
     ensure!(refused.status.code() == Some(75), printed_text(&refused));
-    ensure!(printed_text(&refused).contains("Busy"), printed_text(&refused));
+    ensure!(
+        printed_text(&refused).contains("Busy"),
+        printed_text(&refused)
+    );
     first.send_signal(Signal::SIGCONT)?;
     let ended = first.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
@@ -144,7 +153,10 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
     world.cluster.kill("n1")?;
     let ended = busy.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
-    ensure!(printed_text(&ended).contains("cannot go on"), printed_text(&ended));
+    ensure!(
+        printed_text(&ended).contains("cannot go on"),
+        printed_text(&ended)
+    );
     world.cluster.restart("n1")?;
     world.wait_for_servers(2)?;
     check_job(&world, "cat /vol/f", "kept")
@@ -235,8 +247,14 @@ fn mount_inline_reader_works_beside_a_writer() -> Result<()> {
     let mount = mount.wait_with_output()?;
     ensure!(read? == b"here\n" && refused, "a view to read only");
     ensure!(full.contains("No space left"), printed_text(&writer));
-    ensure!(printed_text(&writer).contains(INLINE_MESSAGE), printed_text(&writer));
-    ensure!(printed_text(&mount).contains(INLINE_MESSAGE), printed_text(&mount));
+    ensure!(
+        printed_text(&writer).contains(INLINE_MESSAGE),
+        printed_text(&writer)
+    );
+    ensure!(
+        printed_text(&mount).contains(INLINE_MESSAGE),
+        printed_text(&mount)
+    );
     Ok(())
 }
 
@@ -276,14 +294,21 @@ fn mount_inline_reader_sees_overwrites_of_large_files() -> Result<()> {
     let writer = writer.wait_with_output()?;
     kill(Pid::from_raw(i32::try_from(mount.id())?), Signal::SIGTERM)?;
     let mount = mount.wait_with_output()?;
-    ensure!(line == "ready\nwritten\n", "{line}{}", printed_text(&writer));
+    ensure!(
+        line == "ready\nwritten\n",
+        "{line}{}",
+        printed_text(&writer)
+    );
     ensure!(
         before? == vec![0; 2 << 20] && small? == b"small\n",
         "as it was written"
     );
     read?;
     ensure!(&after == b"new\0", "{after:?}");
-    ensure!(printed_text(&mount).contains("by the kernel itself"), printed_text(&mount));
+    ensure!(
+        printed_text(&mount).contains("by the kernel itself"),
+        printed_text(&mount)
+    );
     Ok(())
 }
 
@@ -316,7 +341,10 @@ fn mount_inline_writer_with_readers_uses_the_server() -> Result<()> {
     kill(Pid::from_raw(i32::try_from(reader.id())?), Signal::SIGTERM)?;
     reader.wait()?;
     ensure!(output.status.success(), printed_text(&output));
-    ensure!(printed_text(&output).contains(CALLS_MESSAGE), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains(CALLS_MESSAGE),
+        printed_text(&output)
+    );
     check_job(&world, "cat /vol/f", "x")
 }
 

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec_job::start_cluster;
-use bafs_tests::{printed_text, report_skip, find_tool};
+use bafs_tests::{find_tool, printed_text, report_skip};
 
 /// Volumes of the job.
 const VOLUME_COUNT: usize = 10;
@@ -73,7 +73,10 @@ fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<(
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let output = world.bafs_command(&args).output()?;
     ensure!(output.status.success(), printed_text(&output));
-    ensure!(printed_text(&output).contains("share their readers"), printed_text(&output));
+    ensure!(
+        printed_text(&output).contains("share their readers"),
+        printed_text(&output)
+    );
     let text = String::from_utf8(output.stdout)?;
     let parts: Vec<&str> = text.split("== ").skip(1).collect();
     let of = |at: usize| {
@@ -94,7 +97,11 @@ fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<(
 
 #[test]
 fn mount_of_shared_readers_matches_directories_inline() -> Result<()> {
-    check_directory_semantics("mount_of_shared_readers_matches_directories_inline", true, "")
+    check_directory_semantics(
+        "mount_of_shared_readers_matches_directories_inline",
+        true,
+        "",
+    )
 }
 
 #[test]

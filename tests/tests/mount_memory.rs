@@ -54,8 +54,15 @@ fn check_memory_while_writing(name: &str, mib_each: u64, writers: u64) -> Result
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id()))?;
     drop(agent.stdin.take());
     let output = agent.wait_with_output()?;
-    ensure!(told.len() as u64 == writers, "{told:?}: {}", printed_text(&output));
-    ensure!(printed_text(&output).contains("calls:"), printed_text(&output));
+    ensure!(
+        told.len() as u64 == writers,
+        "{told:?}: {}",
+        printed_text(&output)
+    );
+    ensure!(
+        printed_text(&output).contains("calls:"),
+        printed_text(&output)
+    );
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let peak = peak
         .context("the kernel tells")?

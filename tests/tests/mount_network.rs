@@ -27,7 +27,11 @@ fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
 
 fn disable_fd_passing(world: &TestCluster) -> Result<()> {
     Ok(fs::remove_file(
-        world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME),
+        world
+            .cluster
+            .directory()
+            .join("n1")
+            .join(HANDOFF_SOCKET_NAME),
     )?)
 }
 
@@ -110,7 +114,10 @@ impl RemoteMount {
         let said = shown.agent.stderr.take().context("what it says")?;
         let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
-        ensure!(line.contains(CALLS_MESSAGE) && line.contains("close"), "{line}");
+        ensure!(
+            line.contains(CALLS_MESSAGE) && line.contains("close"),
+            "{line}"
+        );
         for _ in 0..400 {
             if !mounts_matching(shown.mount_point()).is_empty() {
                 return Ok(shown);
@@ -126,7 +133,9 @@ impl RemoteMount {
 
     fn shell_command(&self, script: &str) -> Command {
         let mut command = Command::new("/bin/sh");
-        command.args(["-ec", script]).current_dir(self.mount_point());
+        command
+            .args(["-ec", script])
+            .current_dir(self.mount_point());
         command
     }
 
@@ -184,7 +193,12 @@ fn mount_network_close_waits_for_the_server() -> Result<()> {
     };
     let mut shown = RemoteMount::start(&world)?;
     // The first file teaches the agent how files look here.
-    ensure!(shown.shell_command("echo 1 > first; ls").status()?.success());
+    ensure!(
+        shown
+            .shell_command("echo 1 > first; ls")
+            .status()?
+            .success()
+    );
     world.cluster.signal("n1", Signal::SIGSTOP)?;
     // Nobody at the server answers these, and they would end the volume if they waited.
     let mut file = File::create(shown.directory.path().join("f"))?;
@@ -202,8 +216,7 @@ fn mount_network_close_waits_for_the_server() -> Result<()> {
 
 #[test]
 fn mount_network_flushes_before_its_job_ends() -> Result<()> {
-    let Some(world) = start_cluster("mount_network_flushes_before_its_job_ends")?
-    else {
+    let Some(world) = start_cluster("mount_network_flushes_before_its_job_ends")? else {
         return Ok(());
     };
     let script = "cd /vol; mkdir d; i=0; while [ $i -lt 500 ]; do echo $i > d/$i; i=$((i+1)); \

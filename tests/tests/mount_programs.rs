@@ -4,7 +4,9 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, processes_matching, printed_text, report_skip};
+use bafs_tests::{
+    TestCluster, mount_obstacle, mounts_matching, printed_text, processes_matching, report_skip,
+};
 
 fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
@@ -27,7 +29,11 @@ fn run_script(world: &TestCluster, script: &str) -> Result<Output> {
 
 fn check_script(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
     let output = run_script(world, script)?;
-    ensure!(output.status.success(), "{script}: {}", printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "{script}: {}",
+        printed_text(&output)
+    );
     let found = String::from_utf8_lossy(&output.stdout);
     ensure!(
         found.trim() == expected.trim(),
@@ -156,7 +162,10 @@ fn mount_keeps_the_limit() -> Result<()> {
     let args = ["exec", "--mount", "w:/w", "--", "/bin/sh", "-c", script];
     let output = world.bafs_command(&args).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(text.starts_with("bounded\nrefused 6\n"), printed_text(&output));
+    ensure!(
+        text.starts_with("bounded\nrefused 6\n"),
+        printed_text(&output)
+    );
     ensure!(
         printed_text(&output).contains("No space left on device"),
         printed_text(&output)
@@ -257,7 +266,8 @@ fn mount_ends_jobs_of_a_lost_volume() -> Result<()> {
     let marker = format!("{}", 86_400 + std::process::id());
     let script =
         format!("setsid sleep {marker} & trap '' TERM; echo started > /vol/s; sleep {marker}");
-    let mut command = world.bafs_command(&["exec", "--mount", "v:/vol", "--", "/bin/sh", "-c", &script]);
+    let mut command =
+        world.bafs_command(&["exec", "--mount", "v:/vol", "--", "/bin/sh", "-c", &script]);
     command
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::exec_job::{self, ExecJob};
-use bafs_tests::uring::{self, RingSetting};
+use bafs_tests::mounted_volume::{DataPath, MountedVolume, RING_MESSAGE};
 use bafs_tests::printed_text;
-use bafs_tests::mounted_volume::{RING_MESSAGE, MountedVolume, DataPath};
+use bafs_tests::uring::{self, RingSetting};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
@@ -26,7 +26,13 @@ fn start_busy_volume() -> Result<(MountedVolume, Vec<Child>)> {
     for number in 0..4 {
         let processor = number % std::thread::available_parallelism()?.get();
         let program = Command::new("taskset")
-            .args(["-c", &processor.to_string(), "sh", "-c", REQUEST_LOOP_SCRIPT])
+            .args([
+                "-c",
+                &processor.to_string(),
+                "sh",
+                "-c",
+                REQUEST_LOOP_SCRIPT,
+            ])
             .arg(number.to_string())
             .current_dir(stand.path())
             .stderr(Stdio::null())
@@ -85,7 +91,11 @@ fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
             .args(["-c", &processor.to_string(), "sh", "-ec", &script])
             .current_dir(stand.path())
             .output()?;
-        ensure!(output.status.success(), "{processor}: {}", printed_text(&output));
+        ensure!(
+            output.status.success(),
+            "{processor}: {}",
+            printed_text(&output)
+        );
     }
     Ok(())
 }
@@ -141,9 +151,17 @@ fn mount_by_ring_ends_with_its_killed_agent() -> Result<()> {
         let busy = start_busy_job(&world)?;
         busy.send_signal(signal)?;
         let output = busy.wait_for_end()?;
-        ensure!(printed_text(&output).contains(RING_MESSAGE), "{}", printed_text(&output));
+        ensure!(
+            printed_text(&output).contains(RING_MESSAGE),
+            "{}",
+            printed_text(&output)
+        );
         let keeps = printed_text(&output).contains("keeps memory");
-        ensure!(!keeps, "the kernel gives back all: {}", printed_text(&output));
+        ensure!(
+            !keeps,
+            "the kernel gives back all: {}",
+            printed_text(&output)
+        );
         ends.push(output.status);
     }
     ensure!(!ends.iter().any(|end| end.success()), "{ends:?}");
@@ -170,16 +188,24 @@ fn mount_by_ring_ends_with_its_killed_process() -> Result<()> {
     let rings = RingSetting::enable()?;
     let mut agent = world.bafs_command(&["mount", "--explain", "v", &at]);
     let mut agent = agent.stderr(Stdio::piped()).spawn()?;
-    wait_until("it is mounted", || !bafs_tests::mounts_matching(&at).is_empty())?;
+    wait_until("it is mounted", || {
+        !bafs_tests::mounts_matching(&at).is_empty()
+    })?;
     // A first answer means that the rings are there.
     fs::metadata(place.path())?;
     drop(rings);
     fs::write(place.path().join("big"), vec![1; 20_000_000])?;
-    let programs: Vec<_> = (0..3).map(|number| start_request_loop(place.path(), number)).collect();
+    let programs: Vec<_> = (0..3)
+        .map(|number| start_request_loop(place.path(), number))
+        .collect();
     wait_until("a program asks", || place.path().join("own1").exists())?;
     agent.kill()?;
     let output = agent.wait_with_output()?;
-    ensure!(printed_text(&output).contains(RING_MESSAGE), "{}", printed_text(&output));
+    ensure!(
+        printed_text(&output).contains(RING_MESSAGE),
+        "{}",
+        printed_text(&output)
+    );
     check_all_fail(programs.into_iter().collect::<Result<_>>()?)?;
     wait_until("the mount is gone", || {
         bafs_tests::mounts_matching(&at).is_empty()
@@ -200,7 +226,10 @@ fn mount_without_rings_works_and_explains_why() -> Result<()> {
     }
     let _none = RingSetting::disable()?;
     let stand = MountedVolume::start(DataPath::Inline)?;
-    let way = stand.in_process_mount().context("it is served here")?.transport();
+    let way = stand
+        .in_process_mount()
+        .context("it is served here")?
+        .transport();
     ensure!(way.contains("enable_uring is not Y"), "{way}");
     fs::write(stand.path().join("f"), "x")?;
     Ok(())

@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
+use bafs_tests::mounted_volume::{DataPath, MountedVolume};
 use bafs_tests::seeded_rng::SeededRng;
-use bafs_tests::mounted_volume::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, report_skip};
 use rustix::fs::{self as sys, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
@@ -94,7 +94,13 @@ fn draw_operation(dice: &mut SeededRng) -> FileOperation {
             FileOperation::Allocate(slot, dice.choose(&modes), at, length)
         }
         15 => FileOperation::SeekData(slot, dice.next_below(2) == 0, at),
-        16 => FileOperation::Copy(slot, dice.next_below(OPEN_FILES_MAX), at, dice.next_below(FILE_OFFSET_MAX), length),
+        16 => FileOperation::Copy(
+            slot,
+            dice.next_below(OPEN_FILES_MAX),
+            at,
+            dice.next_below(FILE_OFFSET_MAX),
+            length,
+        ),
         17 => FileOperation::Sync(slot, dice.next_below(2) == 0),
         _ => draw_name_operation(dice),
     }
@@ -260,7 +266,9 @@ impl ModelDirectory {
                 let wrote = rustix::io::write(file, &bytes(length))?;
                 Ok(format!("{end} {wrote}"))
             }
-            FileOperation::Truncate(slot, size) => sys::ftruncate(self.open_file(slot)?, size).map(nothing),
+            FileOperation::Truncate(slot, size) => {
+                sys::ftruncate(self.open_file(slot)?, size).map(nothing)
+            }
             FileOperation::Allocate(slot, mode, at, length) => {
                 sys::fallocate(self.open_file(slot)?, mode, at, length).map(nothing)
             }
@@ -285,7 +293,9 @@ impl ModelDirectory {
             }
             FileOperation::Sync(slot, true) => sys::fdatasync(self.open_file(slot)?).map(nothing),
             FileOperation::Sync(slot, false) => sys::fsync(self.open_file(slot)?).map(nothing),
-            FileOperation::StatOpen(slot) => sys::fstat(self.open_file(slot)?).map(|stat| format_stat(&stat)),
+            FileOperation::StatOpen(slot) => {
+                sys::fstat(self.open_file(slot)?).map(|stat| format_stat(&stat))
+            }
             _ => unreachable!("needs no open file"),
         }
     }
@@ -343,7 +353,9 @@ impl ModelDirectory {
             FileOperation::MakeNode(path, kind, mode) => {
                 sys::mknodat(root, path, *kind, bits(mode & 0o777), 0).map(nothing)
             }
-            FileOperation::MakeSymlink(target, path) => sys::symlinkat(*target, root, path).map(nothing),
+            FileOperation::MakeSymlink(target, path) => {
+                sys::symlinkat(*target, root, path).map(nothing)
+            }
             FileOperation::MakeLink(path, new, follow) => {
                 let flags = if *follow {
                     AtFlags::SYMLINK_FOLLOW
@@ -359,7 +371,9 @@ impl ModelDirectory {
             FileOperation::Rename(path, new, flags) => {
                 sys::renameat_with(root, path, root, new, *flags).map(nothing)
             }
-            FileOperation::Chmod(path, mode) => sys::chmodat(root, path, bits(*mode), none).map(nothing),
+            FileOperation::Chmod(path, mode) => {
+                sys::chmodat(root, path, bits(*mode), none).map(nothing)
+            }
             FileOperation::Chown(path, uid, gid) => {
                 let (uid, gid) = (sys::Uid::from_raw(*uid), sys::Gid::from_raw(*gid));
                 let flags = AtFlags::SYMLINK_NOFOLLOW;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
+use bafs_tests::mounted_volume::{DataPath, MountedVolume};
 use bafs_tests::seeded_rng::SeededRng;
-use bafs_tests::mounted_volume::{MountedVolume, DataPath};
-use bafs_tests::{mount_obstacle, uring, printed_text, report_skip, find_tool};
+use bafs_tests::{find_tool, mount_obstacle, printed_text, report_skip, uring};
 
 /// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
 const EXCLUDED_CASES: [(&str, &str); 1] = [(
@@ -81,7 +81,9 @@ fn mount_with_write_back_passes_pjdfstest() -> Result<()> {
 fn mount_by_ring_passes_pjdfstest() -> Result<()> {
     let name = "mount_by_ring_passes_pjdfstest";
     match find_suite(name, "pjdfstest") {
-        Some(pjdfstest) if uring::can_use_rings(name) => check_pjdfstest(&pjdfstest, &[DataPath::Ring]),
+        Some(pjdfstest) if uring::can_use_rings(name) => {
+            check_pjdfstest(&pjdfstest, &[DataPath::Ring])
+        }
         _ => Ok(()),
     }
 }
@@ -91,7 +93,8 @@ fn check_pjdfstest(pjdfstest: &Path, ways: &[DataPath]) -> Result<()> {
         let stand = MountedVolume::start(way)?;
         let (own, other) = (stand.create_directory("pjdfstest")?, tempfile::tempdir()?);
         let all = PjdfstestTotals::parse(&run_pjdfstest(pjdfstest, &own, other.path(), false)?)?;
-        let read_only = PjdfstestTotals::parse(&run_pjdfstest(pjdfstest, &own, other.path(), true)?)?;
+        let read_only =
+            PjdfstestTotals::parse(&run_pjdfstest(pjdfstest, &own, other.path(), true)?)?;
         let excluded: Vec<_> = all
             .skipped
             .iter()
@@ -105,7 +108,11 @@ fn check_pjdfstest(pjdfstest: &Path, ways: &[DataPath]) -> Result<()> {
         );
         let failed = [all.failed, read_only.failed].concat();
         ensure!(failed.is_empty(), "{way:?}: failed: {failed:?}");
-        ensure!(all.passed >= CASES_PASSED_MIN, "{way:?}: {} passed", all.passed);
+        ensure!(
+            all.passed >= CASES_PASSED_MIN,
+            "{way:?}: {} passed",
+            all.passed
+        );
         ensure!(
             read_only.passed >= READ_ONLY_CASES_PASSED_MIN && read_only.skipped.is_empty(),
             "{way:?}: {} passed on a read-only mount",
@@ -206,7 +213,12 @@ fn mount_with_write_back_survives_fsx() -> Result<()> {
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_survives_a_million_operations_of_fsx() -> Result<()> {
     let name = "mount_survives_a_million_operations_of_fsx";
-    check_fsx(name, &[DataPath::Inline, DataPath::AgentProcess], 4, 250_000)?;
+    check_fsx(
+        name,
+        &[DataPath::Inline, DataPath::AgentProcess],
+        4,
+        250_000,
+    )?;
     check_fsx(name, &DataPath::WRITE_BACK, 1, 100_000)?;
     check_fsx(name, &[DataPath::Uncached], 1, 100_000)
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::mounted_volume::{MountedVolume, DataPath};
+use bafs_tests::mounted_volume::{DataPath, MountedVolume};
 use bafs_tests::{mount_obstacle, printed_text, report_skip};
 
 /// A script that works in an empty directory, prints what must be equal, and may leave files.
@@ -227,7 +227,12 @@ fn run_case(work: &ProgramCase, directory: &Path) -> Result<String> {
         .env("SOURCE", source)
         .env("LC_ALL", "C")
         .output()?;
-    ensure!(output.status.success(), "{}: {}", work.name, printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "{}: {}",
+        work.name,
+        printed_text(&output)
+    );
     // Names, types, sizes, modes and contents; times and numbers differ between any two trees.
     let list = "find . ! -type d -printf '%P %y %s %m %n %l\\n' | sort; \
         find . -type d -printf '%P %m\\n' | sort; \
@@ -236,7 +241,12 @@ fn run_case(work: &ProgramCase, directory: &Path) -> Result<String> {
         .args(["-ec", list])
         .current_dir(directory)
         .output()?;
-    ensure!(tree.status.success(), "{}: {}", work.name, printed_text(&tree));
+    ensure!(
+        tree.status.success(),
+        "{}: {}",
+        work.name,
+        printed_text(&tree)
+    );
     let text = |output: &std::process::Output| String::from_utf8_lossy(&output.stdout).into_owned();
     let printed = text(&output).replace(&*directory.to_string_lossy(), "HERE");
     Ok(printed + &text(&tree))

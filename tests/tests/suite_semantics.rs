@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::mounted_volume::{MountedVolume, DataPath};
-use bafs_tests::{TestCluster, mount_obstacle, uring, printed_text, report_skip};
+use bafs_tests::mounted_volume::{DataPath, MountedVolume};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip, uring};
 use rustix::fs::{self as sys, AtFlags, CWD, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -23,7 +23,9 @@ fn check_on_every_path(test: &str, check: impl Fn(&MountedVolume) -> Result<()>)
         check(&MountedVolume::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
     }
     match uring::can_use_rings(&format!("{test}, by rings")) {
-        true => check(&MountedVolume::start(DataPath::Ring)?).map_err(|error| error.context("Ring")),
+        true => {
+            check(&MountedVolume::start(DataPath::Ring)?).map_err(|error| error.context("Ring"))
+        }
         false => Ok(()),
     }
 }
@@ -35,7 +37,11 @@ fn run_script(stand: &MountedVolume, script: &str) -> Result<String> {
         .args(["-ec", script])
         .current_dir(stand.path())
         .output()?;
-    ensure!(output.status.success(), "{script}: {}", printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "{script}: {}",
+        printed_text(&output)
+    );
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -68,16 +74,12 @@ fn mount_protects_a_running_program() -> Result<()> {
 
 #[test]
 fn mount_lets_programs_stay_in_removed_directories() -> Result<()> {
-    check_on_every_path(
-        "mount_lets_programs_stay_in_removed_directories",
-        |stand| {
-            let script =
-                "mkdir d; cd d; rmdir ../d; ls; stat -c %h .; (: > x) 2>/dev/null || echo no";
-            let said = run_script(stand, script)?;
-            ensure!(said == "0\nno", "{said}");
-            Ok(())
-        },
-    )
+    check_on_every_path("mount_lets_programs_stay_in_removed_directories", |stand| {
+        let script = "mkdir d; cd d; rmdir ../d; ls; stat -c %h .; (: > x) 2>/dev/null || echo no";
+        let said = run_script(stand, script)?;
+        ensure!(said == "0\nno", "{said}");
+        Ok(())
+    })
 }
 
 #[test]
@@ -298,7 +300,11 @@ fn mount_locks_as_a_local_file_system() -> Result<()> {
             .current_dir(stand.path())
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(text == "busy one was told closed", "{}", printed_text(&output));
+        ensure!(
+            text == "busy one was told closed",
+            "{}",
+            printed_text(&output)
+        );
         let flock = "flock -n l sh -c 'flock -n l true || echo held'; flock -n l echo free";
         ensure!(run_script(stand, flock)? == "held\nfree");
         Ok(())
@@ -348,7 +354,10 @@ fn mount_keeps_volumes_apart() -> Result<()> {
         report_skip("mount_keeps_volumes_apart", &reason);
         return Ok(());
     }
-    let (one, other) = (MountedVolume::start(DataPath::Inline)?, MountedVolume::start(DataPath::Inline)?);
+    let (one, other) = (
+        MountedVolume::start(DataPath::Inline)?,
+        MountedVolume::start(DataPath::Inline)?,
+    );
     let (file, new) = (one.path().join("f"), other.path().join("f"));
     fs::write(&file, "x")?;
     let moved = sys::renameat_with(CWD, &file, CWD, &new, RenameFlags::empty());

@@ -38,7 +38,11 @@ impl StepLog {
         clippy::disallowed_methods,
         reason = "how long a step takes is measured, not decided"
     )]
-    fn run_step(&mut self, name: &'static str, run_ci: impl FnOnce() -> Result<StepOutcome>) -> Result<()> {
+    fn run_step(
+        &mut self,
+        name: &'static str,
+        run_ci: impl FnOnce() -> Result<StepOutcome>,
+    ) -> Result<()> {
         println!("\n==== {name} ====");
         let start = Instant::now();
         let outcome = run_ci();
@@ -48,8 +52,15 @@ impl StepLog {
             Ok(StepOutcome::Incomplete(what)) => format!("ok, but INCOMPLETE: {what}"),
             Err(_) => "FAILED".to_owned(),
         };
-        println!("==== {name}: {result} ({:.1} s) ====", duration.as_secs_f64());
-        self.records.push(StepRecord { name, result, duration });
+        println!(
+            "==== {name}: {result} ({:.1} s) ====",
+            duration.as_secs_f64()
+        );
+        self.records.push(StepRecord {
+            name,
+            result,
+            duration,
+        });
         outcome.map(|_| ())
     }
 
@@ -92,7 +103,10 @@ fn run_steps(log: &mut StepLog, account: &mut Option<test::TestSummary>) -> Resu
         done.check_success().map(|()| StepOutcome::Passed)
     })?;
     log.run_step("demo", || {
-        let arguments: Vec<String> = SMALL_DEMO_ARGUMENTS.iter().map(|&argument| argument.into()).collect();
+        let arguments: Vec<String> = SMALL_DEMO_ARGUMENTS
+            .iter()
+            .map(|&argument| argument.into())
+            .collect();
         // From nothing, an optimised build takes as long as all tests.
         demo::run(BuildProfile::Tests, &arguments).map(|()| StepOutcome::Passed)
     })
@@ -161,8 +175,10 @@ mod tests {
     fn a_failed_step_is_recorded_and_reported() {
         let mut log = StepLog::default();
         log.run_step("good", || Ok(StepOutcome::Passed)).unwrap();
-        log.run_step("partial", || Ok(StepOutcome::Incomplete("no network".into())))
-            .unwrap();
+        log.run_step("partial", || {
+            Ok(StepOutcome::Incomplete("no network".into()))
+        })
+        .unwrap();
         assert!(log.run_step("bad", || bail!("no")).is_err());
         let results: Vec<&str> = log
             .records

@@ -23,6 +23,8 @@ pub(crate) fn run(build: BuildProfile, arguments: &[String]) -> Result<()> {
 fn prepare(build: BuildProfile, arguments: &[String]) -> Result<Command> {
     setup::ensure_packages(setup::Purpose::Demo)?;
     let mut demo = Command::new(programs::build_programs(build, &["bafs"])?.join("bafs"));
-    demo.arg("demo").args(arguments).current_dir(shell::checkout_root());
+    demo.arg("demo")
+        .args(arguments)
+        .current_dir(shell::checkout_root());
     Ok(demo)
 }

@@ -1,4 +1,4 @@
-//! The developer commands of BAFS: `cargo xtask COMMAND`. Parses arguments; does no work itself.
+//! The developer commands of BAFS: `cargo xtask SACCT_COMMAND`. Parses arguments; does no work itself.
 #![allow(
     clippy::print_stdout,
     reason = "a developer command talks to the person who started it"
@@ -86,7 +86,9 @@ fn main() -> ExitCode {
         XtaskCommand::Prose { arguments } => tidy::run_prose(&arguments),
         XtaskCommand::Reference => tidy::reference(tidy::Reference::Written),
         XtaskCommand::Setup { purpose } => setup::ensure_packages(purpose),
-        XtaskCommand::Bench { name, arguments } => bench::run_benchmark(name.as_deref(), &arguments),
+        XtaskCommand::Bench { name, arguments } => {
+            bench::run_benchmark(name.as_deref(), &arguments)
+        }
         XtaskCommand::Soak { arguments } => soak::run_long_tests(&arguments),
     };
     match result {

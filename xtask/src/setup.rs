@@ -399,7 +399,9 @@ mod tests {
 
     #[test]
     fn install_command_keeps_sequences_in_slim_images() {
-        assert!(manual_command(&["hmmer-examples"]).contains("path-include=/usr/share/doc/hmmer/*"));
+        assert!(
+            manual_command(&["hmmer-examples"]).contains("path-include=/usr/share/doc/hmmer/*")
+        );
     }
 
     #[test]

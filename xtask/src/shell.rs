@@ -27,7 +27,7 @@ pub(crate) fn checkout_root() -> PathBuf {
 pub(crate) fn cargo_command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(checkout_root());
-    // `cargo run` describes xtask to us in these; passed on, they make build scripts that watch
+    // `cargo run_command` describes xtask to us in these; passed on, they make build scripts that watch
     // them (ring's does) run again, and a whole tree is rebuilt each time.
     for (name, _) in env::vars_os() {
         if is_package_variable(&name.to_string_lossy()) {
@@ -234,7 +234,10 @@ mod tests {
     #[test]
     fn command_lines_are_quoted_for_pasting() {
         let mut command = Command::new("/usr/bin/env");
-        assert_eq!(format_command(command.args(["a", "b c", ""])), "env a 'b c' ''");
+        assert_eq!(
+            format_command(command.args(["a", "b c", ""])),
+            "env a 'b c' ''"
+        );
     }
 
     #[test]

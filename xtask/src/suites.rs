@@ -1,4 +1,4 @@
-//! Programs for tests that come as crates, suites and servers: builds them below `target/`. Runs
+//! Programs for tests that come as crates, suites and servers: builds them below `target_path/`. Runs
 //! none of them.
 
 use std::fs;
@@ -27,7 +27,8 @@ pub(crate) fn ensure_programs() -> Result<PathBuf> {
             continue;
         }
         println!("setup: building {name} for tests, takes a minute or two, once");
-        let mut install = shell::cargo_command(&["install", name, "--version", version, "--locked"]);
+        let mut install =
+            shell::cargo_command(&["install", name, "--version", version, "--locked"]);
         install
             .args(["--debug", "--features", features])
             .arg("--root")
@@ -46,7 +47,7 @@ fn is_installed(root: &Path, name: &str, version: &str) -> bool {
     has_entry(&list, name, version) && root.join("bin").join(name).is_file()
 }
 
-/// Cargo's own list of what it installed, for `cargo install` itself would ask the registry.
+/// Cargo's own list of what it installed, for `cargo_command install` itself would ask the registry.
 fn has_entry(list: &str, name: &str, version: &str) -> bool {
     list.contains(&format!("\"{name} {version} "))
 }

@@ -75,7 +75,8 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
             .env(skips::SKIP_LOG_VARIABLE, &log)
             .env("BAFS_BIN", &program)
             .env(suites::TOOLS_VARIABLE, &suites);
-        let (status, lines) = shell::run_and_capture(&mut run_and_print, totals::closing_line_filter)?;
+        let (status, lines) =
+            shell::run_and_capture(&mut run_and_print, totals::closing_line_filter)?;
         closing_lines.extend(lines);
         if !status.success() && fault.is_none() {
             fault = Some(format!("a test runner ended with {status}"));
@@ -100,7 +101,7 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     })
 }
 
-/// The best runner of this machine: nextest (limits and groups of `.config/nextest.toml`) or cargo.
+/// The best runner of this machine: nextest (limits and groups of `.session_config/nextest.toml`) or cargo.
 fn runner_command(arguments: &[String]) -> Command {
     let mut command = if ensure_nextest() {
         let profile = if std::env::var_os("CI").is_some() {
@@ -128,7 +129,7 @@ fn runner_command(arguments: &[String]) -> Command {
 }
 
 /// One more than there are processors: of the two clusters that run beside other tests
-/// (`.config/nextest.toml`), one or both wait.
+/// (`.session_config/nextest.toml`), one or both wait.
 fn count_test_threads() -> usize {
     thread::available_parallelism().map_or(2, NonZero::get) + 1
 }
@@ -147,7 +148,11 @@ pub(crate) fn ensure_nextest() -> bool {
         return true;
     }
     println!("test: cargo-nextest is missing; building it takes some minutes, once");
-    if let Err(error) = shell::run_command(&mut shell::cargo_command(&["install", "cargo-nextest", "--locked"])) {
+    if let Err(error) = shell::run_command(&mut shell::cargo_command(&[
+        "install",
+        "cargo-nextest",
+        "--locked",
+    ])) {
         println!("test: {error:#}");
     }
     is_there()

@@ -50,7 +50,8 @@ fn check_mount(mount: &MountEntry, health: &MountHealth, treatment: RepairMode) 
         MountHealth::Alive => fine_check(subject, format!("{} answers", mount.source)),
         MountHealth::Dead if treatment == RepairMode::Repair => {
             mounts::detach_mount(mount);
-            let gone = mounts::own_mounts().is_ok_and(|all| all.iter().all(|left| left.id != mount.id));
+            let gone =
+                mounts::own_mounts().is_ok_and(|all| all.iter().all(|left| left.id != mount.id));
             if gone {
                 return repaired_check(subject, "it was dead, and is taken away");
             }
@@ -104,7 +105,11 @@ pub fn check_identity(directory: &Path, treatment: RepairMode) -> Vec<Check> {
         let entries = match fs::read_dir(&at) {
             Ok(entries) => entries,
             Err(error) => {
-                checks.push(broken_check(subject, error, "name the directory of `bafs init`"));
+                checks.push(broken_check(
+                    subject,
+                    error,
+                    "name the directory of `bafs init`",
+                ));
                 return checks;
             }
         };

@@ -68,7 +68,11 @@ pub fn check_store(store: &Path, treatment: RepairMode) -> Vec<Check> {
     };
     checks.push(fine_check(subject.clone(), found));
     checks.push(check_disk(store));
-    let served = if is_served { NodeState::Running } else { NodeState::Stopped };
+    let served = if is_served {
+        NodeState::Running
+    } else {
+        NodeState::Stopped
+    };
     checks.extend(check_trash(
         store,
         served,
@@ -84,7 +88,10 @@ pub fn check_store(store: &Path, treatment: RepairMode) -> Vec<Check> {
         }
         let subject = format!("socket {}", entry.path().display());
         if treatment == RepairMode::Repair && fs::remove_file(entry.path()).is_ok() {
-            checks.push(repaired_check(subject, "nobody listened at it; it is removed"));
+            checks.push(repaired_check(
+                subject,
+                "nobody listened at it; it is removed",
+            ));
         } else {
             checks.push(broken_check(
                 subject,
@@ -108,7 +115,9 @@ fn check_disk(store: &Path) -> Check {
     let subject = format!("disk of {}", store.display());
     let found = match statvfs(store) {
         Ok(found) => found,
-        Err(error) => return broken_check(subject, io::Error::from(error), "look at its file system"),
+        Err(error) => {
+            return broken_check(subject, io::Error::from(error), "look at its file system");
+        }
     };
     let room = DiskSpace {
         bytes: found.f_blocks * found.f_frsize,
@@ -187,10 +196,11 @@ fn check_trash(store: &Path, state: NodeState, treatment: RepairMode, now_s: i64
     }
     let mut looks = SCANNED_FILES_MAX;
     let sums = left.iter().map(|at| measure_usage(at, &mut looks));
-    let DirectoryUsage { bytes, files } = sums.fold(DirectoryUsage::default(), |sum, one| DirectoryUsage {
-        bytes: sum.bytes + one.bytes,
-        files: sum.files + one.files,
-    });
+    let DirectoryUsage { bytes, files } =
+        sums.fold(DirectoryUsage::default(), |sum, one| DirectoryUsage {
+            bytes: sum.bytes + one.bytes,
+            files: sum.files + one.files,
+        });
     let found = format!(
         "{} deleted volumes are still there, with {files} files that take {bytes} bytes",
         left.len()
@@ -205,7 +215,11 @@ fn check_trash(store: &Path, state: NodeState, treatment: RepairMode, now_s: i64
             .try_for_each(|path| bafs_tree::remove_tree(path));
         return Some(match removed {
             Ok(()) => repaired_check(subject, &format!("{found}; removed")),
-            Err(error) => broken_check(subject, format!("{found}: {error}"), obstacle_remedy(&trash)),
+            Err(error) => broken_check(
+                subject,
+                format!("{found}: {error}"),
+                obstacle_remedy(&trash),
+            ),
         });
     }
     let found = format!("{found}; the node cannot remove them, and their space stays reserved");
@@ -257,7 +271,9 @@ mod tests {
                 files,
                 free_files,
             };
-            room.check("disk".to_owned(), || describe_usage(store.path(), SCANNED_FILES_MAX))
+            room.check("disk".to_owned(), || {
+                describe_usage(store.path(), SCANNED_FILES_MAX)
+            })
         };
         for (free_bytes, files, free_files) in [(FREE_BYTES_MIN, 0, 0), (1 << 39, 1 << 20, 5_000)] {
             let fine = check(free_bytes, files, free_files);

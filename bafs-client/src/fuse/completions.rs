@@ -7,14 +7,14 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use fuser::FopenFlags;
 use nix::libc;
 
-use super::reply_traits::{
-    AttrReply, CreateReply, DataReply, EmptyReply, DirectoryReply, DirectoryPlusReply,
-    EntryReply, OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
-};
 use super::convert::to_errno;
+use super::reply_traits::{
+    AttrReply, CreateReply, DataReply, DirectoryPlusReply, DirectoryReply, EmptyReply, EntryReply,
+    OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
+};
 use crate::limits::DIRECTORY_PAGE_BYTES;
 use crate::tree::Completion;
-use crate::volume::{VolumeMode, Volume};
+use crate::volume::{Volume, VolumeMode};
 
 /// What the kernel gets when a tree answers in a form that does not fit the question.
 const MISMATCHED_REPLY: fuser::Errno = fuser::Errno::EIO;
@@ -23,7 +23,11 @@ pub(super) fn kernel_error(result: FileResult) -> fuser::Errno {
     result.map_or_else(to_errno, |_| MISMATCHED_REPLY)
 }
 
-pub(super) fn entry_completion(mode: VolumeMode, is_lookup: bool, reply: impl EntryReply) -> Completion {
+pub(super) fn entry_completion(
+    mode: VolumeMode,
+    is_lookup: bool,
+    reply: impl EntryReply,
+) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Attr(attr)) if attr.ino.0 != 0 => {
             reply.send_entry(mode.attribute_ttl, &attr);
@@ -73,7 +77,11 @@ pub(super) fn open_completion(
     })
 }
 
-pub(super) fn create_completion(mode: VolumeMode, flags: FopenFlags, reply: impl CreateReply) -> Completion {
+pub(super) fn create_completion(
+    mode: VolumeMode,
+    flags: FopenFlags,
+    reply: impl CreateReply,
+) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Opened { handle, attr }) => {
             reply.send_created(mode.attribute_ttl, &attr, handle, flags);
@@ -168,7 +176,12 @@ pub(super) fn list_with_attributes(
         }
         other => reply.send_error(kernel_error(other)),
     });
-    listing.run(caller, read_directory_operation(handle, cookie, true), &[], finish);
+    listing.run(
+        caller,
+        read_directory_operation(handle, cookie, true),
+        &[],
+        finish,
+    );
 }
 
 fn is_gone(entry: &DirectoryEntry) -> bool {

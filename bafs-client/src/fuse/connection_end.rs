@@ -11,9 +11,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
-use super::file_system::{VolumeFileSystem, ReaderMode};
-use super::shared_readers;
+use super::file_system::{ReaderMode, VolumeFileSystem};
 use super::ring::Rings;
+use super::shared_readers;
 
 /// How the kernel's connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,10 @@ pub(super) fn serve_until_end(
     // By the server's own end, so that the connection ends with it.
     let device = Arc::new(session.as_fd().try_clone_to_owned()?);
     let own = Arc::downgrade(&device);
-    let is_over = move || own.upgrade().is_none_or(|device| is_connection_closed(&device));
+    let is_over = move || {
+        own.upgrade()
+            .is_none_or(|device| is_connection_closed(&device))
+    };
     bridge.volume.health().set_unmount_check(Box::new(is_over));
     if bridge.reader_mode() == ReaderMode::SharedThreads {
         return shared_readers::serve((session, device), bridge, over).map(|()| None);

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bafs_proto::file_op::{Attr, Caller, Errno, FileTime, ByName, SetTime};
+use bafs_proto::file_op::{Attr, ByName, Caller, Errno, FileTime, SetTime};
 use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use nix::libc;
 

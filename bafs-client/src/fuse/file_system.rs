@@ -7,10 +7,10 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, Notifier};
 
-use super::reply_traits::{EmptyReply, EntryReply};
-use super::write_back::WriteBackTracker;
 use super::completions;
 use super::passthrough::PassthroughFiles;
+use super::reply_traits::{EmptyReply, EntryReply};
+use super::write_back::WriteBackTracker;
 use crate::limits::SHARED_WRITE_BYTES_MAX;
 use crate::tree::Completion;
 use crate::volume::Volume;
@@ -129,7 +129,8 @@ impl VolumeFileSystem {
 
     /// Runs an operation whose answer says nothing.
     pub(super) fn run_empty_operation(&self, caller: Caller, op: FileOp, reply: impl EmptyReply) {
-        self.volume.run(caller, op, &[], completions::empty_completion(reply));
+        self.volume
+            .run(caller, op, &[], completions::empty_completion(reply));
     }
 
     /// Runs an operation that changes the content of a file. When an ordinary user does it

@@ -8,13 +8,13 @@ use bafs_proto::ids::InodeNo;
 use fuser::{Errno, FileHandle, INodeNo, OpenFlags, WriteFlags};
 use nix::libc;
 
-use super::reply_traits::{
-    AttrReply, CreateReply, DataReply, EmptyReply, DirectoryReply, DirectoryPlusReply,
-    OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
-};
-use super::file_system::VolumeFileSystem;
 use super::convert::{self, to_name};
-use super::{operations, completions};
+use super::file_system::VolumeFileSystem;
+use super::reply_traits::{
+    AttrReply, CreateReply, DataReply, DirectoryPlusReply, DirectoryReply, EmptyReply, OpenReply,
+    SeekReply, StatReply, WriteReply, XattrReply,
+};
+use super::{completions, operations};
 use crate::limits::COPY_BYTES_MAX;
 
 /// Where in which open file something begins.
@@ -64,7 +64,8 @@ impl VolumeFileSystem {
 
     pub(super) fn read_link(&self, caller: Caller, ino: INodeNo, reply: impl DataReply) {
         let op = operations::read_link(ino);
-        self.volume.run(caller, op, &[], completions::length_completion(reply));
+        self.volume
+            .run(caller, op, &[], completions::length_completion(reply));
     }
 
     pub(super) fn open_file(
@@ -112,7 +113,11 @@ impl VolumeFileSystem {
     ) {
         // A direct read is no guess, and would fail.
         let by_pages = flags.0 & libc::O_DIRECT == 0;
-        if by_pages && self.volume.is_speculative_read(InodeNo(at.ino.0), at.offset, size) {
+        if by_pages
+            && self
+                .volume
+                .is_speculative_read(InodeNo(at.ino.0), at.offset, size)
+        {
             return reply.send_error(Errno::EIO);
         }
         let (ino, handle) = (InodeNo(at.ino.0), self.handle(at.ino, at.handle));
@@ -142,7 +147,9 @@ impl VolumeFileSystem {
             },
             // Where all changes come through this kernel it knows where the end is, and it may send
             // the pieces of a large write all at once.
-            append: flags.0 & libc::O_APPEND != 0 && !is_of_pages && !self.volume.mode().has_page_cache,
+            append: flags.0 & libc::O_APPEND != 0
+                && !is_of_pages
+                && !self.volume.mode().has_page_cache,
         };
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let mut finish = completions::write_completion(reply);
@@ -209,13 +216,25 @@ impl VolumeFileSystem {
     }
 
     /// Lists from the cookie that `at` has as offset.
-    pub(super) fn list_directory(&self, caller: Caller, at: FilePosition, reply: impl DirectoryReply) {
-        let op = completions::read_directory_operation(self.handle(at.ino, at.handle), at.offset, false);
-        self.volume.run(caller, op, &[], completions::directory_completion(reply));
+    pub(super) fn list_directory(
+        &self,
+        caller: Caller,
+        at: FilePosition,
+        reply: impl DirectoryReply,
+    ) {
+        let op =
+            completions::read_directory_operation(self.handle(at.ino, at.handle), at.offset, false);
+        self.volume
+            .run(caller, op, &[], completions::directory_completion(reply));
     }
 
-    /// As [`Self::list`], with attributes.
-    pub(super) fn list_directory_plus(&self, caller: Caller, at: FilePosition, reply: impl DirectoryPlusReply) {
+    /// As [`Self::list_directory`], with attributes.
+    pub(super) fn list_directory_plus(
+        &self,
+        caller: Caller,
+        at: FilePosition,
+        reply: impl DirectoryPlusReply,
+    ) {
         let (volume, handle) = (Arc::clone(&self.volume), self.handle(at.ino, at.handle));
         let directory = InodeNo(at.ino.0);
         completions::list_with_attributes(volume, caller, (directory, handle), at.offset, reply);
@@ -256,7 +275,13 @@ impl VolumeFileSystem {
             offset: at.offset,
             length,
         };
-        self.run_content_change(caller, (at.ino, op), &[], true, completions::empty_completion(reply));
+        self.run_content_change(
+            caller,
+            (at.ino, op),
+            &[],
+            true,
+            completions::empty_completion(reply),
+        );
     }
 
     pub(super) fn seek_file(
@@ -277,7 +302,8 @@ impl VolumeFileSystem {
             offset,
             whence,
         };
-        self.volume.run(caller, op, &[], completions::seek_completion(reply));
+        self.volume
+            .run(caller, op, &[], completions::seek_completion(reply));
     }
 
     pub(super) fn copy_range(

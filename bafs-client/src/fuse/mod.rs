@@ -1,20 +1,20 @@
 //! Between the kernel and a volume: each request becomes one operation, its answer one reply.
 //! The only user of fuser; takes no decision of its own.
 
-mod reply_traits;
-mod file_system;
-mod write_back;
-mod convert;
+mod completions;
 mod connection_end;
+mod convert;
+mod file_system;
 mod handlers;
 mod mount;
 mod operations;
-mod shared_readers;
-mod completions;
+mod passthrough;
+mod reader_slots;
+mod reply_traits;
 mod requests;
 mod ring;
-mod reader_slots;
-mod passthrough;
+mod shared_readers;
+mod write_back;
 
 pub use connection_end::ConnectionEnd;
-pub use mount::{MountError, MountKind, FuseMount, open_device};
+pub use mount::{FuseMount, MountError, MountKind, open_device};

@@ -17,14 +17,14 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
-use super::file_system::{VolumeFileSystem, ReaderMode};
-use super::write_back::WriteBackTracker;
 use super::connection_end::{ConnectionEnd, ConnectionEndSender, serve_until_end};
-use super::ring::{RingRefused, Rings};
+use super::file_system::{ReaderMode, VolumeFileSystem};
 use super::reader_slots::{ReaderSlot, session_thread_count};
+use super::ring::{RingRefused, Rings};
+use super::write_back::WriteBackTracker;
 use crate::clock;
 use crate::doctor::{connections, mounts};
-use crate::limits::{WRITE_BACK_PERCENT_MAX, DETACH_TIMEOUT};
+use crate::limits::{DETACH_TIMEOUT, WRITE_BACK_PERCENT_MAX};
 use crate::logic::mount_table;
 use crate::volume::Volume;
 
@@ -120,12 +120,15 @@ impl FuseMount {
         kind: MountKind,
     ) -> Result<Self, MountError> {
         match kind {
-            MountKind::MountSystemCall => Self::mount_with_device(volume, directory, open_device()?),
+            MountKind::MountSystemCall => {
+                Self::mount_with_device(volume, directory, open_device()?)
+            }
             MountKind::Fusermount => {
                 // Nobody shows more than one volume in this way.
                 let seat = ReaderSlot::acquire();
                 let rings = prepare_rings(&volume, directory, seat.as_ref());
-                let mut begun = mount_by_fusermount(&volume, directory, choose_reader_mode(&rings))?;
+                let mut begun =
+                    mount_by_fusermount(&volume, directory, choose_reader_mode(&rings))?;
                 let unmounter = begun.session.unmount_callable();
                 Self::serve(volume, directory, begun, (rings, seat), Some(unmounter))
             }
@@ -185,7 +188,9 @@ impl FuseMount {
                 return Err(MountError::Handshake(error));
             }
         };
-        if bridge.reader_mode() == ReaderMode::SharedThreads && mounted.volume.mode().has_passthrough {
+        if bridge.reader_mode() == ReaderMode::SharedThreads
+            && mounted.volume.mode().has_passthrough
+        {
             mounted.transport.push_str("; it asks for large files too");
         }
         let over = Arc::clone(&mounted.connection_end);
@@ -246,7 +251,9 @@ impl FuseMount {
         let mut over = self.connection_end.subscribe();
         let end = over.wait_for(Option::is_some).await;
         // Its sender is ours.
-        end.ok().and_then(|end| *end).unwrap_or(ConnectionEnd::Aborted)
+        end.ok()
+            .and_then(|end| *end)
+            .unwrap_or(ConnectionEnd::Aborted)
     }
 
     /// Whether the kernel asks nothing any more.
@@ -273,7 +280,9 @@ impl FuseMount {
             }
             // The connection was aborted, and ours is dead. A look at somebody else's, that is
             // being made, would wait for it.
-            if *self.connection_end.borrow() != Some(ConnectionEnd::Unmounted) || self.mount_id().is_some() {
+            if *self.connection_end.borrow() != Some(ConnectionEnd::Unmounted)
+                || self.mount_id().is_some()
+            {
                 mounts::detach_dead_mounts(&self.directory);
             }
             return;
@@ -327,7 +336,9 @@ impl FuseMount {
     fn is_on_top(&self) -> bool {
         let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
         let mounts = mount_table::parse_mount_table(&table);
-        let top = mounts.iter().rfind(|mount| mount.mount_point == self.directory);
+        let top = mounts
+            .iter()
+            .rfind(|mount| mount.mount_point == self.directory);
         match (top, self.connection) {
             (Some(top), Some(connection)) => top.is_ours() && top.device.1 == connection,
             _ => true,
@@ -471,7 +482,11 @@ fn start_session(
 
 /// Rings for a volume whose operations mostly end in the thread that began them; where answers come
 /// from others, a ring would only be one thread more on their way.
-fn prepare_rings(volume: &Arc<Volume>, directory: &Path, slot: Option<&ReaderSlot>) -> Result<Rings, String> {
+fn prepare_rings(
+    volume: &Arc<Volume>,
+    directory: &Path,
+    slot: Option<&ReaderSlot>,
+) -> Result<Rings, String> {
     if slot.is_none() {
         return Err("volumes beyond the first share their readers".to_owned());
     }

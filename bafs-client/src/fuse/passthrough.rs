@@ -118,7 +118,12 @@ impl PassthroughFiles {
         }
     }
 
-    fn register_backing(&self, volume: &Arc<Volume>, ino: InodeNo, reply: &ReplyOpen) -> Option<BackingId> {
+    fn register_backing(
+        &self,
+        volume: &Arc<Volume>,
+        ino: InodeNo,
+        reply: &ReplyOpen,
+    ) -> Option<BackingId> {
         let (file, size) = volume.open_passthrough(ino)?;
         match reply.open_backing(&file) {
             Ok(backing) => {

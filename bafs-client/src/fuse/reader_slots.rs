@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::limits::{
-    OWN_READERS_MAX, RING_ENTRIES_MAX, RING_ENTRIES_MIN, READER_SLOTS_MAX, SESSION_THREADS_MAX,
+    OWN_READERS_MAX, READER_SLOTS_MAX, RING_ENTRIES_MAX, RING_ENTRIES_MIN, SESSION_THREADS_MAX,
     SESSION_THREADS_MIN,
 };
 use crate::memory;
@@ -41,7 +41,11 @@ pub(super) fn session_thread_count() -> usize {
 /// Entries of each ring of one volume on a machine of so many processors; `None` where they would
 /// be too few to be of use.
 pub(super) fn ring_entry_count(processors: u16) -> Option<usize> {
-    entries_per_ring(processors, memory::volume_count(), memory::ring_buffers_max())
+    entries_per_ring(
+        processors,
+        memory::volume_count(),
+        memory::ring_buffers_max(),
+    )
 }
 
 /// Threads of one of so many volumes on a machine of so many processors.
@@ -66,7 +70,10 @@ mod tests {
     #[test]
     fn reader_threads_scale_with_processors_within_bounds() {
         for (processors, threads) in [(1, 2), (2, 2), (8, 8), (64, 16)] {
-            assert_eq!(threads_per_volume(NonZeroUsize::new(processors), 1), threads);
+            assert_eq!(
+                threads_per_volume(NonZeroUsize::new(processors), 1),
+                threads
+            );
         }
     }
 
@@ -81,7 +88,11 @@ mod tests {
                 assert!(seats * processors * rings <= 64);
             }
         }
-        assert_eq!(threads_per_volume(NonZeroUsize::new(2), 8), 2, "as for one volume");
+        assert_eq!(
+            threads_per_volume(NonZeroUsize::new(2), 8),
+            2,
+            "as for one volume"
+        );
         assert_eq!(entries_per_ring(2, 1, 64), Some(RING_ENTRIES_MAX));
         assert_eq!(entries_per_ring(16, 6, 64), None);
         assert_eq!(
@@ -93,7 +104,9 @@ mod tests {
 
     #[test]
     fn seats_are_bounded_and_reusable() {
-        let seats: Vec<_> = std::iter::from_fn(ReaderSlot::acquire).take(READER_SLOTS_MAX + 1).collect();
+        let seats: Vec<_> = std::iter::from_fn(ReaderSlot::acquire)
+            .take(READER_SLOTS_MAX + 1)
+            .collect();
         assert!(seats.len() <= READER_SLOTS_MAX);
         assert!(ReaderSlot::acquire().is_none());
         drop(seats);

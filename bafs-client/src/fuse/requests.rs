@@ -15,8 +15,8 @@ use fuser::{
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::file_system::VolumeFileSystem;
 use super::convert::{self, caller_of};
+use super::file_system::VolumeFileSystem;
 use super::handlers::FilePosition;
 use super::operations;
 
@@ -354,7 +354,12 @@ impl Filesystem for VolumeFileSystem {
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, at: &OsStr, size: u32, reply: ReplyXattr) {
-        self.read_xattr(caller_of(request), operations::get_xattr(ino, at), size, reply);
+        self.read_xattr(
+            caller_of(request),
+            operations::get_xattr(ino, at),
+            size,
+            reply,
+        );
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {

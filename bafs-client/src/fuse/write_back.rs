@@ -16,11 +16,12 @@ use bafs_proto::{Error, ErrorCode};
 use rustix::fs::syncfs;
 
 use crate::clock;
-use crate::volume_health::VolumeHealth;
 use crate::limits::{
-    WRITE_BACK_CLOSE_IDLE_MAX, WRITE_BACK_POLL_INTERVAL, WRITE_BACK_QUIET, WRITE_BACK_SYNC_IDLE_MAX, WRITE_BACK_SYNC_MAX,
+    WRITE_BACK_CLOSE_IDLE_MAX, WRITE_BACK_POLL_INTERVAL, WRITE_BACK_QUIET,
+    WRITE_BACK_SYNC_IDLE_MAX, WRITE_BACK_SYNC_MAX,
 };
 use crate::tree::Completion;
+use crate::volume_health::VolumeHealth;
 
 /// What is known of the writes that the kernel has collected. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -71,7 +72,9 @@ impl WriteBackTracker {
     /// then it is not known whether all has come, and that is deplored.
     pub(super) fn wait_until_closed(&self, health: &VolumeHealth) {
         let start = clock::now();
-        self.wait(health, |state| state.is_quiet(start, WRITE_BACK_CLOSE_IDLE_MAX));
+        self.wait(health, |state| {
+            state.is_quiet(start, WRITE_BACK_CLOSE_IDLE_MAX)
+        });
         if self.lock().open_files > 0 {
             health.report_data_loss(data_loss_error());
         }
@@ -138,7 +141,8 @@ impl WriteBackState {
     fn has_stalled(&self, start: Instant) -> bool {
         let last = self.last_activity.map_or(start, |moved| moved.max(start));
         let now = clock::now();
-        now.duration_since(last) > WRITE_BACK_SYNC_IDLE_MAX || now.duration_since(start) > WRITE_BACK_SYNC_MAX
+        now.duration_since(last) > WRITE_BACK_SYNC_IDLE_MAX
+            || now.duration_since(start) > WRITE_BACK_SYNC_MAX
     }
 
     /// Whether nothing has come or gone for so long, since a start.
@@ -190,10 +194,18 @@ mod tests {
         let write = collected.track_transfer(false, ignored_completion());
         let long_ago = clock::now() - 10 * WRITE_BACK_CLOSE_IDLE_MAX;
         collected.lock().last_activity = Some(long_ago);
-        assert!(!collected.lock().is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX));
+        assert!(
+            !collected
+                .lock()
+                .is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX)
+        );
         write(Ok(FileReply::Done), &[]);
         collected.lock().last_activity = Some(long_ago);
-        assert!(collected.lock().is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX));
+        assert!(
+            collected
+                .lock()
+                .is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX)
+        );
         let error = Error::new(ErrorCode::VolumeLost, "gone");
         fate.mark_lost(error);
         let _write = collected.track_transfer(false, ignored_completion());

@@ -1,14 +1,14 @@
 //! What the writer of a volume learns from answers that it did not give itself, and what it must
 //! not count on while the server is asked.
 
-use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, ByName};
+use bafs_proto::file_op::{Attr, ByName, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 
 use super::delegation::{CAPABILITY_XATTR, Delegation};
+use super::inflight_queries::InflightQuery;
 use super::inode_map::InodeMap;
 use super::operation_log::{Space, marker_name};
-use super::inflight_queries::InflightQuery;
 
 impl Delegation {
     /// The server will be asked something itself: from now on nobody is promised the space that it
@@ -89,7 +89,8 @@ impl Delegation {
         let (Some(_), Ok(FileReply::Attr(attr))) = (query.awaited_position(), result) else {
             return false;
         };
-        self.metadata.approximate_attr(attr.ino).is_some() || !self.queries.is_current(query, attr.ino)
+        self.metadata.approximate_attr(attr.ino).is_some()
+            || !self.queries.is_current(query, attr.ino)
     }
 
     /// What was free before may be taken now, until the server tells.
@@ -99,7 +100,11 @@ impl Delegation {
     }
 
     /// Takes in what the server answered to an operation that it was asked itself.
-    fn learn_result(&mut self, (caller, op, question): (Caller, &FileOp, &InflightQuery), result: &FileResult) {
+    fn learn_result(
+        &mut self,
+        (caller, op, question): (Caller, &FileOp, &InflightQuery),
+        result: &FileResult,
+    ) {
         if let (FileOp::GetXattr { ino, name }, Err(Errno(libc::ENODATA))) = (op, result)
             && name == CAPABILITY_XATTR
             && self.queries.is_current(question, *ino)
@@ -148,7 +153,8 @@ impl Delegation {
     /// What was asked before the file changed is out of date, whether the server has run that
     /// meanwhile or not.
     fn learn_attr(&mut self, query: &InflightQuery, attr: &Attr) {
-        if self.log.last_position_of(attr.ino).is_none() && self.queries.is_current(query, attr.ino) {
+        if self.log.last_position_of(attr.ino).is_none() && self.queries.is_current(query, attr.ino)
+        {
             self.metadata.store_attr(attr);
         }
     }
@@ -293,7 +299,7 @@ mod tests {
     use bafs_proto::file_op::{AttrChange, BodyRange, DirectoryEntry, FileTime, SetTime, TreeStat};
     use bafs_proto::ids::Epoch;
 
-    use super::super::delegation::{DelegatedRequest, Decision};
+    use super::super::delegation::{Decision, DelegatedRequest};
     use super::*;
 
     const CALLER: Caller = Caller {
@@ -341,7 +347,10 @@ mod tests {
             own.new_file_attr = Some(attr(InodeNo(9), 0o100_644, 1));
             own.new_directory_attr = Some(attr(InodeNo(9), 0o040_755, 2));
             let known = InodeMap::new(Epoch(1));
-            Self { delegation: own, known }
+            Self {
+                delegation: own,
+                known,
+            }
         }
 
         fn decide(&mut self, op: &FileOp) -> Decision {
@@ -387,7 +396,8 @@ mod tests {
 
         fn receive_answer(&mut self, op: &FileOp, query: InflightQuery, reply: FileReply) {
             let asked = (CALLER, op, query);
-            self.delegation.end_query(&self.known, asked, &mut Ok(reply));
+            self.delegation
+                .end_query(&self.known, asked, &mut Ok(reply));
         }
     }
 
@@ -442,7 +452,10 @@ mod tests {
         };
         writer.receive_answer(&op, question, FileReply::Attr(old));
         assert!(is_answered(&writer.decide(&write(handle, 1))));
-        let last = writer.delegation.log.entry(writer.delegation.log.end_position() - 1);
+        let last = writer
+            .delegation
+            .log
+            .entry(writer.delegation.log.end_position() - 1);
         let Some(FileOp::Write { offset, .. }) = last.map(|entry| &entry.op) else {
             panic!("{last:?}");
         };
@@ -481,14 +494,19 @@ mod tests {
         };
         let mut answer = Ok(FileReply::Entries(vec![entry]));
         let asked = (CALLER, &list, question);
-        writer.delegation.end_query(&writer.known, asked, &mut answer);
+        writer
+            .delegation
+            .end_query(&writer.known, asked, &mut answer);
         let Ok(FileReply::Entries(entries)) = answer else {
             panic!("{answer:?}");
         };
         let told = entries[0].attr.expect("as it was asked for");
         assert_eq!((told.size, told.mtime), (100, FileTime::default()));
         assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
-        let last = writer.delegation.log.entry(writer.delegation.log.end_position() - 2);
+        let last = writer
+            .delegation
+            .log
+            .entry(writer.delegation.log.end_position() - 2);
         let Some(FileOp::SetAttr { change, .. }) = last.map(|entry| &entry.op) else {
             panic!("{last:?}");
         };
@@ -504,7 +522,10 @@ mod tests {
         writer.restart();
         assert!(writer.known.is_stale(handle));
         assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
-        assert!(writer.known.open_parameters(handle).is_some(), "a write needs it");
+        assert!(
+            writer.known.open_parameters(handle).is_some(),
+            "a write needs it"
+        );
         writer.acknowledge_all();
         assert!(writer.known.open_parameters(handle).is_none());
         assert!(writer.known.has_inode(ino));
@@ -613,7 +634,10 @@ mod tests {
         assert!(is_answered(&writer.decide(&look("b"))));
         assert!(is_answered(&writer.decide(&create(ROOT, "a"))));
         writer.acknowledge_all();
-        assert!(!is_answered(&writer.decide(&rename("a", "b"))), "it replaces");
+        assert!(
+            !is_answered(&writer.decide(&rename("a", "b"))),
+            "it replaces"
+        );
     }
 
     #[test]
@@ -625,7 +649,10 @@ mod tests {
             *flags = libc::RENAME_NOREPLACE;
         }
         assert!(is_answered(&writer.decide(&op)));
-        let last = writer.delegation.log.entry(writer.delegation.log.end_position() - 1);
+        let last = writer
+            .delegation
+            .log
+            .entry(writer.delegation.log.end_position() - 1);
         let sent = last.map(|entry| (&entry.op, &entry.translated.1));
         let Some((FileOp::Rename { flags: 0, .. }, FileOp::Rename { flags: 0, .. })) = sent else {
             panic!("{last:?}");
@@ -655,9 +682,15 @@ mod tests {
         let (ino, _) = writer.make("a");
         writer.acknowledge_all();
         assert!(!is_answered(&writer.decide(&rename("never seen", "b"))));
-        writer.delegation.metadata.store_attr(&attr(ino, 0o100_644, 2));
+        writer
+            .delegation
+            .metadata
+            .store_attr(&attr(ino, 0o100_644, 2));
         assert!(!is_answered(&writer.decide(&rename("a", "b"))));
-        writer.delegation.metadata.store_attr(&attr(ino, 0o100_644, 1));
+        writer
+            .delegation
+            .metadata
+            .store_attr(&attr(ino, 0o100_644, 1));
         assert!(is_answered(&writer.decide(&rename("a", "b"))));
     }
 
@@ -675,8 +708,14 @@ mod tests {
     fn unlinking_unknown_names_invalidates_linked_files() {
         let mut writer = Writer::new();
         let linked = InodeNo(50);
-        writer.delegation.metadata.store_attr(&attr(linked, 0o100_644, 12));
-        writer.delegation.metadata.store_attr(&attr(InodeNo(51), 0o100_644, 1));
+        writer
+            .delegation
+            .metadata
+            .store_attr(&attr(linked, 0o100_644, 12));
+        writer
+            .delegation
+            .metadata
+            .store_attr(&attr(InodeNo(51), 0o100_644, 1));
         writer.delegation.metadata.add_name(ROOT, &b"old".to_vec());
         let (parent, name) = (ROOT, b"old".to_vec());
         let op = FileOp::Unlink { parent, name };
@@ -725,7 +764,9 @@ mod tests {
         writer.delegation.set_free_space(AMPLE_SPACE, sent_before);
         assert!(is_answered(&writer.decide(&write(handle, 1000))));
         assert!(!is_answered(&writer.decide(&write(handle, 200 << 20))));
-        writer.delegation.set_free_space(AMPLE_SPACE, writer.delegation.query_count());
+        writer
+            .delegation
+            .set_free_space(AMPLE_SPACE, writer.delegation.query_count());
         assert!(is_answered(&writer.decide(&write(handle, 200 << 20))));
     }
 }

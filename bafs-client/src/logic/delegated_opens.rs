@@ -4,7 +4,7 @@ use bafs_proto::file_op::{AttrChange, FileOp, FileReply, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 
-use super::delegation::{DelegatedRequest, Decision, Delegation};
+use super::delegation::{Decision, DelegatedRequest, Delegation};
 use super::inode_map::{InodeMap, OpenParameters};
 use super::operation_log::Space;
 
@@ -80,7 +80,12 @@ impl Delegation {
     }
 
     /// The server is to keep the time of change that programs were told.
-    pub(super) fn append_pending_times(&mut self, inodes: &InodeMap, request: DelegatedRequest<'_>, ino: InodeNo) {
+    pub(super) fn append_pending_times(
+        &mut self,
+        inodes: &InodeMap,
+        request: DelegatedRequest<'_>,
+        ino: InodeNo,
+    ) {
         let Some(mtime) = self.metadata.take_pending_time(ino) else {
             return;
         };
@@ -92,12 +97,17 @@ impl Delegation {
                 ..AttrChange::default()
             },
         };
-        let (asked, about) = (DelegatedRequest { op: &op, ..request }, [Some(ino), None, None]);
+        let (asked, about) = (
+            DelegatedRequest { op: &op, ..request },
+            [Some(ino), None, None],
+        );
         let effect = ((None, None), about, Space::default());
         match inodes.translate(&op) {
             Ok(translated) => self.append(inodes, asked, translated, effect),
             // What is in the log is shown to a restarted server in any case.
-            Err(_) if self.log.last_position_of(ino).is_some() => self.append_untranslated(asked, effect),
+            Err(_) if self.log.last_position_of(ino).is_some() => {
+                self.append_untranslated(asked, effect)
+            }
             // A file that it would have to be shown for this only keeps that server's time.
             Err(_) => {}
         }

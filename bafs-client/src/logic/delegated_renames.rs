@@ -1,11 +1,13 @@
 //! When the one writer of a volume may be told that a file has another name before the server has
 //! given it that: only for a file of one name and a name that is free.
 
-use bafs_proto::file_op::{FileOp, FileReply, ByName};
+use bafs_proto::file_op::{ByName, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
 
-use super::delegation::{DelegatedRequest, Decision, Delegation, BLOCKS_PER_NAME, clamped_block_bytes};
+use super::delegation::{
+    BLOCKS_PER_NAME, Decision, DelegatedRequest, Delegation, clamped_block_bytes,
+};
 use super::inode_map::InodeMap;
 use super::operation_log::Space;
 
@@ -57,7 +59,8 @@ impl Delegation {
                 (about.mtime, about.ctime) = (request.now, request.now);
             });
         }
-        self.metadata.update_attr(ino, |about| about.ctime = request.now);
+        self.metadata
+            .update_attr(ino, |about| about.ctime = request.now);
         let about = [Some(parent), Some(new_parent), Some(ino)];
         let asked = DelegatedRequest { op: &op, ..request };
         self.append(inodes, asked, translated, ((None, None), about, cost));

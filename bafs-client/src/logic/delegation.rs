@@ -1,21 +1,22 @@
 //! What the one writer of a volume may answer before the server has run it: only what is sure to
-//! succeed there. Decides with what is known of the tree ([`Image`]), of numbers ([`Known`]) and of
-//! free space; what it answers goes to the [`Log`].
+//! succeed there. Decides with what is known of the tree ([`MetadataCache`]), of numbers ([`InodeMap`]) and of
+//! free space; what it answers goes to the [`OperationLog`].
 
 use std::collections::BTreeSet;
 
 use bafs_proto::file_op::{
-    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, ByName, S_IFMT, SetTime,
+    Attr, AttrChange, ByName, Caller, Errno, FileOp, FileReply, FileResult, FileTime, S_IFMT,
+    SetTime,
 };
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bafs_proto::limits::NAME_BYTES_MAX;
 use bytes::Bytes;
 use nix::libc;
 
-use super::metadata_cache::MetadataCache;
-use super::inode_map::{InodeMap, OpenParameters};
-use super::operation_log::{LogEntry, OperationLog, NO_SESSION, Space};
 use super::inflight_queries::InflightQueries;
+use super::inode_map::{InodeMap, OpenParameters};
+use super::metadata_cache::MetadataCache;
+use super::operation_log::{LogEntry, NO_SESSION, OperationLog, Space};
 
 const SET_ID_BITS: u32 = 0o6000;
 const SET_GID_BIT: u32 = 0o2000;
@@ -103,7 +104,12 @@ pub struct DelegatedRequest<'a> {
 
 impl Delegation {
     /// Answers an operation if that is safe. With `may_list` it may ask for a listing first.
-    pub fn decide(&mut self, inodes: &mut InodeMap, request: DelegatedRequest<'_>, may_list: bool) -> Decision {
+    pub fn decide(
+        &mut self,
+        inodes: &mut InodeMap,
+        request: DelegatedRequest<'_>,
+        may_list: bool,
+    ) -> Decision {
         match request.op {
             FileOp::Lookup { parent, name } => self.lookup(inodes, *parent, name, may_list),
             FileOp::GetAttr { ino, .. } => match self.metadata.attr(*ino) {
@@ -160,7 +166,9 @@ impl Delegation {
                 opened.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::Release { handle } => self.release_early(inodes, request, *handle),
-            FileOp::GetXattr { ino, name } if name == CAPABILITY_XATTR && self.metadata.has_no_capabilities(*ino) => {
+            FileOp::GetXattr { ino, name }
+                if name == CAPABILITY_XATTR && self.metadata.has_no_capabilities(*ino) =>
+            {
                 Decision::Answer(Err(Errno(libc::ENODATA)))
             }
             FileOp::ReadLink { ino }
@@ -181,7 +189,10 @@ impl Delegation {
 
     /// The server is asked as soon as it knows all about these files.
     fn query_about(&self, files: &[InodeNo]) -> Decision {
-        let busy = files.iter().filter_map(|ino| self.log.last_position_of(*ino)).max();
+        let busy = files
+            .iter()
+            .filter_map(|ino| self.log.last_position_of(*ino))
+            .max();
         Decision::QueryAfter(busy.unwrap_or(0))
     }
 
@@ -209,7 +220,9 @@ impl Delegation {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
         match is_there {
             Some(false) if is_fit => absent(),
-            None if is_fit && may_list && self.is_listable(parent) => Decision::ListDirectory(parent),
+            None if is_fit && may_list && self.is_listable(parent) => {
+                Decision::ListDirectory(parent)
+            }
             _ => match ino {
                 Some(ino) => self.query_about(&[parent, ino]),
                 None => self.query_about(&[parent]),
@@ -227,20 +240,25 @@ impl Delegation {
         let promised = self.log.promised_space();
         let bytes = promised.bytes + self.query_space.bytes + cost.bytes + SPACE_MARGIN.bytes;
         let files = promised.files + self.query_space.files + cost.files + SPACE_MARGIN.files;
-        cost == Space::default() || (bytes <= self.free_space.bytes && files <= self.free_space.files)
+        cost == Space::default()
+            || (bytes <= self.free_space.bytes && files <= self.free_space.files)
     }
 
     /// Whether an operation on this name is sure to find its directory as it is known here, and the
     /// name as it was before the log.
     pub(super) fn unchanged_directory(&self, parent: InodeNo, name: &ByName) -> Option<Attr> {
         let is_as_before = self.log.pending_name(parent, name).is_none();
-        self.writable_directory(parent, name).filter(|_| is_as_before)
+        self.writable_directory(parent, name)
+            .filter(|_| is_as_before)
     }
 
     /// The same, whatever the log does to the name.
     pub(super) fn writable_directory(&self, parent: InodeNo, name: &ByName) -> Option<Attr> {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
-        let attr = self.metadata.approximate_attr(parent).filter(Attr::is_directory)?;
+        let attr = self
+            .metadata
+            .approximate_attr(parent)
+            .filter(Attr::is_directory)?;
         let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
         let is_open_to_server = attr.mode & OWNER_WRITE_EXECUTE == OWNER_WRITE_EXECUTE;
         (is_fit && is_alive && is_open_to_server).then_some(attr)
@@ -436,7 +454,9 @@ impl Delegation {
             offset
         };
         let length = request.data.len() as u64;
-        let end = offset.checked_add(length).filter(|end| *end < FILE_END_MAX)?;
+        let end = offset
+            .checked_add(length)
+            .filter(|end| *end < FILE_END_MAX)?;
         let is_sure = attr.is_regular() && attr.mode & SET_ID_BITS == 0 && end > offset;
         let block_bytes = clamped_block_bytes(&attr);
         let cost = Space {
@@ -480,7 +500,11 @@ impl Delegation {
     }
 
     /// Appends what the present session lacks something for: it is given that when it is sent.
-    pub(super) fn append_untranslated(&mut self, request: DelegatedRequest<'_>, effect: OperationEffect) {
+    pub(super) fn append_untranslated(
+        &mut self,
+        request: DelegatedRequest<'_>,
+        effect: OperationEffect,
+    ) {
         self.append_translated((NO_SESSION, request.op.clone()), request, effect);
     }
 

@@ -56,7 +56,11 @@ impl InflightQuery {
 
 impl InflightQueries {
     /// A question begins that may change these files, or any.
-    pub fn begin_query(&mut self, mut changing: Vec<InodeNo>, can_change_any: bool) -> InflightQuery {
+    pub fn begin_query(
+        &mut self,
+        mut changing: Vec<InodeNo>,
+        can_change_any: bool,
+    ) -> InflightQuery {
         changing.sort();
         changing.dedup();
         self.inflight_count += 1;
@@ -82,7 +86,9 @@ impl InflightQueries {
         if self.inflight_count == 0 {
             return;
         }
-        if self.last_changes.len() >= REMEMBERED_CHANGES_MAX && !self.last_changes.contains_key(&ino) {
+        if self.last_changes.len() >= REMEMBERED_CHANGES_MAX
+            && !self.last_changes.contains_key(&ino)
+        {
             self.record_change_of_all();
         } else {
             self.last_changes.insert(ino, self.change_count);
@@ -159,7 +165,10 @@ mod tests {
         questions.end_query(meanwhile, Vec::new());
         questions.end_query(question, Vec::new());
         questions.end_query(later, Vec::new());
-        assert_eq!((questions.inflight_count, questions.last_changes.len()), (0, 0));
+        assert_eq!(
+            (questions.inflight_count, questions.last_changes.len()),
+            (0, 0)
+        );
     }
 
     #[test]

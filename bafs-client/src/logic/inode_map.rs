@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::file_op::{Attr, FileOp, ByName};
+use bafs_proto::file_op::{Attr, ByName, FileOp};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
-use bafs_proto::limits::{EARLY_HANDLES_MAX, AGENT_NUMBER_FIRST};
+use bafs_proto::limits::{AGENT_NUMBER_FIRST, EARLY_HANDLES_MAX};
 
 /// No session has this number.
 const NEVER_OPENED: Epoch = Epoch(0);
@@ -182,7 +182,8 @@ impl InodeMap {
             return false;
         };
         // A spare number was given by one session and means nothing to the next.
-        let renumbered = ino.0 < AGENT_NUMBER_FIRST && attr.ino.0 < AGENT_NUMBER_FIRST && ino != attr.ino;
+        let renumbered =
+            ino.0 < AGENT_NUMBER_FIRST && attr.ino.0 < AGENT_NUMBER_FIRST && ino != attr.ino;
         if other || renumbered || !is_same_birth(file.born_ns, attr.btime_ns) {
             return false;
         }
@@ -217,7 +218,9 @@ impl InodeMap {
     fn find_renumbered(&self, parent: InodeNo, name: &ByName, attr: &Attr) -> Option<InodeNo> {
         let ino = self.inode_by_name(parent, name)?;
         let file = self.files.get(&ino)?;
-        let is_of_before = file.session_inode.is_none_or(|place| place.epoch != self.epoch);
+        let is_of_before = file
+            .session_inode
+            .is_none_or(|place| place.epoch != self.epoch);
         let is_same = ino.0 >= AGENT_NUMBER_FIRST && is_same_birth(file.born_ns, attr.btime_ns);
         (is_of_before && is_same).then_some(ino)
     }
@@ -228,7 +231,11 @@ impl InodeMap {
         if let Some(file) = self.files.get(&ino) {
             // Known from an earlier session, if it can still be there.
             let same = !file.names.is_empty() && is_same_birth(file.born_ns, attr.btime_ns);
-            if !same || file.session_inode.is_some_and(|place| place.epoch == self.epoch) {
+            if !same
+                || file
+                    .session_inode
+                    .is_some_and(|place| place.epoch == self.epoch)
+            {
                 ino = self.allocate_inode();
             }
         }
@@ -320,7 +327,10 @@ impl InodeMap {
         (new_parent, new_name): (InodeNo, &ByName),
         exchanges: bool,
     ) {
-        let (moved, other) = (self.inode_by_name(parent, name), self.inode_by_name(new_parent, new_name));
+        let (moved, other) = (
+            self.inode_by_name(parent, name),
+            self.inode_by_name(new_parent, new_name),
+        );
         self.remove_name(parent, name);
         self.remove_name(new_parent, new_name);
         if let Some(ino) = moved {
@@ -345,7 +355,9 @@ impl InodeMap {
                 self.inodes_by_name.remove(key);
             }
         }
-        let place = file.session_inode.filter(|place| place.epoch == self.epoch)?;
+        let place = file
+            .session_inode
+            .filter(|place| place.epoch == self.epoch)?;
         self.inodes_by_server.remove(&place.ino);
         Some((place.ino, place.references))
     }
@@ -414,7 +426,8 @@ impl InodeMap {
     /// restart made it forget.
     pub fn missing_handle(&self, ino: InodeNo) -> Option<HandleId> {
         let mut handles = self.handles.iter();
-        let found = handles.find(|(_, open)| open.ino == ino && open.session_handle.0 != self.epoch);
+        let found =
+            handles.find(|(_, open)| open.ino == ino && open.session_handle.0 != self.epoch);
         found.map(|(handle, _)| *handle)
     }
 
@@ -437,14 +450,14 @@ impl InodeMap {
     }
 
     /// Whether operations name a handle to the present session by the number of
-    /// [`Self::open_given`], so that the session must open it so.
+    /// [`Self::open_numbered`], so that the session must open it so.
     pub fn is_numbered_open(&self, given: HandleId) -> bool {
         let handle = HandleId(given.0.saturating_sub(AGENT_NUMBER_FIRST));
         let open = self.handles.get(&handle);
         open.is_some_and(|open| open.session_handle == (self.epoch, given))
     }
 
-    /// The present session opens a handle of [`Self::open_given`] by the same number.
+    /// The present session opens a handle of [`Self::open_numbered`] by the same number.
     pub fn reopen_numbered(&mut self, given: HandleId) {
         self.reopen(HandleId(given.0.saturating_sub(AGENT_NUMBER_FIRST)), given);
     }
@@ -653,8 +666,14 @@ mod tests {
         assert_eq!(known.translate(&op), Ok(op.clone()));
         known.begin_session(Epoch(2));
         assert_eq!(known.translate(&op), Err(MissingObject::File(file)));
-        assert_eq!(known.route(file), InodeRoute::ByName(InodeNo::ROOT, name("b")));
-        assert_eq!(known.route(InodeNo::ROOT), InodeRoute::Present(InodeNo::ROOT));
+        assert_eq!(
+            known.route(file),
+            InodeRoute::ByName(InodeNo::ROOT, name("b"))
+        );
+        assert_eq!(
+            known.route(InodeNo::ROOT),
+            InodeRoute::Present(InodeNo::ROOT)
+        );
         assert!(known.rebind_found(file, &attr(11, 2)));
         assert_eq!(known.translate(&op), Ok(op));
         // The kernel drops its one reference, the session its own one.
@@ -695,7 +714,10 @@ mod tests {
         known.set_birth(file, 5);
         assert_eq!(known.route(file), InodeRoute::Present(file));
         known.begin_session(Epoch(2));
-        assert_eq!(known.record_lookup(InodeNo::ROOT, &name("a"), &attr(11, 5)), file);
+        assert_eq!(
+            known.record_lookup(InodeNo::ROOT, &name("a"), &attr(11, 5)),
+            file
+        );
         assert_eq!(known.route(file), InodeRoute::Present(InodeNo(11)));
         known.begin_session(Epoch(3));
         let other = known.record_lookup(InodeNo::ROOT, &name("a"), &attr(11, 6));
@@ -738,7 +760,10 @@ mod tests {
         assert_eq!(known.missing_handle(ino), Some(told));
         assert!(!known.is_deferred(told));
         known.reopen(told, HandleId(5));
-        assert!(!known.is_numbered_open(given), "it is open by another number");
+        assert!(
+            !known.is_numbered_open(given),
+            "it is open by another number"
+        );
         let untold = known.open_deferred(opening);
         assert_eq!(known.missing_handle(ino), Some(untold));
         assert!(known.is_deferred(untold));
@@ -773,7 +798,10 @@ mod tests {
         assert_eq!(known.translate(&op(handle)), Ok(op(HandleId(77))));
         known.begin_session(Epoch(2));
         assert!(known.is_stale(handle));
-        assert_eq!(known.translate(&op(handle)), Err(MissingObject::Handle(handle)));
+        assert_eq!(
+            known.translate(&op(handle)),
+            Err(MissingObject::Handle(handle))
+        );
         assert_eq!(known.open_parameters(handle), Some(opening));
         known.reopen(handle, HandleId(1));
         assert_eq!(known.translate(&op(handle)), Ok(op(HandleId(1))));
@@ -790,7 +818,10 @@ mod tests {
         }
         known.remove_name(InodeNo::ROOT, &name("19"));
         known.begin_session(Epoch(2));
-        assert!(matches!(known.route(file), InodeRoute::ByName(InodeNo::ROOT, _)));
+        assert!(matches!(
+            known.route(file),
+            InodeRoute::ByName(InodeNo::ROOT, _)
+        ));
         assert_eq!(known.forget(file, 20), None);
         assert!(known.inodes_by_name.is_empty());
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::file_op::{
-    Attr, DirectoryEntry, FileTime, ByName, S_IFDIR, S_IFLNK, S_IFREG, TreeStat,
+    Attr, ByName, DirectoryEntry, FileTime, S_IFDIR, S_IFLNK, S_IFREG, TreeStat,
 };
 use bafs_proto::ids::{FileIndex, InodeNo};
 use bafs_proto::message::{SourceEntry, SourceKind};

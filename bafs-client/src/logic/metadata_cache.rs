@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::file_op::{Attr, FileTime, ByName};
+use bafs_proto::file_op::{Attr, ByName, FileTime};
 use bafs_proto::ids::InodeNo;
 
 use crate::limits::CACHED_NAMES_MAX;
@@ -77,7 +77,10 @@ impl MetadataCache {
 
     /// Where the program was told a time of change that the server does not know yet, that stays.
     pub fn apply_pending_times(&self, attr: &mut Attr) {
-        let owing = self.files.get(&attr.ino).filter(|file| file.has_pending_times);
+        let owing = self
+            .files
+            .get(&attr.ino)
+            .filter(|file| file.has_pending_times);
         if let Some(file) = owing {
             (attr.mtime, attr.ctime) = (file.attr.mtime, file.attr.ctime);
         }
@@ -191,12 +194,15 @@ impl MetadataCache {
 
     /// Whether a directory has a name; `None` if that is not known.
     pub fn has_name(&self, directory: InodeNo, name: &ByName) -> Option<bool> {
-        self.complete_directories.get(&directory).map(|names| names.contains(name))
+        self.complete_directories
+            .get(&directory)
+            .map(|names| names.contains(name))
     }
 
     /// Whether it is worth to look at all names of a directory.
     pub fn is_worth_listing(&self, directory: InodeNo) -> bool {
-        !self.complete_directories.contains_key(&directory) && !self.oversized_directories.contains(&directory)
+        !self.complete_directories.contains_key(&directory)
+            && !self.oversized_directories.contains(&directory)
     }
 
     /// A listing of a directory begins. What it gives is told to [`Self::end_listing`].
@@ -304,7 +310,10 @@ mod tests {
         assert_eq!((known.size, known.blocks, known.mtime), (5000, 16, now(2)));
         image.record_write(ino, 9000, 1, now(3));
         assert_eq!(image.attr(ino), None);
-        assert_eq!(image.approximate_attr(ino).map(|attr| attr.size), Some(9001));
+        assert_eq!(
+            image.approximate_attr(ino).map(|attr| attr.size),
+            Some(9001)
+        );
         assert_eq!(image.take_pending_time(ino), Some(now(3)));
         assert_eq!(image.take_pending_time(ino), None);
     }
@@ -341,7 +350,11 @@ mod tests {
         let beside = image.begin_listing(root);
         image.add_name(other, &a);
         image.end_listing(root, begun, Some(names.clone()));
-        assert_eq!(image.has_name(root, &a), Some(true), "another directory changed");
+        assert_eq!(
+            image.has_name(root, &a),
+            Some(true),
+            "another directory changed"
+        );
         image.end_listing(root, beside, Some(BTreeSet::new()));
         assert_eq!(image.has_name(root, &a), Some(true));
         image.add_name(root, &b"b".to_vec());

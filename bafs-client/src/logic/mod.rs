@@ -1,15 +1,15 @@
 //! What the agent decides without waiting: no clock, no file, no network.
 
-pub mod read_ahead_filter;
+pub mod attribute_updates;
+mod delegated_opens;
+mod delegated_renames;
 pub mod delegation;
+pub mod inflight_queries;
+pub mod inode_map;
 pub mod manifest_tree;
 pub mod metadata_cache;
-pub mod inode_map;
-pub mod attribute_updates;
-pub mod operation_log;
 pub mod mount_table;
-mod delegated_opens;
+pub mod operation_log;
 pub mod page_set;
-pub mod inflight_queries;
-mod delegated_renames;
+pub mod read_ahead_filter;
 pub mod recovery_search;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bafs_proto::file_op::{Caller, FileOp, ByName};
+use bafs_proto::file_op::{ByName, Caller, FileOp};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bytes::Bytes;
 
@@ -129,7 +129,8 @@ impl OperationLog {
             self.last_positions.insert(*ino, end);
         }
         for (parent, name, makes) in changed_names(&entry.op) {
-            self.pending_names.insert((parent, name.clone()), (makes, end));
+            self.pending_names
+                .insert((parent, name.clone()), (makes, end));
         }
         self.entries.push_back(entry);
         end
@@ -149,7 +150,11 @@ impl OperationLog {
         while let Some(entry) = self.entry(self.sent) {
             let length = entry.data.len();
             let is_full = taken.len() >= most || (bytes > 0 && bytes + length > bytes_max);
-            if is_full || taken.first().is_some_and(|first| !is_same_caller(first, entry)) {
+            if is_full
+                || taken
+                    .first()
+                    .is_some_and(|first| !is_same_caller(first, entry))
+            {
                 break;
             }
             bytes += length;
@@ -177,7 +182,11 @@ impl OperationLog {
         self.promised_space.bytes -= entry.cost.bytes;
         self.promised_space.files -= entry.cost.files;
         for ino in entry.files.iter().flatten() {
-            if self.last_positions.get(ino).is_some_and(|end| *end <= self.acknowledged) {
+            if self
+                .last_positions
+                .get(ino)
+                .is_some_and(|end| *end <= self.acknowledged)
+            {
                 self.last_positions.remove(ino);
             }
         }
@@ -270,7 +279,14 @@ mod tests {
             sizes.push(batch.len());
         }
         assert_eq!(sizes, [1, 2, 2]);
-        assert_eq!((log.sent_position(), log.acknowledged_position(), log.bytes()), (5, 0, 1230));
+        assert_eq!(
+            (
+                log.sent_position(),
+                log.acknowledged_position(),
+                log.bytes()
+            ),
+            (5, 0, 1230)
+        );
         assert_eq!(log.last_position_of(InodeNo(7)), Some(5));
         for _ in 0..3 {
             log.acknowledge();
@@ -323,7 +339,12 @@ mod tests {
             flags: 0,
         };
         log.append(entry(1, rename, 0));
-        let both = |log: &OperationLog| (log.pending_name(parent, &name), log.pending_name(parent, &new_name));
+        let both = |log: &OperationLog| {
+            (
+                log.pending_name(parent, &name),
+                log.pending_name(parent, &new_name),
+            )
+        };
         assert_eq!(both(&log), (Some(false), Some(true)));
         log.acknowledge();
         assert_eq!(

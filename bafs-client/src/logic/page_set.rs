@@ -41,7 +41,10 @@ impl PageSet {
     /// Runs of pages as (first page, number of pages), ascending and apart from each other.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        let others = self.other_chunks.iter().map(|(number, piece)| (*number, piece));
+        let others = self
+            .other_chunks
+            .iter()
+            .map(|(number, piece)| (*number, piece));
         for (number, piece) in std::iter::once((0, &self.first_chunk)).chain(others) {
             for (index, word) in piece.iter().enumerate() {
                 let mut left = *word;

@@ -132,7 +132,12 @@ mod tests {
     const WINDOW: u64 = 1 << 20;
     const FILE: FileIndex = FileIndex(1);
 
-    fn purpose(filter: &mut ReadAheadFilter, start: u64, length: u64, is_here: bool) -> ReadPurpose {
+    fn purpose(
+        filter: &mut ReadAheadFilter,
+        start: u64,
+        length: u64,
+        is_here: bool,
+    ) -> ReadPurpose {
         let range = start..start + length;
         filter.classify_read(FILE, &range, (WINDOW, BLOCK), || is_here)
     }
@@ -145,7 +150,10 @@ mod tests {
     fn reads_continuing_cached_pages_are_not_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
-        assert_eq!(purpose(&mut around, first, WINDOW, true), ReadPurpose::Demand);
+        assert_eq!(
+            purpose(&mut around, first, WINDOW, true),
+            ReadPurpose::Demand
+        );
         assert!(!is_refused(&mut around, first + WINDOW, WINDOW));
         assert!(!is_refused(&mut around, first - 40 * PAGE, 40 * PAGE));
     }
@@ -156,10 +164,17 @@ mod tests {
         for page in [10_001, 70_001, 20_003] {
             let start = page * PAGE - WINDOW / 2;
             assert!(is_refused(&mut around, start, WINDOW), "{page}");
-            assert!(!is_refused(&mut around, page * PAGE, PAGE), "the page itself");
+            assert!(
+                !is_refused(&mut around, page * PAGE, PAGE),
+                "the page itself"
+            );
         }
         let other = purpose(&mut around, 5 * PAGE, 128 << 10, false);
-        assert_eq!(other, ReadPurpose::Demand, "windows have another length here");
+        assert_eq!(
+            other,
+            ReadPurpose::Demand,
+            "windows have another length here"
+        );
     }
 
     #[test]
@@ -233,7 +248,10 @@ mod tests {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(is_refused(&mut around, first, WINDOW));
-        assert!(is_refused(&mut around, first - 40 * PAGE, 40 * PAGE), "before");
+        assert!(
+            is_refused(&mut around, first - 40 * PAGE, 40 * PAGE),
+            "before"
+        );
         assert!(is_refused(&mut around, first + WINDOW, 40 * PAGE), "behind");
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::file_op::{FileOp, ByName};
+use bafs_proto::file_op::{ByName, FileOp};
 use bafs_proto::ids::InodeNo;
 
 use super::operation_log::{LogEntry, marker_name};
@@ -42,7 +42,9 @@ impl<'a> RecoverySearch<'a> {
     /// Nothing is known of these entries.
     pub fn new(entries: &'a [LogEntry]) -> Self {
         let places = entries.iter().enumerate();
-        let named = places.clone().filter(|(_, it)| marker_name(&it.op).is_some());
+        let named = places
+            .clone()
+            .filter(|(_, it)| marker_name(&it.op).is_some());
         let renamers = places.clone().filter_map(|(at, entry)| match &entry.op {
             FileOp::Rename { parent, name, .. } => Some(((*parent, name), at)),
             _ => None,
@@ -60,8 +62,12 @@ impl<'a> RecoverySearch<'a> {
 
     /// The next name to look at; `None` when names have nothing more to tell.
     pub fn next_probe(&self) -> Option<NameProbe<'a>> {
-        let first = self.marker_entries.partition_point(|at| *at < self.executed);
-        let end = self.marker_entries.partition_point(|at| *at < self.not_executed);
+        let first = self
+            .marker_entries
+            .partition_point(|at| *at < self.executed);
+        let end = self
+            .marker_entries
+            .partition_point(|at| *at < self.not_executed);
         let open = self.marker_entries.get(first..end)?;
         let mut look = self.probe_at(*open.get(open.len() / 2)?)?;
         // A name that is not there may have been made and have another one by now.
@@ -144,7 +150,10 @@ mod tests {
 
     /// Directories below each other, files in them, names that go or become others, and operations
     /// on none.
-    fn random_log(rng: &mut SeededNumbers, length: usize) -> (Vec<LogEntry>, BTreeSet<(InodeNo, ByName)>) {
+    fn random_log(
+        rng: &mut SeededNumbers,
+        length: usize,
+    ) -> (Vec<LogEntry>, BTreeSet<(InodeNo, ByName)>) {
         let mut directories = vec![InodeNo::ROOT];
         let (mut entries, mut there) = (Vec::new(), BTreeSet::new());
         // Files under names that may still become others.
@@ -223,7 +232,11 @@ mod tests {
             }
             let named = |entry: &&LogEntry| marker_name(&entry.op).is_some();
             let last = entries[..ran].iter().rposition(|entry| named(&entry));
-            assert_eq!(search.executed_count(), last.map_or(0, |at| at + 1), "seed {seed}");
+            assert_eq!(
+                search.executed_count(),
+                last.map_or(0, |at| at + 1),
+                "seed {seed}"
+            );
             assert!(
                 looks <= 40,
                 "seed {seed}: {looks} looks for {length} entries"

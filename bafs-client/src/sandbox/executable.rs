@@ -18,7 +18,10 @@ use super::outcome::{NotStarted, NotStartedReason as Reason};
 const SEARCH_PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Finds `program` as a shell would, with the rights of this process.
-pub(super) fn find_executable(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, NotStarted> {
+pub(super) fn find_executable(
+    program: &OsStr,
+    path: Option<&OsStr>,
+) -> Result<PathBuf, NotStarted> {
     if program.as_bytes().contains(&b'/') {
         return Ok(program.into());
     }
@@ -84,9 +87,10 @@ pub(super) fn explain_refusal(program: &Path, error: &io::Error) -> NotStarted {
         Some(Errno::ENOENT | Errno::ENOTDIR) => {
             (Reason::ExecutableMissing, format!("{shown} does not exist"))
         }
-        Some(Errno::EACCES | Errno::EPERM) => {
-            (Reason::ExecutableNotExecutable, describe_not_executable(program))
-        }
+        Some(Errno::EACCES | Errno::EPERM) => (
+            Reason::ExecutableNotExecutable,
+            describe_not_executable(program),
+        ),
         Some(Errno::ENOEXEC) => (
             Reason::ExecutableBadFormat,
             format!("{shown} is no program of this machine and no script"),
@@ -216,7 +220,10 @@ mod tests {
 
     #[test]
     fn executable_names_are_resolved_on_the_path() {
-        assert_eq!(find_executable(OsStr::new("./x"), None).unwrap(), Path::new("./x"));
+        assert_eq!(
+            find_executable(OsStr::new("./x"), None).unwrap(),
+            Path::new("./x")
+        );
         let found = find_executable(OsStr::new("sh"), Some(OsStr::new("/none:/bin"))).unwrap();
         assert_eq!(found, Path::new("/bin/sh"));
         let lost = find_executable(OsStr::new("no-such-program"), None).unwrap_err();

@@ -34,7 +34,9 @@ pub(super) fn switch_user(identity: &JobUser, privilege: Privilege) -> Result<()
                 ),
             });
         }
-        (JobUser::OtherUser { uid, gid, groups }, Privilege::Root) => become_user(*uid, *gid, groups),
+        (JobUser::OtherUser { uid, gid, groups }, Privilege::Root) => {
+            become_user(*uid, *gid, groups)
+        }
     };
     taken
         .and_then(|()| set_no_new_privs())

@@ -22,15 +22,15 @@
 //!   and `/tmp`, `/var/tmp` and `/dev/shm` are its own.
 //!
 //! The order of calls: [`dispatch_job_init`] first in `main`, then [`enter_private`], both
-//! with one thread; [`Sandbox::prepare`]; mount; [`Sandbox::start`].
+//! with one thread; [`Sandbox::create_directories`]; mount; [`Sandbox::start_job`].
 
 mod check;
 mod control;
 mod executable;
-mod mount_point_holder;
 mod job_user;
-mod mount_layout;
 mod limits;
+mod mount_layout;
+mod mount_point_holder;
 mod mount_points;
 mod mounts;
 mod outcome;
@@ -44,15 +44,15 @@ mod stages;
 mod temporary_directories;
 
 pub use check::{Check, CheckStatus, check_host};
-pub use mount_point_holder::DirectoryRemover;
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
-pub use outcome::{SandboxOutcome, SandboxReport, JobUsage, NotStarted, NotStartedReason};
+pub use mount_point_holder::DirectoryRemover;
+pub use outcome::{JobUsage, NotStarted, NotStartedReason, SandboxOutcome, SandboxReport};
 pub use plan::{
-    Access, JobUser, InputSource, JobPlan, JobStreams, OutputTarget, PlanError, JobSession, VolumeBind,
-    job_environment,
+    Access, InputSource, JobPlan, JobSession, JobStreams, JobUser, OutputTarget, PlanError,
+    VolumeBind, job_environment,
 };
 pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
-pub(crate) use stages::{MOUNT_WATCHDOG, PROBE_MOUNT, OWN_EXECUTABLE, SUBCOMMAND};
+pub(crate) use stages::{MOUNT_WATCHDOG, OWN_EXECUTABLE, PROBE_MOUNT, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};
 pub use temporary_directories::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};

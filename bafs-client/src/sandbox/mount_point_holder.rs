@@ -16,8 +16,8 @@ use super::limits::PLAN_BYTES_MAX;
 use super::mount_points::{MountPoints, is_needed};
 use super::plan::{JobPlan, VolumeBind};
 use super::root::HostRoot;
-use super::stages::{HOLDER, REMOVER, OWN_EXECUTABLE, SUBCOMMAND};
-use super::temporary_directories::{PrivateDirectory, MaskedHostTree, TemporaryDirectories};
+use super::stages::{HOLDER, OWN_EXECUTABLE, REMOVER, SUBCOMMAND};
+use super::temporary_directories::{MaskedHostTree, PrivateDirectory, TemporaryDirectories};
 
 /// How often, and after what pause, a directory is removed that is not empty yet.
 const REMOVE_ATTEMPTS: u32 = 40;
@@ -46,7 +46,11 @@ impl MountPointHolder {
         };
         let privates = wanted.private_directories()?;
         let is_ready = |path: &Path| wanted.is_ready(&privates, path);
-        if !is_needed(&plan.volumes, &MaskedHostTree(&HostRoot, &privates), is_ready) {
+        if !is_needed(
+            &plan.volumes,
+            &MaskedHostTree(&HostRoot, &privates),
+            is_ready,
+        ) {
             return Ok(None);
         }
         let mut child = Command::new(OWN_EXECUTABLE)
@@ -161,6 +165,8 @@ impl HolderTask {
     /// the agent sees there is.
     fn is_ready(&self, private_directories: &[PrivateDirectory], path: &Path) -> bool {
         path.starts_with(Path::new(&self.base))
-            || private_directories.iter().any(|private| private.target == path)
+            || private_directories
+                .iter()
+                .any(|private| private.target == path)
     }
 }

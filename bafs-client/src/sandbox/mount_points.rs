@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use rustix::fs::{FlockOperation, flock, statfs};
 
-use super::mount_layout::{HostTree, PathKind, MountPlacement, find_placement};
+use super::mount_layout::{HostTree, MountPlacement, PathKind, find_placement};
 use super::plan::VolumeBind;
 
 /// Modes of what is made: everybody may lock it, and nobody makes a directory of this mode himself.
@@ -70,7 +70,8 @@ pub(super) fn is_needed(
                 place.existing
             }
         };
-        let is_made = |path: &Path| is_ours(path, PathKind::Directory) || is_ours(path, PathKind::File);
+        let is_made =
+            |path: &Path| is_ours(path, PathKind::Directory) || is_ours(path, PathKind::File);
         existing.ancestors().any(is_made)
     })
 }
@@ -96,7 +97,11 @@ impl MountPoints {
             };
             // What others remove at this moment is looked for again.
             for _ in 0..LOCK_ATTEMPTS {
-                match points.prepare_placement(find_placement(host, &volume.path, kind), kind, &is_ready) {
+                match points.prepare_placement(
+                    find_placement(host, &volume.path, kind),
+                    kind,
+                    &is_ready,
+                ) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         thread::sleep(LOCK_PAUSE);
                     }

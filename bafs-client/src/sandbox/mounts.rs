@@ -65,7 +65,7 @@ pub(super) fn mount_bounded_tmpfs(target: &Path, bytes: u64) -> Result<()> {
     )
 }
 
-/// Forbids further changes of a tree that [`memory`] made, though not of mounts below it.
+/// Forbids further changes of a tree that [`mount_tmpfs`] made, though not of mounts below it.
 pub(super) fn seal_tmpfs(target: &Path) -> Result<()> {
     remount(target, tmpfs_flags() | MsFlags::MS_RDONLY)
 }
@@ -115,7 +115,9 @@ fn remount(target: &Path, flags: MsFlags) -> Result<()> {
 /// out means to clear it, which a user name space may not.
 fn mounts_below(table: &[u8], target: &Path) -> BTreeMap<PathBuf, MsFlags> {
     let below = |mount: &MountEntry| mount.mount_point.starts_with(target);
-    let mounts = mount_table::parse_mount_table(table).into_iter().filter(below);
+    let mounts = mount_table::parse_mount_table(table)
+        .into_iter()
+        .filter(below);
     mounts
         .map(|mount| (mount.mount_point, flags_of(&mount.options)))
         .collect()

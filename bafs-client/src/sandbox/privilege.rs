@@ -128,7 +128,8 @@ fn check_single_thread() -> Result<(), EnterError> {
 }
 
 fn set_slave_propagation() -> Result<(), EnterError> {
-    mounts::set_slave_propagation().map_err(|errno| mount_refusal("separate the mounts from the host's", errno))
+    mounts::set_slave_propagation()
+        .map_err(|errno| mount_refusal("separate the mounts from the host's", errno))
 }
 
 /// Writes the id maps of the user name space just entered, each as (inside, outside).
@@ -147,7 +148,7 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-/// The switches by which a host turns user name spaces off; `None` where there is no switch.
+/// The switches by which a host turns user name spaces off; `NotNeeded` where there is no switch.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct NamespaceSwitches {
     namespaces_max: Option<u64>,
@@ -273,7 +274,11 @@ mod tests {
         check(on, Errno::ENOSPC, "taken");
         check(on, Errno::EINVAL, "built without");
         check(on, Errno::EPERM, "security filter");
-        check(NamespaceSwitches::default(), Errno::EPERM, "security filter");
+        check(
+            NamespaceSwitches::default(),
+            Errno::EPERM,
+            "security filter",
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::privilege::{Privilege, enter_private};
 use super::running::Sandbox;
-use super::stages::{PROBE, OWN_EXECUTABLE, SUBCOMMAND};
+use super::stages::{OWN_EXECUTABLE, PROBE, SUBCOMMAND};
 
 /// Precedes the verdict, so that a program that does not know the subcommand cannot pass.
 const WORKS_PREFIX: &str = "sandbox works as ";
@@ -34,7 +34,10 @@ pub(super) fn probe_name_space() -> Result<String, String> {
         .output()
         .map_err(|error| format!("cannot start a process: {error}"))?;
     let verdict = String::from_utf8_lossy(&output.stdout);
-    match (verdict.strip_prefix(WORKS_PREFIX), verdict.strip_prefix(REFUSED_PREFIX)) {
+    match (
+        verdict.strip_prefix(WORKS_PREFIX),
+        verdict.strip_prefix(REFUSED_PREFIX),
+    ) {
         (Some(_), _) => Ok(verdict.into_owned()),
         (None, Some(why)) => Err(why.to_owned()),
         (None, None) => Err("this program does not call dispatch_job_init".to_owned()),

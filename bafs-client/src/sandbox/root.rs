@@ -13,13 +13,15 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::unistd::pivot_root;
 
-use super::mount_layout::{self, HostTree, PathKind, MountPlacement, ShadowedNames};
 use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
+use super::mount_layout::{self, HostTree, MountPlacement, PathKind, ShadowedNames};
 use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::{VolumeBind, check_overlaps};
 use super::privilege::errno_of;
-use super::temporary_directories::{PrivateDirectory, SHARED_MEMORY, MaskedHostTree, TemporaryDirectories};
+use super::temporary_directories::{
+    MaskedHostTree, PrivateDirectory, SHARED_MEMORY, TemporaryDirectories,
+};
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
 const HOST_ROOT: &str = "/host";
@@ -47,7 +49,9 @@ pub(super) fn enter_root(
     let places: Vec<_> = volumes
         .iter()
         .zip(&sources)
-        .map(|(volume, (_, kind))| mount_layout::find_placement(&MaskedHostTree(&HostRoot, &privates), &volume.path, *kind))
+        .map(|(volume, (_, kind))| {
+            mount_layout::find_placement(&MaskedHostTree(&HostRoot, &privates), &volume.path, *kind)
+        })
         .collect();
     // Symbolic links of the host can make two different paths one.
     let targets: Vec<_> = places.iter().map(MountPlacement::target).collect();
@@ -67,7 +71,8 @@ pub(super) fn enter_root(
     for (index, (source, kind)) in sources.iter().enumerate() {
         let staged = staging_path(index);
         make_mount_point(&staged, *kind).map_err(refusal_of_io("prepare a volume"))?;
-        mounts::bind_mount(&path_below(HOST_ROOT, source), &staged).map_err(refusal_at("bind", source))?;
+        mounts::bind_mount(&path_below(HOST_ROOT, source), &staged)
+            .map_err(refusal_at("bind", source))?;
     }
     mounts::detach_mount(&path_below(HOST_ROOT, base)).map_err(refusal_at("uncover", base))?;
 
@@ -106,7 +111,9 @@ pub(super) fn enter_root(
 }
 
 /// The host directories that the job does not see, from before the root is left.
-fn private_directories(temporary: Option<&TemporaryDirectories>) -> Result<Vec<PrivateDirectory>, NotStarted> {
+fn private_directories(
+    temporary: Option<&TemporaryDirectories>,
+) -> Result<Vec<PrivateDirectory>, NotStarted> {
     let found = temporary.map(|temporary| {
         temporary.create_directories()?;
         temporary.private_directories(&HostRoot)
@@ -125,7 +132,10 @@ fn private_directories(temporary: Option<&TemporaryDirectories>) -> Result<Vec<P
 /// Shows the job its own directory in place of a host's, with those entries of the host's that its
 /// description names.
 fn cover_directory(private: &PrivateDirectory, notes: &mut RootNotes) -> Result<(), NotStarted> {
-    let (host, target) = (path_below(HOST_ROOT, &private.target), path_below(NEW_ROOT, &private.target));
+    let (host, target) = (
+        path_below(HOST_ROOT, &private.target),
+        path_below(NEW_ROOT, &private.target),
+    );
     mounts::bind_mount(&path_below(HOST_ROOT, &private.source), &target)
         .map_err(refusal_at("cover", &private.target))?;
     for name in &private.entries {
@@ -145,7 +155,8 @@ fn cover_shared_memory(bytes: u64) -> Result<(), NotStarted> {
     if !target.is_dir() {
         return Ok(());
     }
-    mounts::mount_bounded_tmpfs(&target, bytes).map_err(refusal_at("cover", Path::new(SHARED_MEMORY)))
+    mounts::mount_bounded_tmpfs(&target, bytes)
+        .map_err(refusal_at("cover", Path::new(SHARED_MEMORY)))
 }
 
 /// The host as this process sees it before it steps away.
@@ -191,13 +202,16 @@ fn enter_tmpfs_root() -> Result<(), NotStarted> {
         .map(Path::new)
         .find(|path| path.is_dir());
     let carrier = carrier.ok_or_else(|| refusal("find /tmp or /proc", Errno::ENOENT))?;
-    mounts::mount_tmpfs(carrier, 0o700).map_err(|errno| refusal("mount a tree in memory", errno))?;
+    mounts::mount_tmpfs(carrier, 0o700)
+        .map_err(|errno| refusal("mount a tree in memory", errno))?;
     for name in [HOST_ROOT, STAGING_ROOT, NEW_ROOT] {
         fs::create_dir(path_below(carrier, name)).map_err(refusal_of_io("prepare the new root"))?;
     }
-    pivot_root(carrier, &path_below(carrier, HOST_ROOT)).map_err(refusal_at("pivot_root to", carrier))?;
+    pivot_root(carrier, &path_below(carrier, HOST_ROOT))
+        .map_err(refusal_at("pivot_root to", carrier))?;
     set_current_dir("/").map_err(refusal_of_io("enter the new root"))?;
-    mounts::mount_tmpfs(Path::new(NEW_ROOT), 0o755).map_err(|errno| refusal("mount the new root", errno))
+    mounts::mount_tmpfs(Path::new(NEW_ROOT), 0o755)
+        .map_err(|errno| refusal("mount the new root", errno))
 }
 
 fn leave_tmpfs_root() -> Result<(), NotStarted> {
@@ -205,7 +219,8 @@ fn leave_tmpfs_root() -> Result<(), NotStarted> {
     // With both paths the same, the old root ends up on top of the new one: no directory is
     // needed to put it, and the next call takes it off.
     pivot_root(".", ".").map_err(|errno| refusal("pivot_root to the new root", errno))?;
-    mounts::detach_mount(Path::new(".")).map_err(|errno| refusal("leave the host's root", errno))?;
+    mounts::detach_mount(Path::new("."))
+        .map_err(|errno| refusal("leave the host's root", errno))?;
     set_current_dir("/").map_err(refusal_of_io("enter the new root"))
 }
 
@@ -215,7 +230,10 @@ fn replace_directory(
     hidden: &BTreeSet<OsString>,
     notes: &mut RootNotes,
 ) -> Result<(), NotStarted> {
-    let (from, to) = (path_below(HOST_ROOT, directory), path_below(NEW_ROOT, directory));
+    let (from, to) = (
+        path_below(HOST_ROOT, directory),
+        path_below(NEW_ROOT, directory),
+    );
     let make_room = |error: io::Error| NotStarted {
         reason: NotStartedReason::PathUnusable,
         errno: error.raw_os_error(),
@@ -300,8 +318,12 @@ fn install_volume(
         make_mount_point(&target, kind).map_err(unusable)?;
     }
     mounts::move_mount(staged, &target).map_err(|errno| unusable(errno.into()))?;
-    mounts::restrict_mount(&target, volume.access, &path_below(HOST_ROOT, Path::new("/proc")))
-        .map_err(|errno| unusable(errno.into()))
+    mounts::restrict_mount(
+        &target,
+        volume.access,
+        &path_below(HOST_ROOT, Path::new("/proc")),
+    )
+    .map_err(|errno| unusable(errno.into()))
 }
 
 fn install_process_list(notes: &mut RootNotes) -> Result<(), NotStarted> {

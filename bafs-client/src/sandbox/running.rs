@@ -19,11 +19,11 @@ use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, pidfd_se
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use super::control::{self, JobOrder, ProcessEnd, StageReport, ControlRequest, StreamSpec};
-use super::mount_point_holder::MountPointHolder;
+use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
 use super::limits::{KILL_GRACE, KILL_MAX, REPORT_BYTES_MAX};
+use super::mount_point_holder::MountPointHolder;
 use super::mounts;
-use super::outcome::{SandboxOutcome, SandboxReport, JobUsage, NotStarted};
+use super::outcome::{JobUsage, NotStarted, SandboxOutcome, SandboxReport};
 use super::plan::{InputSource, JobPlan, JobStreams, OutputTarget, PlanError};
 use super::privilege::{EnterError, Privilege, mount_refusal};
 use super::stages::{OUTER, OWN_EXECUTABLE, SUBCOMMAND};
@@ -145,7 +145,8 @@ impl Sandbox {
                     Ok(child) => {
                         memory::restore_oom_score(child.id());
                         let _ = started.send(Ok(()));
-                        let points = MountPointHolder::start(&order.plan, Path::new(&order.mount_base));
+                        let points =
+                            MountPointHolder::start(&order.plan, Path::new(&order.mount_base));
                         // Without them the job has stand-ins, and is told so.
                         let points = points.unwrap_or_default();
                         let report = watched.supervise(child, &order, passed);
@@ -215,7 +216,9 @@ impl RunningJob {
 
     /// Waits for the end, blocking; not for use inside an async runtime.
     pub fn wait(self) -> SandboxReport {
-        self.report.blocking_recv().unwrap_or_else(|_| watcher_panic_report())
+        self.report
+            .blocking_recv()
+            .unwrap_or_else(|_| watcher_panic_report())
     }
 
     /// Waits for the end.
@@ -225,7 +228,8 @@ impl RunningJob {
 }
 
 fn watcher_panic_report() -> SandboxReport {
-    let outcome = SandboxOutcome::Interrupted("the thread that watched the job panicked".to_owned());
+    let outcome =
+        SandboxOutcome::Interrupted("the thread that watched the job panicked".to_owned());
     SandboxReport {
         outcome,
         usage: None,
@@ -251,7 +255,9 @@ impl JobControl {
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let mut progress = self.0.lock();
         match progress.phase {
-            JobPhase::Running => control::send_message(&self.0.socket, &ControlRequest::Signal(signal as i32)),
+            JobPhase::Running => {
+                control::send_message(&self.0.socket, &ControlRequest::Signal(signal as i32))
+            }
             JobPhase::Starting => {
                 progress.early_signals.push(signal);
                 Ok(())
@@ -263,14 +269,15 @@ impl JobControl {
     /// Kills every process of the job, whatever it did to escape, and waits until all are
     /// dead: [`KILL_MAX`] at most. Blocks; inside an async runtime use `spawn_blocking`.
     ///
-    /// The reason becomes part of [`JobOutcome::Killed`]; the first one given stays.
+    /// The reason becomes part of [`SandboxOutcome::Killed`]; the first one given stays.
     pub fn kill(&self, reason: &str) -> Result<(), StillAlive> {
         let mut progress = self.0.lock();
         progress
             .kill_reason
             .get_or_insert_with(|| reason.to_owned());
         // Init can count what the job used; so it is asked first, if it listens already.
-        if progress.phase == JobPhase::Running && control::send_message(&self.0.socket, &ControlRequest::Kill).is_ok()
+        if progress.phase == JobPhase::Running
+            && control::send_message(&self.0.socket, &ControlRequest::Kill).is_ok()
         {
             progress = self.0.wait_ended(progress, KILL_GRACE);
         }
@@ -356,7 +363,9 @@ impl RunningJobState {
         longest: Duration,
     ) -> MutexGuard<'a, JobProgress> {
         self.changed
-            .wait_timeout_while(progress, longest, |progress| progress.phase != JobPhase::Ended)
+            .wait_timeout_while(progress, longest, |progress| {
+                progress.phase != JobPhase::Ended
+            })
             .unwrap_or_else(PoisonError::into_inner)
             .0
     }
@@ -477,7 +486,10 @@ mod tests {
             end,
             ..StageReports::default()
         };
-        assert_eq!(told.into_report(kill_reason.map(str::to_owned)).outcome, expected);
+        assert_eq!(
+            told.into_report(kill_reason.map(str::to_owned)).outcome,
+            expected
+        );
     }
 
     #[test]
@@ -489,7 +501,11 @@ mod tests {
             Some("why"),
             SandboxOutcome::Exited(3),
         );
-        check(Some(ProcessEnd::Signaled(9)), None, SandboxOutcome::Signaled(9));
+        check(
+            Some(ProcessEnd::Signaled(9)),
+            None,
+            SandboxOutcome::Signaled(9),
+        );
         check(Some(ProcessEnd::Signaled(9)), Some("why"), killed());
         check(
             Some(ProcessEnd::Signaled(15)),

@@ -23,15 +23,15 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getppid, setsid};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
-use super::control::{self, JobOrder, ProcessEnd, StageReport, ControlRequest, StreamSpec};
-use super::executable::{SHELL, explain_refusal, find_executable, is_script, is_same_file};
+use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
+use super::executable::{SHELL, explain_refusal, find_executable, is_same_file, is_script};
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{Access, JobPlan, JobSession, VolumeBind};
 use super::root::{RootNotes, refusal};
-use super::{mount_point_holder, job_user, probe, process_ids, root};
+use super::{job_user, mount_point_holder, probe, process_ids, root};
 use crate::heartbeat::{HeartbeatEnd, watch_heartbeat};
-use crate::{doctor, mount_watchdog, kernel};
+use crate::{doctor, kernel, mount_watchdog};
 
 /// The hidden first argument that makes the program a stage of a job.
 pub(crate) const SUBCOMMAND: &str = "job-init";
@@ -69,7 +69,9 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
         Some(PROBE) => probe::print_verdict(),
         Some(HOLDER) => mount_point_holder::holder_main(),
         Some(REMOVER) => mount_point_holder::remove_at_end(Path::new(&job)),
-        Some(MOUNT_WATCHDOG) => mount_watchdog::watchdog_main(std::iter::once(job).chain(arguments)),
+        Some(MOUNT_WATCHDOG) => {
+            mount_watchdog::watchdog_main(std::iter::once(job).chain(arguments))
+        }
         Some(PROBE_MOUNT) => doctor::mounts::probe_mount(Path::new(&job)),
         _ => Err(io::Error::other("job-init is for the agent's own use")),
     };
@@ -275,9 +277,14 @@ fn make_directories(outputs: &[StreamSpec], volumes: &[VolumeBind]) -> Result<()
     Ok(())
 }
 
-fn open_streams(streams: &[StreamSpec; 3], passed: Vec<OwnedFd>) -> Result<[OwnedFd; 3], NotStarted> {
+fn open_streams(
+    streams: &[StreamSpec; 3],
+    passed: Vec<OwnedFd>,
+) -> Result<[OwnedFd; 3], NotStarted> {
     let mut passed = passed.into_iter();
-    let null = || open_stream_file(OpenOptions::new().read(true).write(true), &NULL.into()).map(OwnedFd::from);
+    let null = || {
+        open_stream_file(OpenOptions::new().read(true).write(true), &NULL.into()).map(OwnedFd::from)
+    };
     let mut next = || passed.next().map_or_else(null, Ok);
     let [input, output, error] = streams;
     let stdin = match input {
@@ -299,7 +306,8 @@ fn open_streams(streams: &[StreamSpec; 3], passed: Vec<OwnedFd>) -> Result<[Owne
             let file = create(path)?;
             shared = Some((
                 path,
-                file.try_clone().map_err(|error| unusable_stream(path, &error))?,
+                file.try_clone()
+                    .map_err(|error| unusable_stream(path, &error))?,
             ));
             file.into()
         }
@@ -318,7 +326,9 @@ fn open_streams(streams: &[StreamSpec; 3], passed: Vec<OwnedFd>) -> Result<[Owne
 }
 
 fn open_stream_file(options: &OpenOptions, path: &OsString) -> Result<File, NotStarted> {
-    options.open(path).map_err(|error| unusable_stream(path, &error))
+    options
+        .open(path)
+        .map_err(|error| unusable_stream(path, &error))
 }
 
 fn unusable_stream(path: &OsStr, error: &io::Error) -> NotStarted {

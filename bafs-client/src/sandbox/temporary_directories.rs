@@ -67,7 +67,10 @@ impl TemporaryDirectories {
     }
 
     /// The directories on disk that the job has for itself.
-    pub(super) fn private_directories(&self, host: &impl HostTree) -> io::Result<Vec<PrivateDirectory>> {
+    pub(super) fn private_directories(
+        &self,
+        host: &impl HostTree,
+    ) -> io::Result<Vec<PrivateDirectory>> {
         let mut privates: Vec<PrivateDirectory> = Vec::new();
         for (path, name) in ON_DISK {
             let Some((target, PathKind::Directory)) = host.resolve(Path::new(path)) else {
@@ -89,7 +92,12 @@ impl TemporaryDirectories {
     }
 
     /// Entries of a directory on the way to what is named, also by links.
-    fn visible_entries(&self, host: &impl HostTree, path: &Path, target: &Path) -> BTreeSet<OsString> {
+    fn visible_entries(
+        &self,
+        host: &impl HostTree,
+        path: &Path,
+        target: &Path,
+    ) -> BTreeSet<OsString> {
         let mut entries = BTreeSet::new();
         for named in self.named_paths.iter().map(Path::new) {
             let Some((real, _)) = host.resolve(named) else {

@@ -16,10 +16,10 @@ use rustix::fs::statvfs;
 use tokio::task::JoinHandle;
 
 use super::{Completion, RemoteTree};
-use crate::fd_passing::HandoffConnection;
 use crate::errno::errno_of;
+use crate::fd_passing::HandoffConnection;
+use crate::limits::{COMPARED_FILES_MAX, DISK_POLL_INTERVAL, FILE_TIME_TICK};
 use crate::volume_health::VolumeHealth;
-use crate::limits::{DISK_POLL_INTERVAL, COMPARED_FILES_MAX, FILE_TIME_TICK};
 
 /// A directory that is shown to the job.
 #[derive(Debug)]
@@ -163,7 +163,8 @@ async fn sample_forever(least: Arc<MinimumFreeSpace>, directory: PathBuf) {
 
 async fn collect_marks(directory: &Path) -> Option<TreeFingerprint> {
     let directory = directory.to_owned();
-    let marked = tokio::task::spawn_blocking(move || tree_fingerprint(&directory, COMPARED_FILES_MAX));
+    let marked =
+        tokio::task::spawn_blocking(move || tree_fingerprint(&directory, COMPARED_FILES_MAX));
     marked.await.ok()?.ok()?
 }
 

@@ -22,7 +22,7 @@ impl BlockingOperations {
         }
     }
 
-    /// Whether [`Self::after`] has something to take note of: of most operations nothing.
+    /// Whether [`Self::record_result`] has something to take note of: of most operations nothing.
     pub(super) fn is_tracked(&self, op: &FileOp) -> bool {
         match op {
             FileOp::Open { flags, .. } | FileOp::Create { flags, .. } => {
@@ -106,7 +106,10 @@ mod tests {
                 waits.record_result(&open, &opened(number));
             }
         }
-        assert_eq!([1, 2, 3].map(|n| waits.is_blocking(&write(n))), [false, true, true]);
+        assert_eq!(
+            [1, 2, 3].map(|n| waits.is_blocking(&write(n))),
+            [false, true, true]
+        );
         let handle = HandleId(2);
         assert!(waits.is_blocking(&FileOp::Fsync {
             handle,
@@ -116,6 +119,9 @@ mod tests {
         waits.record_result(&FileOp::Release { handle }, &Ok(FileReply::Done));
         let handle = HandleId(1);
         assert!(!waits.is_tracked(&FileOp::Release { handle }));
-        assert_eq!([1, 2, 3].map(|n| waits.is_blocking(&write(n))), [false, false, true]);
+        assert_eq!(
+            [1, 2, 3].map(|n| waits.is_blocking(&write(n))),
+            [false, false, true]
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use bafs_proto::fd_passing::{HandoffRequest, HandoffTarget, HandoffHeader, TreeHandoff};
+use bafs_proto::fd_passing::{HandoffHeader, HandoffRequest, HandoffTarget, TreeHandoff};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::time::Deadline;
@@ -16,11 +16,11 @@ use bafs_tree::{Limit, Session, Tree, TreeUse};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use super::remote;
 use super::blocking_operations::BlockingOperations;
+use super::remote;
 use super::{Completion, LocalTree, RemoteTree};
-use crate::fd_passing::{self, HandoffConnection, HandoffError, ReceivedHandoff};
 use crate::errno::errno_of;
+use crate::fd_passing::{self, HandoffConnection, HandoffError, ReceivedHandoff};
 use crate::limits::{CLOSE_TIMEOUT_MS, PASSTHROUGH_FILE_BYTES_MIN};
 
 /// How often the server is told what a volume holds, when that has changed.
@@ -188,7 +188,10 @@ impl LentTree {
                     };
                 }
             }
-            let mut is_shut = self.is_blocked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut is_shut = self
+                .is_blocked
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             if self.is_abandoned.load(Ordering::Relaxed) {
                 return Err(errno_of(ErrorCode::VolumeLost));
             }
@@ -200,7 +203,10 @@ impl LentTree {
     }
 
     fn stop_waiting(&self) {
-        let _is_shut = self.is_blocked.lock().unwrap_or_else(PoisonError::into_inner);
+        let _is_shut = self
+            .is_blocked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         self.is_abandoned.store(true, Ordering::Relaxed);
         self.unblocked.notify_all();
     }
@@ -210,7 +216,10 @@ impl LentTree {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let held = state.held.as_ref()?;
         let (bytes, files) = held.tree.used();
-        Some((held.connection.clone(), HandoffRequest::ReportUse { bytes, files }))
+        Some((
+            held.connection.clone(),
+            HandoffRequest::ReportUse { bytes, files },
+        ))
     }
 
     /// When this returns, no operation runs until there is a lock again, and nobody is kept out.
@@ -263,7 +272,10 @@ impl LentTree {
     }
 
     fn set_blocked(&self, is_shut: bool) {
-        *self.is_blocked.lock().unwrap_or_else(PoisonError::into_inner) = is_shut;
+        *self
+            .is_blocked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = is_shut;
         self.unblocked.notify_all();
     }
 }
@@ -400,7 +412,10 @@ async fn refetch_handoff(
         };
         match fd_passing::fetch_handoff(&session.server, what).await {
             Ok(parcel) => return Ok(parcel),
-            Err(error) if session.health.loss().is_some() || deadline.remaining() <= HANDOFF_RETRY_PAUSE => {
+            Err(error)
+                if session.health.loss().is_some()
+                    || deadline.remaining() <= HANDOFF_RETRY_PAUSE =>
+            {
                 let text = "the server restarted and does not hand the volume over again";
                 return Err(Error::from(error).context(text));
             }

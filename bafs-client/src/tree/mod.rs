@@ -2,12 +2,12 @@
 //! interface; where a volume comes from decides which tree it is.
 
 mod bind_mount;
+mod blocking_operations;
 mod cache;
-mod tree_handoff;
 mod inline;
 mod local;
 mod remote;
-mod blocking_operations;
+mod tree_handoff;
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult, TreeStat};
 use std::os::fd::OwnedFd;
@@ -18,10 +18,10 @@ use bafs_proto::message::TreeRef;
 
 pub use bind_mount::BindMountTree;
 pub use cache::CacheTree;
-pub use tree_handoff::{MountLocation, take_handoff};
 pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{Durability, RemoteTree, Server};
+pub use tree_handoff::{MountLocation, take_handoff};
 
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 use crate::sandbox::is_root_of_machine;
@@ -154,7 +154,7 @@ impl Tree {
     }
 
     /// The open file of a file that stays wholly on this machine until
-    /// [`Self::let_go_whole`], with its size in bytes; `None` when there is none. May wait for the
+    /// [`Self::release_passthrough`], with its size in bytes; `None` when there is none. May wait for the
     /// node; not to be called by a thread of the runtime.
     pub fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         match self {
@@ -164,7 +164,7 @@ impl Tree {
         }
     }
 
-    /// Undoes [`Self::hold_whole`].
+    /// Undoes [`Self::open_passthrough`].
     pub fn release_passthrough(&self, ino: InodeNo) {
         match self {
             Self::Cache(tree) => tree.release_passthrough(ino),
@@ -196,7 +196,9 @@ impl Tree {
             // Of a home only mapped memory is read ahead, and its link is shared by everybody.
             Self::Remote(tree) if matches!(tree.tree(), TreeRef::Home(_)) => READ_AHEAD_KIB,
             Self::Remote(_) => REMOTE_READ_AHEAD_KIB,
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => READ_AHEAD_KIB,
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => {
+                READ_AHEAD_KIB
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use bafs_proto::fd_passing::{HandoffTarget, HandoffHeader};
+use bafs_proto::fd_passing::{HandoffHeader, HandoffTarget};
 use rustix::fs::fstat;
 
 use super::{BindMountTree, InlineTree, RemoteTree, Tree};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_client::tree::{Durability, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
-use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_client::volume::{Ownership, Volume, VolumeMode};
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::ids::AgentId;
 use bafs_proto::message::TreeRef;

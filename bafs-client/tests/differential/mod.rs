@@ -204,7 +204,12 @@ impl DifferentialTest {
         Some((at, [one, other]))
     }
 
-    pub(crate) fn record_lookup(&mut self, parent: InodeNo, name: &[u8], replies: &(FileReply, FileReply)) {
+    pub(crate) fn record_lookup(
+        &mut self,
+        parent: InodeNo,
+        name: &[u8],
+        replies: &(FileReply, FileReply),
+    ) {
         let attr = |reply: &FileReply| match reply {
             FileReply::Attr(attr) | FileReply::Opened { attr, .. } => Some(attr.ino),
             _ => None,
@@ -471,7 +476,10 @@ impl DifferentialTest {
         self.await_queries().await;
         self.fixture.flush().await;
         assert!(self.fixture.volume.health().loss().is_none());
-        let (own, other) = (self.fixture.directory.path(), self.reference.directory.path());
+        let (own, other) = (
+            self.fixture.directory.path(),
+            self.reference.directory.path(),
+        );
         assert_eq!(describe_tree(own), describe_tree(other));
         self.fixture.volume.close(0).await;
     }

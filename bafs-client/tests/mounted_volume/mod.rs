@@ -8,12 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
-use bafs_client::fuse::{MountKind, FuseMount};
+use bafs_client::fuse::{FuseMount, MountKind};
 use bafs_client::logic::manifest_tree::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
-use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_client::volume::{Ownership, Volume, VolumeMode};
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_proto::ids::AgentId;
 use bafs_proto::message::TreeRef;
 use tokio::runtime::Runtime;
@@ -88,33 +88,50 @@ impl MountedVolume {
                     let run = LocalTree::new(move |caller, op, data, read| {
                         session.run(caller, op, data, read)
                     });
-                    (Tree::Local(run), VolumeMode::scratch(true), VolumeUsage::new())
+                    (
+                        Tree::Local(run),
+                        VolumeMode::scratch(true),
+                        VolumeUsage::new(),
+                    )
                 }
                 TreeKind::Scratch => {
                     let tree = TreeRef::Volume(VOLUME);
                     let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
                         .await
                         .unwrap();
-                    (Tree::Remote(tree), VolumeMode::scratch(true), VolumeUsage::new())
+                    (
+                        Tree::Remote(tree),
+                        VolumeMode::scratch(true),
+                        VolumeUsage::new(),
+                    )
                 }
                 TreeKind::Home => {
                     let tree = TreeRef::Home(String::new());
                     let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
                         .await
                         .unwrap();
-                    (Tree::Remote(tree), VolumeMode::home(true), VolumeUsage::with_pages())
+                    (
+                        Tree::Remote(tree),
+                        VolumeMode::home(true),
+                        VolumeUsage::with_pages(),
+                    )
                 }
                 TreeKind::Cache => {
                     let owner = Owner::default();
                     let tree = CacheTree::open(called, VOLUME, owner, fate.clone())
                         .await
                         .unwrap();
-                    (Tree::Cache(tree), VolumeMode::cache(), VolumeUsage::with_pages())
+                    (
+                        Tree::Cache(tree),
+                        VolumeMode::cache(),
+                        VolumeUsage::with_pages(),
+                    )
                 }
             }
         });
         let volume = Volume::new("v", tree, mode, Ownership::AsStored, fate, usage);
-        let mounted = FuseMount::mount(Arc::new(volume), place.path(), MountKind::MountSystemCall).unwrap();
+        let mounted =
+            FuseMount::mount(Arc::new(volume), place.path(), MountKind::MountSystemCall).unwrap();
         Self {
             mount: Some(mounted),
             server,

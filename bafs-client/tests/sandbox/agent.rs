@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use bafs_client::sandbox::{
-    InputSource, JobControl, JobPlan, SandboxReport, JobStreams, OutputTarget, Privilege, Sandbox, check_host,
-    enter_private,
+    InputSource, JobControl, JobPlan, JobStreams, OutputTarget, Privilege, Sandbox, SandboxReport,
+    check_host, enter_private,
 };
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{SigSet, Signal};
@@ -127,9 +127,13 @@ fn mount_one(sandbox: &Sandbox, number: usize) -> PathBuf {
 }
 
 fn streams(task: &AgentTask, directory: &Path) -> JobStreams {
-    let create = |name| OutputTarget::Descriptor(File::create(directory.join(name)).unwrap().into());
+    let create =
+        |name| OutputTarget::Descriptor(File::create(directory.join(name)).unwrap().into());
     let (stdout, stderr) = match &task.outputs {
-        Some((out, err)) => (OutputTarget::Path(out.clone()), OutputTarget::Path(err.clone())),
+        Some((out, err)) => (
+            OutputTarget::Path(out.clone()),
+            OutputTarget::Path(err.clone()),
+        ),
         None => (create("out"), create("err")),
     };
     let stdin = task.input.as_ref().map_or(InputSource::Null, |path| {
@@ -154,7 +158,9 @@ fn apply_action(then: JobAction, control: &JobControl, ready: &Path) -> Option<D
     }
     let started = clock();
     match then {
-        JobAction::SignalAtOnce(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
+        JobAction::SignalAtOnce(number) => {
+            control.signal(Signal::try_from(number).unwrap()).unwrap()
+        }
         JobAction::Nothing => return None,
         JobAction::Signal(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
         JobAction::Kill | JobAction::KillAtOnce => control.kill("the test says so").unwrap(),

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use bafs_client::sandbox::{SandboxOutcome, NotStarted, NotStartedReason as Reason};
+use bafs_client::sandbox::{NotStarted, NotStartedReason as Reason, SandboxOutcome};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
@@ -13,7 +13,10 @@ use crate::agent::JobAction;
 use crate::sandbox_fixture::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
-    ("exit_codes_are_passed_through", exit_codes_are_passed_through),
+    (
+        "exit_codes_are_passed_through",
+        exit_codes_are_passed_through,
+    ),
     ("a_fatal_signal_is_reported", a_fatal_signal_is_reported),
     (
         "signal_dispositions_are_reset_to_defaults",
@@ -23,7 +26,10 @@ pub(crate) const CASES: &[Case] = &[
         "a_forwarded_signal_reaches_the_job",
         a_forwarded_signal_reaches_the_job,
     ),
-    ("missing_executables_are_reported", missing_executables_are_reported),
+    (
+        "missing_executables_are_reported",
+        missing_executables_are_reported,
+    ),
     (
         "unusable_executables_are_reported",
         unusable_executables_are_reported,
@@ -37,7 +43,10 @@ pub(crate) const CASES: &[Case] = &[
         leftover_processes_are_killed,
     ),
     ("resource_usage_is_measured", resource_usage_is_measured),
-    ("streams_are_redirected_as_requested", streams_are_redirected_as_requested),
+    (
+        "streams_are_redirected_as_requested",
+        streams_are_redirected_as_requested,
+    ),
     (
         "an_unusable_stream_is_reported",
         an_unusable_stream_is_reported,
@@ -45,7 +54,10 @@ pub(crate) const CASES: &[Case] = &[
     ("long_commands_arrive_whole", long_commands_arrive_whole),
 ];
 
-pub(crate) const ROOT_CASES: &[Case] = &[("foreign_programs_are_reported", foreign_programs_are_reported)];
+pub(crate) const ROOT_CASES: &[Case] = &[(
+    "foreign_programs_are_reported",
+    foreign_programs_are_reported,
+)];
 
 fn exit_codes_are_passed_through(user: AgentUser) {
     for code in [0, 3, 75, 126, 127, 255] {
@@ -58,7 +70,8 @@ fn exit_codes_are_passed_through(user: AgentUser) {
 
 fn a_fatal_signal_is_reported(user: AgentUser) {
     for signal in [6, 9, 11, 15] {
-        let answer = SandboxFixture::new(user, &format!("ulimit -c 0; kill -{signal} $$; sleep 9")).run();
+        let answer =
+            SandboxFixture::new(user, &format!("ulimit -c 0; kill -{signal} $$; sleep 9")).run();
         assert_eq!(answer.report.outcome, SandboxOutcome::Signaled(signal));
     }
 }
@@ -83,7 +96,9 @@ fn signal_dispositions_are_reset_to_defaults(user: AgentUser) {
 fn a_forwarded_signal_reaches_the_job(user: AgentUser) {
     let script =
         "trap 'echo got it; exit 5' TERM; touch /bafs-t/ready; while :; do sleep 0.01; done";
-    let world = SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Signal(15));
+    let world = SandboxFixture::new(user, script)
+        .with_agent_directory()
+        .with_action(JobAction::Signal(15));
     assert_eq!(world.run().report.outcome, SandboxOutcome::Exited(5));
     assert_eq!(world.read("out"), "got it\n");
 
@@ -222,7 +237,8 @@ fn resource_usage_is_measured(user: AgentUser) {
 }
 
 fn streams_are_redirected_as_requested(user: AgentUser) {
-    let mut world = SandboxFixture::new(user, "cat; echo more; echo oops >&2; echo last").with_agent_directory();
+    let mut world = SandboxFixture::new(user, "cat; echo more; echo oops >&2; echo last")
+        .with_agent_directory();
     fs::write(world.path("input"), "from the file\n").unwrap();
     world.task.input = Some(world.path("input"));
     world.task.outputs = Some(("/bafs-t/both".into(), "/bafs-t//both".into()));
@@ -230,7 +246,10 @@ fn streams_are_redirected_as_requested(user: AgentUser) {
     assert_eq!(world.read("both"), "from the file\nmore\noops\nlast\n");
 
     // Without an input the job reads an empty file and does not wait.
-    assert_eq!(SandboxFixture::new(user, "wc -c").expect_output().trim(), "0");
+    assert_eq!(
+        SandboxFixture::new(user, "wc -c").expect_output().trim(),
+        "0"
+    );
 }
 
 fn an_unusable_stream_is_reported(user: AgentUser) {

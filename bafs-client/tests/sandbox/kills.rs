@@ -5,13 +5,13 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use bafs_client::sandbox::{JobUser, SandboxOutcome, KILL_MAX, JobSession};
+use bafs_client::sandbox::{JobSession, JobUser, KILL_MAX, SandboxOutcome};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Case;
 use crate::agent::{AgentResult, JobAction};
-use crate::sandbox_fixture::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
+use crate::sandbox_fixture::{AgentUser, HostSnapshot, SandboxFixture, UNUSED_USER_ID};
 
 pub(crate) const CASES: &[Case] = &[
     ("a_stubborn_job_is_killed", a_stubborn_job_is_killed),
@@ -78,26 +78,42 @@ fn check_killed(world: &SandboxFixture) -> AgentResult {
 
 fn a_stubborn_job_is_killed(user: AgentUser) {
     let script = "trap '' TERM INT HUP; touch /bafs-t/ready; while :; do sleep 1; done";
-    let answer = check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
+    let answer = check_killed(
+        &SandboxFixture::new(user, script)
+            .with_agent_directory()
+            .with_action(JobAction::Kill),
+    );
     // Init was asked, and had the time to count.
     assert!(answer.report.usage.is_some(), "{answer:?}");
 }
 
 fn a_daemonising_job_is_killed(user: AgentUser) {
     let script = format!("{ESCAPE_SCRIPT} sleep 0.1; touch /bafs-t/ready; sleep 600");
-    check_killed(&SandboxFixture::new(user, &script).with_agent_directory().with_action(JobAction::Kill));
+    check_killed(
+        &SandboxFixture::new(user, &script)
+            .with_agent_directory()
+            .with_action(JobAction::Kill),
+    );
 }
 
 fn a_stopped_job_is_killed(user: AgentUser) {
     let script = "(sleep 0.1; touch /bafs-t/ready) & kill -STOP $$";
-    check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
+    check_killed(
+        &SandboxFixture::new(user, script)
+            .with_agent_directory()
+            .with_action(JobAction::Kill),
+    );
 }
 
 fn a_rapidly_forking_job_is_killed(user: AgentUser) {
     // Every process is gone before its number could be used.
     let script = "spin() { while :; do (:) & wait; done; }; \
                   spin & spin & touch /bafs-t/ready; spin";
-    check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
+    check_killed(
+        &SandboxFixture::new(user, script)
+            .with_agent_directory()
+            .with_action(JobAction::Kill),
+    );
 }
 
 fn a_job_is_killed_before_it_starts(user: AgentUser) {
@@ -137,7 +153,11 @@ fn check_nothing_left(user: AgentUser, act: impl FnOnce(&SandboxFixture)) -> San
 }
 
 #[track_caller]
-fn check_nothing_left_of(user: AgentUser, identity: JobUser, act: impl FnOnce(&SandboxFixture)) -> SandboxFixture {
+fn check_nothing_left_of(
+    user: AgentUser,
+    identity: JobUser,
+    act: impl FnOnce(&SandboxFixture),
+) -> SandboxFixture {
     let before = HostSnapshot::take();
     let script = format!("{ESCAPE_SCRIPT} sleep 0.1; touch /bafs-t/started; sleep 600");
     let mut world = SandboxFixture::new(user, &script)
@@ -167,7 +187,8 @@ fn an_agent_killed_early_leaves_nothing(user: AgentUser) {
     let before = HostSnapshot::take();
     // From before the first stage to after the job's start, in steps.
     for millis in 0..30 {
-        let world = SandboxFixture::new(user, &format!("{ESCAPE_SCRIPT} sleep 600")).with_volume("/xyz/share/db");
+        let world = SandboxFixture::new(user, &format!("{ESCAPE_SCRIPT} sleep 600"))
+            .with_volume("/xyz/share/db");
         let mut agent = world.spawn();
         std::thread::sleep(Duration::from_millis(millis));
         agent.kill().unwrap();

@@ -9,8 +9,8 @@ mod agent;
 mod ends;
 mod kills;
 mod paths;
-mod temporary;
 mod sandbox_fixture;
+mod temporary;
 
 use std::env;
 use std::process::ExitCode;
@@ -29,7 +29,8 @@ fn main() -> ExitCode {
     }
     let cases = [paths::CASES, temporary::CASES, ends::CASES, kills::CASES].concat();
     let trials = cases.into_iter().flat_map(|(name, run)| {
-        [AgentUser::Root, AgentUser::User].map(|who| named_trial(format!("{who:?}::{name}").to_lowercase(), who, run))
+        [AgentUser::Root, AgentUser::User]
+            .map(|who| named_trial(format!("{who:?}::{name}").to_lowercase(), who, run))
     });
     let root_only = paths::ROOT_CASES
         .iter()

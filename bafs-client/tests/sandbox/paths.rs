@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bafs_client::sandbox::{
-    Access, JobUser, SandboxOutcome, NotStartedReason, Privilege, job_environment,
+    Access, JobUser, NotStartedReason, Privilege, SandboxOutcome, job_environment,
 };
 
 use crate::Case;
 use crate::agent::ROLE;
-use crate::sandbox_fixture::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
+use crate::sandbox_fixture::{AgentUser, HostSnapshot, SandboxFixture, UNUSED_USER_ID};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -43,10 +43,7 @@ pub(crate) const CASES: &[Case] = &[
         "one_location_under_two_names_is_refused",
         one_location_under_two_names_is_refused,
     ),
-    (
-        "a_missing_source_is_reported",
-        a_missing_source_is_reported,
-    ),
+    ("a_missing_source_is_reported", a_missing_source_is_reported),
     (
         "the_job_has_the_users_identity",
         the_job_has_the_users_identity,
@@ -59,8 +56,14 @@ pub(crate) const CASES: &[Case] = &[
         "the_job_gets_the_planned_environment",
         the_job_gets_the_planned_environment,
     ),
-    ("the_job_inherits_no_descriptors", the_job_inherits_no_descriptors),
-    ("unusual_working_directories_are_handled", unusual_working_directories_are_handled),
+    (
+        "the_job_inherits_no_descriptors",
+        the_job_inherits_no_descriptors,
+    ),
+    (
+        "unusual_working_directories_are_handled",
+        unusual_working_directories_are_handled,
+    ),
     ("the_sandbox_check_passes", the_sandbox_check_passes),
 ];
 
@@ -86,7 +89,8 @@ fn volumes_appear_at_their_paths(user: AgentUser) {
 }
 
 fn tmp_can_be_a_volume(user: AgentUser) {
-    let output = SandboxFixture::new(user, "cat /tmp/name && ls -A /tmp && echo x >/tmp/made").with_volume("/tmp");
+    let output = SandboxFixture::new(user, "cat /tmp/name && ls -A /tmp && echo x >/tmp/made")
+        .with_volume("/tmp");
     assert_eq!(output.expect_output(), "volume 0\nname\n");
     assert!(!Path::new("/tmp/made").exists());
 }
@@ -140,7 +144,8 @@ fn a_file_can_be_a_volume(user: AgentUser) {
 }
 
 fn a_read_only_volume_refuses_writes(user: AgentUser) {
-    let mut world = SandboxFixture::new(user, "echo x >/w/made && cat /r/name && ! echo x >/r/made");
+    let mut world =
+        SandboxFixture::new(user, "echo x >/w/made && cat /r/name && ! echo x >/r/made");
     world.task.mounts = 2;
     world.add_volume("@0", "/w", Access::ReadWrite);
     world.add_volume("@1", "/r", Access::ReadOnly);
@@ -161,7 +166,9 @@ fn other_paths_are_the_hosts(user: AgentUser) {
 
 fn writes_outside_volumes_fail(user: AgentUser) {
     let script = "! mkdir /made && ! mkdir /data/made";
-    SandboxFixture::new(user, script).with_volume("/data/in").expect_output();
+    SandboxFixture::new(user, script)
+        .with_volume("/data/in")
+        .expect_output();
 }
 
 fn the_agents_mount_points_are_hidden(user: AgentUser) {
@@ -182,7 +189,10 @@ fn the_agents_mount_points_are_hidden(user: AgentUser) {
 fn many_volumes_can_be_mounted(user: AgentUser) {
     let paths = (0..32).map(|number| format!("/many/{}/v{number}", number % 5));
     let script = "cat /many/*/*/name | sort -u | wc -l";
-    let world = paths.fold(SandboxFixture::new(user, script), SandboxFixture::with_volume);
+    let world = paths.fold(
+        SandboxFixture::new(user, script),
+        SandboxFixture::with_volume,
+    );
     assert_eq!(world.expect_output().trim(), "32");
 }
 
@@ -246,7 +256,8 @@ fn the_job_sees_only_its_processes(user: AgentUser) {
 }
 
 fn the_job_gets_the_planned_environment(user: AgentUser) {
-    let mut world = SandboxFixture::new(user, "env | grep -v '^_=\\|SHLVL'").with_volume("/my data");
+    let mut world =
+        SandboxFixture::new(user, "env | grep -v '^_=\\|SHLVL'").with_volume("/my data");
     world.task.plan.environment = job_environment(
         [
             ("PATH".into(), "/usr/bin:/bin".into()),
@@ -266,7 +277,8 @@ fn the_job_gets_the_planned_environment(user: AgentUser) {
 }
 
 fn the_job_inherits_no_descriptors(user: AgentUser) {
-    let output = SandboxFixture::new(user, "ls -l /proc/self/fd | awk 'NF > 8 {print $9}'").expect_output();
+    let output =
+        SandboxFixture::new(user, "ls -l /proc/self/fd | awk 'NF > 8 {print $9}'").expect_output();
     // The fourth is the one with which `ls` reads the directory.
     assert_eq!(output, "0\n1\n2\n3\n");
 }

@@ -13,12 +13,13 @@ use std::time::Duration;
 use std::{env, thread};
 
 use bafs_client::sandbox::{
-    Access, JobUser, SandboxOutcome, JobPlan, JobSession, TemporaryDirectories, VolumeBind, job_environment,
+    Access, JobPlan, JobSession, JobUser, SandboxOutcome, TemporaryDirectories, VolumeBind,
+    job_environment,
 };
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 
-use crate::agent::{AgentResult, ROLE, AgentTask, JobAction, clock};
+use crate::agent::{AgentResult, AgentTask, JobAction, ROLE, clock};
 
 /// An id that no user of the machine has.
 pub(crate) const UNUSED_USER_ID: u32 = 12_345;

@@ -95,12 +95,18 @@ fn private_tmp_is_empty_at_start(user: AgentUser) {
 fn shared_memory_is_private_and_bounded(user: AgentUser) {
     let script = "ls -A /dev/shm; echo x >/dev/shm/bafs-note; stat -f -c %T /dev/shm; \
                   ! head -c 2M /dev/zero >/dev/shm/large";
-    assert_eq!(SandboxFixture::new(user, script).with_temporary().expect_output(), "tmpfs\n");
+    assert_eq!(
+        SandboxFixture::new(user, script)
+            .with_temporary()
+            .expect_output(),
+        "tmpfs\n"
+    );
     assert!(!Path::new("/dev/shm/bafs-note").exists());
 }
 
 fn named_paths_are_the_hosts(user: AgentUser) {
-    let mut world = SandboxFixture::new(user, "cat own/file; ls -A /tmp | wc -l; echo new >own/new");
+    let mut world =
+        SandboxFixture::new(user, "cat own/file; ls -A /tmp | wc -l; echo new >own/new");
     fs::create_dir(world.path("own")).unwrap();
     fs::write(world.path("own/file"), "of the host\n").unwrap();
     std::os::unix::fs::chown(world.path("own"), Some(user.uid()), None).unwrap();

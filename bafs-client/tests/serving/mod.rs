@@ -143,7 +143,9 @@ impl FakeServer {
         let mut fault = self.fault.lock().unwrap();
         let now = *fault;
         *fault = match now {
-            Fault::LoseReplies(0 | 1) | Fault::DamageBlocks(0 | 1) | Fault::Restart { .. } => Fault::None,
+            Fault::LoseReplies(0 | 1) | Fault::DamageBlocks(0 | 1) | Fault::Restart { .. } => {
+                Fault::None
+            }
             Fault::LoseReplies(left) => Fault::LoseReplies(left - 1),
             Fault::DamageBlocks(left) => Fault::DamageBlocks(left - 1),
             other => other,
@@ -172,7 +174,8 @@ impl FakeServer {
             Request::CloseTree(close) => {
                 self.sessions.lock().unwrap().remove(&close.epoch.0);
                 self.closed_sessions.fetch_add(1, Ordering::Relaxed);
-                self.requested_lifetime_ms.store(close.lifetime_ms_min, Ordering::Relaxed);
+                self.requested_lifetime_ms
+                    .store(close.lifetime_ms_min, Ordering::Relaxed);
                 Ok((Reply::CloseTree(Done), Bytes::new()))
             }
             Request::ReadManifest(read) => {
@@ -225,7 +228,9 @@ impl FakeServer {
     }
 
     async fn wait_for_predecessor(&self, run: &RunFileOps) {
-        let Some(after) = run.after_sequence else { return };
+        let Some(after) = run.after_sequence else {
+            return;
+        };
         loop {
             let last = self.last_batches.lock().unwrap().get(&run.epoch.0).copied();
             let last = last.unwrap_or(0);
@@ -251,7 +256,10 @@ impl FakeServer {
             .enumerate()
             .map(|(at, op)| {
                 self.ops_run.fetch_add(1, Ordering::Relaxed);
-                let given = run.assigned_numbers.iter().find(|given| given.op_index as usize == at);
+                let given = run
+                    .assigned_numbers
+                    .iter()
+                    .find(|given| given.op_index as usize == at);
                 match (*self.fault.lock().unwrap(), op) {
                     (Fault::DiskFull, FileOp::Write { .. }) => return Err(Errno(libc::ENOSPC)),
                     (Fault::OutOfDescriptors, FileOp::Open { .. }) if given.is_none() => {
@@ -264,7 +272,10 @@ impl FakeServer {
             })
             .collect();
         let answer = (FileResults { results }, Bytes::from(data));
-        self.answered_batches.lock().unwrap().insert(key, answer.clone());
+        self.answered_batches
+            .lock()
+            .unwrap()
+            .insert(key, answer.clone());
         if run.after_sequence.is_some() {
             self.last_batches
                 .lock()
@@ -276,7 +287,10 @@ impl FakeServer {
 }
 
 impl Service for FakeServer {
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             self.delay().await;
             let fault = self.fault();

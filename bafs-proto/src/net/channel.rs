@@ -59,7 +59,7 @@ pub fn set_channel(channel: Channel) {
     let _ = CONFIGURED_CHANNEL.set(channel);
 }
 
-/// What [`choose`] was told, if anything.
+/// What [`set_channel`] was told, if anything.
 pub fn configured_channel() -> Option<Channel> {
     CONFIGURED_CHANNEL.get().copied()
 }
@@ -80,7 +80,7 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// A dialer that shows `identity`, by the [`chosen`] channel. Must be made within a runtime.
+    /// A dialer that shows `identity`, by the [`current_channel`] channel. Must be made within a runtime.
     ///
     /// # Errors
     /// `ServerFault` when no socket can be had, `Malformed` when the identity is not usable.
@@ -136,7 +136,11 @@ impl Dialer {
         let again = async {
             loop {
                 tokio::time::sleep(TCP_RETRY_PAUSE).await;
-                if let Ok(connection) = self.tcp.connect(address, target, TCP_CONNECT_TIMEOUT_MAX).await {
+                if let Ok(connection) = self
+                    .tcp
+                    .connect(address, target, TCP_CONNECT_TIMEOUT_MAX)
+                    .await
+                {
                     return connection;
                 }
             }
@@ -164,7 +168,9 @@ impl Dialer {
     }
 
     fn lock_tcp_unreachable(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Deadline>> {
-        self.tcp_unreachable.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tcp_unreachable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -190,7 +196,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address` (`host:port`, port 0 for any) as the [`chosen`] channel says. Must be
+    /// Listens at `address` (`host:port`, port 0 for any) as the [`current_channel`] channel says. Must be
     /// called within a tokio runtime.
     ///
     /// # Errors

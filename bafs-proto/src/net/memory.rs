@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Cancellation, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, serve_frame};
+use super::{
+    BoxFuture, Cancellation, Connection, Dial, Exchange, Frame, Peer, Service, serve_frame,
+};
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::ServerId;
 use crate::message::Role;

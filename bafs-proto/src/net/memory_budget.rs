@@ -48,7 +48,8 @@ impl ProcessBudget {
     }
 
     fn try_reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let take = |budget: &Arc<Semaphore>| budget.clone().try_acquire_many_owned(to_kib(bytes)).ok();
+        let take =
+            |budget: &Arc<Semaphore>| budget.clone().try_acquire_many_owned(to_kib(bytes)).ok();
         let is_small = bytes <= SMALL_REQUEST_BYTES_MAX;
         take(&self.shared).or_else(|| is_small.then(|| take(&self.small_requests)).flatten())
     }
@@ -116,7 +117,10 @@ impl ConnectionBudget {
             .connection
             .clone()
             .try_acquire_many_owned(call_weight_kib(bytes));
-        Some(BudgetPermit([on_connection.ok()?, self.process.try_reserve(bytes)?]))
+        Some(BudgetPermit([
+            on_connection.ok()?,
+            self.process.try_reserve(bytes)?,
+        ]))
     }
 
     /// A place for a request of so many bytes, as soon as there is room.
@@ -156,9 +160,16 @@ mod tests {
             rest.is_some(),
             "nothing is left but what is kept for small ones"
         );
-        assert!(budgets[7].try_reserve(SMALL_REQUEST_BYTES_MAX + 1).is_none());
+        assert!(
+            budgets[7]
+                .try_reserve(SMALL_REQUEST_BYTES_MAX + 1)
+                .is_none()
+        );
         let small: Vec<_> = budgets.iter().cycle().take(30).collect();
-        let small: Vec<_> = small.iter().map(|budget| budget.try_reserve(SMALL_REQUEST_BYTES_MAX)).collect();
+        let small: Vec<_> = small
+            .iter()
+            .map(|budget| budget.try_reserve(SMALL_REQUEST_BYTES_MAX))
+            .collect();
         assert_eq!(small.iter().flatten().count(), 20, "64 KiB in 1.25 MiB");
         drop((permits, rest, small));
         assert!(budgets[7].try_reserve(4 << 20).is_some());

@@ -2,7 +2,7 @@
 //!
 //! A request is one exchange: a bounded header and a raw body go out, a header and a body come
 //! back. [`quic`] and [`tcp`] carry exchanges between processes, [`channel`] chooses between them;
-//! [`mem`] carries them within one process, for tests.
+//! [`memory`] carries them within one process, for tests.
 //! [`packets`] is apart: it carries open files between processes of one machine.
 
 mod cancellation;
@@ -10,15 +10,15 @@ pub mod channel;
 mod handshakes;
 mod hello;
 pub mod memory;
+mod memory_budget;
 pub mod packets;
 pub mod pool;
 pub mod quic;
-mod memory_budget;
 mod routes;
 pub mod tcp;
 mod tls;
 
-pub use cancellation::{Cancellation, CancelGuard};
+pub use cancellation::{CancelGuard, Cancellation};
 pub use memory_budget::set_request_memory_max;
 pub use tls::install_crypto_provider;
 
@@ -77,7 +77,10 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// Answers one request, with raw data if the call returns some.
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
 }
 
 /// One way to carry an exchange.

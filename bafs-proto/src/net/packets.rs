@@ -17,7 +17,7 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::fd_passing::{HANDOFF_MESSAGE_BYTES_MAX, HANDOFF_FILES_MAX};
+use crate::fd_passing::{HANDOFF_FILES_MAX, HANDOFF_MESSAGE_BYTES_MAX};
 
 /// Connections that wait to be accepted; a full queue sends the agent the long way.
 const BACKLOG: i32 = 64;
@@ -232,13 +232,22 @@ mod tests {
     async fn oversized_packets_are_refused() {
         let (one, other) = PacketSocket::pair().expect("pair");
         assert!(one.send(&[], &[]).await.is_err());
-        assert!(one.send(&vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1], &[]).await.is_err());
+        assert!(
+            one.send(&vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1], &[])
+                .await
+                .is_err()
+        );
         let longest = vec![7; HANDOFF_MESSAGE_BYTES_MAX];
         one.send(&longest, &[]).await.expect("send");
         let (bytes, files) = other.receive().await.expect("receive").expect("packet");
         assert!(bytes == longest && files.is_empty());
         // What another program sends beyond the bound is cut, and told.
-        rustix::net::send(&one.0, &vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1], SendFlags::empty()).expect("send");
+        rustix::net::send(
+            &one.0,
+            &vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1],
+            SendFlags::empty(),
+        )
+        .expect("send");
         assert!(other.receive().await.is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! One connection per server, made when needed and made again when broken.
 //!
-//! Two layers, as in Chirp: [`Pool::call`] tries once; [`Pool::call_until`] repeats transient
+//! Two layers, as in Chirp: [`Pool::call`] tries once; [`Pool::call_with_retries`] repeats transient
 //! failures with growing pauses until the deadline. Only calls that are safe to repeat may use
 //! the second; all of the volume API is.
 
@@ -21,7 +21,7 @@ use crate::token::Token;
 /// Longest time to wait for a connection before trying afresh.
 const DIAL_MS_MAX: u64 = 3_000;
 
-/// First pause of [`Pool::call_until`] after a transient failure; doubles up to the maximum.
+/// First pause of [`Pool::call_with_retries`] after a transient failure; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 20;
 const PAUSE_MS_MAX: u64 = 1_000;
 
@@ -134,7 +134,7 @@ impl Pool {
             .await
     }
 
-    /// Makes a call once, and again while the server says that it is at it ([`Patience`]).
+    /// Makes a call once, and again while the server says that it is at it ([`KeepaliveDeadline`]).
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -173,7 +173,7 @@ impl Pool {
     }
 
     /// Makes a call, again and again while it fails transiently, until the deadline. A server that
-    /// is at it, and says so, has more time ([`Patience`]).
+    /// is at it, and says so, has more time ([`KeepaliveDeadline`]).
     ///
     /// # Errors
     /// The first error that is not transient, or the last transient one. When time ran out, with

@@ -18,8 +18,8 @@ use quinn::{
 };
 
 use super::hello::{
-    FRAME_TIMEOUT_MS, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, HelloReply, peer_closed_error, connection_error, check_hello, decode_lengths,
-    encode_lengths, own_hello, resolve,
+    FRAME_TIMEOUT_MS, HelloReply, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, check_hello,
+    connection_error, decode_lengths, encode_lengths, own_hello, peer_closed_error, resolve,
 };
 use super::{BoxFuture, Connection, Dial, Exchange, Frame, tls};
 use crate::codec;
@@ -98,7 +98,10 @@ impl QuicDialer {
     }
 
     async fn say_hello(&self, connection: &quinn::Connection) -> Result<Option<ServerId>> {
-        let (mut send, mut receive) = connection.open_bi().await.map_err(|e| connection_error(&e))?;
+        let (mut send, mut receive) = connection
+            .open_bi()
+            .await
+            .map_err(|e| connection_error(&e))?;
         let hello = codec::encode(&self.hello())?;
         write_frame(&mut send, (hello.into(), Bytes::new())).await?;
         let (head, _) = read_frame(&mut receive).await?;
@@ -137,7 +140,11 @@ struct QuicLink {
 
 impl QuicLink {
     async fn exchange_frames(&self, frame: Frame) -> Result<Frame> {
-        let (mut send, mut receive) = self.connection.open_bi().await.map_err(|e| connection_error(&e))?;
+        let (mut send, mut receive) = self
+            .connection
+            .open_bi()
+            .await
+            .map_err(|e| connection_error(&e))?;
         let written = write_frame(&mut send, frame).await;
         // Who is refused is told so before all is written.
         let heard = read_frame(&mut receive).await;
@@ -228,7 +235,13 @@ fn endpoint(
         )
     })?;
     let bound = socket.local_addr().map_err(failed)?;
-    Endpoint::new(persistent_endpoint_config(identity, bound), server, socket, runtime).map_err(failed)
+    Endpoint::new(
+        persistent_endpoint_config(identity, bound),
+        server,
+        socket,
+        runtime,
+    )
+    .map_err(failed)
 }
 
 /// What is the same in each life of an endpoint: by it the next life answers packets for the last
@@ -264,7 +277,7 @@ impl HmacKey for ResetKey {
     }
 }
 
-/// Names of connections; see [`NAME_BYTES`].
+/// Names of connections; see [`CONNECTION_ID_BYTES`].
 struct RandomConnectionIds;
 
 impl ConnectionIdGenerator for RandomConnectionIds {

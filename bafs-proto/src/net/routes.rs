@@ -81,8 +81,9 @@ fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0
 
     #[test]
     fn addresses_on_the_local_link_are_recognised() {
-        let near =
-            |table: &str, address: &str| has_on_link_route(table, address.parse().expect("address"));
+        let near = |table: &str, address: &str| {
+            has_on_link_route(table, address.parse().expect("address"))
+        };
         assert!(near(V4, "192.168.1.77"));
         assert!(!near(V4, "192.168.2.77"), "by the router");
         assert!(

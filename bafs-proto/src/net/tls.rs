@@ -97,7 +97,10 @@ impl Connector {
     pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<TlsTcpStream> {
         let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
         let mut stream = self.0.connect(name, stream).await?;
-        stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
+        stream
+            .get_mut()
+            .1
+            .set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
         check_protocol(stream.get_ref().1.alpn_protocol())?;
         Ok(stream.into())
     }
@@ -124,7 +127,10 @@ impl Acceptor {
                 return Err(error);
             }
         };
-        stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
+        stream
+            .get_mut()
+            .1
+            .set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
         check_protocol(stream.get_ref().1.alpn_protocol())?;
         Ok(stream.into())
     }

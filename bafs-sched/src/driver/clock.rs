@@ -16,7 +16,10 @@ pub(super) struct RunClock {
 impl RunClock {
     /// A clock that goes on from this time, at this tick.
     pub(super) fn new(time: Time, tick: Time) -> Self {
-        Self { wall_time: time, monotonic_time: tick }
+        Self {
+            wall_time: time,
+            monotonic_time: tick,
+        }
     }
 
     /// The time now. Where the machine's clock was set back, timers of the run go on as if it had
@@ -60,8 +63,16 @@ mod tests {
         let mut clock = RunClock::new(Time(5_000), Time(0));
         assert_eq!(clock.adjusted_time(Time(9_000), Time(10)), Time(9_000));
         assert_eq!(clock.adjusted_time(Time(9_100), Time(110)), Time(9_100));
-        assert_eq!(clock.adjusted_time(Time(2_000), Time(310)), Time(9_300), "set back");
+        assert_eq!(
+            clock.adjusted_time(Time(2_000), Time(310)),
+            Time(9_300),
+            "set back"
+        );
         assert_eq!(clock.adjusted_time(Time(2_400), Time(710)), Time(9_700));
-        assert_eq!(clock.adjusted_time(Time(20_000), Time(720)), Time(20_000), "set on");
+        assert_eq!(
+            clock.adjusted_time(Time(20_000), Time(720)),
+            Time(20_000),
+            "set on"
+        );
     }
 }

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use bafs_proto::Result;
-use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
+use bafs_proto::node_quota::NodeQuotaList;
 use tokio::task::JoinSet;
 
-use super::{Driver, DriverMessage, wall_time_now, send_event, monotonic_now};
+use super::{Driver, DriverMessage, monotonic_now, send_event, wall_time_now};
 use crate::io::node_quotas::ClockReading;
 use crate::io::user_commands;
 use crate::logic::{Event, MountedVolume};
@@ -21,7 +21,8 @@ impl Driver {
     pub(super) fn read_commands(&mut self) -> Vec<Event> {
         let from = self.commands_read.max(self.scheduler.commands_received());
         let (run, workflow) = (self.scheduler.run(), self.scheduler.workflow());
-        let (wishes, lines) = user_commands::read_commands(&self.command_journal, run, workflow, from);
+        let (wishes, lines) =
+            user_commands::read_commands(&self.command_journal, run, workflow, from);
         self.commands_read = from + lines;
         wishes
             .into_iter()
@@ -29,7 +30,10 @@ impl Driver {
                 if wish.is_none() {
                     tracing::warn!(count, "a wish was not understood");
                 }
-                Event::CommandReceived { count, command: wish }
+                Event::CommandReceived {
+                    count,
+                    command: wish,
+                }
             })
             .collect()
     }
@@ -55,7 +59,9 @@ impl Driver {
             self.tasks.spawn(async move {
                 let answer = servers.set_node_quota(&place.address, call).await;
                 // The loop ended: nobody waits for this any more.
-                let _ = notes.send(DriverMessage::QuotaAnswered(server, answer)).await;
+                let _ = notes
+                    .send(DriverMessage::QuotaAnswered(server, answer))
+                    .await;
             });
         }
         Ok(())
@@ -93,7 +99,10 @@ impl Driver {
     /// Gives back what nodes keep for this run; those that do not hear it forget it soon, and
     /// nobody waits long for them.
     pub(super) async fn release_quotas(&mut self) {
-        let calls = self.node_quotas.as_ref().map(|shares| shares.release_requests(wall_time_now()));
+        let calls = self
+            .node_quotas
+            .as_ref()
+            .map(|shares| shares.release_requests(wall_time_now()));
         let mut tasks = JoinSet::new();
         for (server, call) in calls.unwrap_or_default() {
             if self.scheduler.is_lost(server) {
@@ -139,12 +148,20 @@ impl Driver {
     }
 
     /// Asks for volumes of a server, and tells the core which are gone.
-    pub(super) fn renew_volumes_on(&mut self, server: ServerId, volumes: Vec<VolumeId>, lifetime_ms: u64) {
+    pub(super) fn renew_volumes_on(
+        &mut self,
+        server: ServerId,
+        volumes: Vec<VolumeId>,
+        lifetime_ms: u64,
+    ) {
         if volumes.is_empty() {
             return;
         }
-        let (servers, notes, place) =
-            (self.servers.clone(), self.messages.clone(), self.server_address(server));
+        let (servers, notes, place) = (
+            self.servers.clone(),
+            self.messages.clone(),
+            self.server_address(server),
+        );
         self.tasks.spawn(async move {
             match servers.renew_volumes(&place, volumes, lifetime_ms).await {
                 // That everything is well is not worth a record.
@@ -157,8 +174,11 @@ impl Driver {
 
     /// Asks a node that is back which of these volumes it has; one that does not answer has none.
     pub(super) fn find_volumes(&mut self, server: ServerId, volumes: Vec<VolumeId>) {
-        let (servers, notes, place) =
-            (self.servers.clone(), self.messages.clone(), self.server_address(server));
+        let (servers, notes, place) = (
+            self.servers.clone(),
+            self.messages.clone(),
+            self.server_address(server),
+        );
         self.tasks.spawn(async move {
             let mut found = volumes.clone();
             match servers.renew_volumes(&place, volumes, 0).await {
@@ -171,8 +191,11 @@ impl Driver {
 
     /// Asks what a part of a cache keeps. Who cannot say so is not asked again.
     pub(super) fn inspect_cache(&mut self, volume: VolumeId, server: ServerId) {
-        let (servers, notes, place) =
-            (self.servers.clone(), self.messages.clone(), self.server_address(server));
+        let (servers, notes, place) = (
+            self.servers.clone(),
+            self.messages.clone(),
+            self.server_address(server),
+        );
         self.tasks.spawn(async move {
             match servers.inspect_cache(volume, &place).await {
                 Ok(seen) => send_event(&notes, Some(seen)).await,
@@ -199,8 +222,11 @@ impl Driver {
     }
 
     pub(super) fn delete_volume(&mut self, volume: VolumeId, server: ServerId) {
-        let (servers, notes, place) =
-            (self.servers.clone(), self.messages.clone(), self.server_address(server));
+        let (servers, notes, place) = (
+            self.servers.clone(),
+            self.messages.clone(),
+            self.server_address(server),
+        );
         self.tasks.spawn(async move {
             let event = match servers.delete_volume(volume, &place).await {
                 Ok(()) => Event::VolumeDeleted { volume },
@@ -216,7 +242,8 @@ impl Driver {
         let events = contact.detect_failures(&self.scheduler, monotonic_now());
         for (_, address) in contact.nodes_to_probe(&self.scheduler, monotonic_now()) {
             let servers = self.servers.clone();
-            self.tasks.spawn(async move { servers.probe_node(&address).await });
+            self.tasks
+                .spawn(async move { servers.probe_node(&address).await });
         }
         events
     }

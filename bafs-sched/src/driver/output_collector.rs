@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::Driver;
-use crate::io::job_logs::{LoggedAttempt, JobLogs};
+use crate::io::job_logs::{JobLogs, LoggedAttempt};
 use crate::io::servers::Servers;
 use crate::logic::{Event, Scheduler};
 use crate::report::RunReportBuilder;
@@ -66,7 +66,12 @@ impl OutputCollector {
 
     /// What a fact of the journal says of an attempt; `ledger` has noted it, and the core has not
     /// been told.
-    pub(super) fn note_earlier_attempt(&mut self, scheduler: &Scheduler, ledger: &RunReportBuilder, event: &Event) {
+    pub(super) fn note_earlier_attempt(
+        &mut self,
+        scheduler: &Scheduler,
+        ledger: &RunReportBuilder,
+        event: &Event,
+    ) {
         let Some(ended) = find_ended_attempt(scheduler, ledger, event) else {
             return;
         };
@@ -106,7 +111,11 @@ impl OutputCollector {
     }
 }
 
-fn find_ended_attempt(scheduler: &Scheduler, ledger: &RunReportBuilder, event: &Event) -> Option<EndedAttempt> {
+fn find_ended_attempt(
+    scheduler: &Scheduler,
+    ledger: &RunReportBuilder,
+    event: &Event,
+) -> Option<EndedAttempt> {
     let Event::JobEnded { execution, report } = event else {
         return None;
     };
@@ -128,7 +137,8 @@ impl Driver {
             && let Some(ended) = find_ended_attempt(&self.scheduler, &self.report_builder, event)
         {
             let address = self.server_address(ended.server).address;
-            self.output_collector.spawn_read(self.servers.clone(), address, ended);
+            self.output_collector
+                .spawn_read(self.servers.clone(), address, ended);
         }
     }
 
@@ -142,7 +152,8 @@ impl Driver {
             });
             if !is_known && !self.scheduler.is_lost(ended.server) {
                 let address = self.server_address(ended.server).address;
-                self.output_collector.spawn_read(self.servers.clone(), address, ended);
+                self.output_collector
+                    .spawn_read(self.servers.clone(), address, ended);
             }
         }
     }

@@ -76,7 +76,10 @@ impl Connectivity {
         let heard = self.by_address.entry(address.to_owned()).or_default();
         if !heard.has_answered_since(since) {
             let noticed = now;
-            heard.silence.get_or_insert(Silence { first_failed_call: since, noticed_at: noticed });
+            heard.silence.get_or_insert(Silence {
+                first_failed_call: since,
+                noticed_at: noticed,
+            });
         }
     }
 
@@ -99,7 +102,12 @@ impl Connectivity {
     }
 
     /// Whether a node answered lately, though the catalog may not list it.
-    pub(crate) fn has_recent_answer(&self, scheduler: &Scheduler, server: ServerId, now: Time) -> bool {
+    pub(crate) fn has_recent_answer(
+        &self,
+        scheduler: &Scheduler,
+        server: ServerId,
+        now: Time,
+    ) -> bool {
         let lost_after_ms = scheduler.settings().node_timeout_ms;
         let answered = self.status_of(scheduler, server).last_answer;
         answered.is_some_and(|at| now.ms_since(at) < lost_after_ms)
@@ -194,7 +202,10 @@ impl Connectivity {
     ) -> Event {
         let last = live.iter().filter_map(|(_, heard)| heard.last_answer).max();
         let silences = live.iter().filter_map(|(_, heard)| heard.silence);
-        let first = silences.map(|silence| silence.first_failed_call).min().unwrap_or(now);
+        let first = silences
+            .map(|silence| silence.first_failed_call)
+            .min()
+            .unwrap_or(now);
         let since = last.unwrap_or(first);
         self.cut_off_since = Some(since);
         Event::CutOff {
@@ -220,7 +231,10 @@ impl Connectivity {
                 .filter(|it| it.silence.is_some())
             {
                 let (since, noticed) = (now, now);
-                heard.silence = Some(Silence { first_failed_call: since, noticed_at: noticed });
+                heard.silence = Some(Silence {
+                    first_failed_call: since,
+                    noticed_at: noticed,
+                });
             }
             return vec![Event::Reconnected];
         }
@@ -290,7 +304,12 @@ mod tests {
 
         /// Seconds in which only these nodes answer, and perhaps the catalog. The job of the first
         /// node is waited for.
-        fn pass_seconds(&mut self, seconds: u64, there: &[u64], listed: Option<&[u64]>) -> Vec<Event> {
+        fn pass_seconds(
+            &mut self,
+            seconds: u64,
+            there: &[u64],
+            listed: Option<&[u64]>,
+        ) -> Vec<Event> {
             let mut told = Vec::new();
             for _ in 0..seconds {
                 self.now = self.now.plus_ms(1_000);
@@ -358,7 +377,11 @@ mod tests {
         cluster.pass_seconds(2, &[1, 2, 3], Some(&[1, 2, 3]));
         cluster.pass_seconds(30, &[], None);
         assert_eq!(cluster.pass_seconds(1, &[2, 3], None), [Event::Reconnected]);
-        assert_eq!(cluster.pass_seconds(4, &[2, 3], None), [], "it may be later");
+        assert_eq!(
+            cluster.pass_seconds(4, &[2, 3], None),
+            [],
+            "it may be later"
+        );
         assert_eq!(cluster.pass_seconds(8, &[2, 3], None), [silent_event(1)]);
     }
 
@@ -367,7 +390,10 @@ mod tests {
         let mut cluster = ConnectivityFixture::with_nodes(2);
         cluster.pass_seconds(2, &[1, 2], Some(&[1, 2]));
         assert_eq!(cluster.pass_seconds(50, &[2], Some(&[1, 2])), []);
-        assert_eq!(cluster.pass_seconds(20, &[2], Some(&[1, 2])), [silent_event(1)]);
+        assert_eq!(
+            cluster.pass_seconds(20, &[2], Some(&[1, 2])),
+            [silent_event(1)]
+        );
     }
 
     #[test]
@@ -377,7 +403,10 @@ mod tests {
         let seconds = Settings::default().volume_lifetime_ms / 1_000;
         let told = cluster.pass_seconds(seconds - 1, &[], None);
         assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
-        assert_eq!(cluster.pass_seconds(2, &[], None), [silent_event(1), silent_event(2)]);
+        assert_eq!(
+            cluster.pass_seconds(2, &[], None),
+            [silent_event(1), silent_event(2)]
+        );
         assert!(!cluster.scheduler.is_cut_off());
     }
 

@@ -26,7 +26,10 @@ impl Servers {
         let spec = &self.workflow.extracts[index as usize];
         let sent = async {
             // `NotFound` would say that the job did not write the file.
-            let home = self.resolve_url(&spec.target).await.map_err(as_environment_error)?;
+            let home = self
+                .resolve_url(&spec.target)
+                .await
+                .map_err(as_environment_error)?;
             let Some(place) = place else {
                 let from = self.resolve_volume_home(source.volume, source.id).await?;
                 if from.address != home.address {
@@ -34,13 +37,18 @@ impl Servers {
                     return Err(Error::new(ErrorCode::Unsupported, text));
                 }
                 let source = format!("{}/{}", from.path, spec.path);
-                return remote_io::link_file(self, &home.address, &source, &home.path, extract).await;
+                return remote_io::link_file(self, &home.address, &source, &home.path, extract)
+                    .await;
             };
             let call = ExtractFile {
                 volume: source.id,
                 path: spec.path.clone(),
                 extraction: extract,
-                home_token: self.narrow_home_token(now, &home.path, &[Right::Read, Right::Write])?,
+                home_token: self.narrow_home_token(
+                    now,
+                    &home.path,
+                    &[Right::Read, Right::Write],
+                )?,
                 home_address: home.address,
                 home_id: home.id,
                 target_path: home.path,

@@ -192,7 +192,10 @@ impl Homes {
             if known.address != home.address {
                 let former = std::mem::replace(&mut known.address, home.address.clone());
                 known.former_addresses.push(former);
-                let beyond = known.former_addresses.len().saturating_sub(FORMER_ADDRESSES_MAX);
+                let beyond = known
+                    .former_addresses
+                    .len()
+                    .saturating_sub(FORMER_ADDRESSES_MAX);
                 known.former_addresses.drain(..beyond);
             }
             return None;
@@ -226,7 +229,8 @@ impl Homes {
                     (home.address.clone(), Some(home.server))
                 });
                 let is_literal = url.host.contains(':');
-                let literal = is_literal.then(|| (url.host.clone(), self.find_id_by_address(&url.host)));
+                let literal =
+                    is_literal.then(|| (url.host.clone(), self.find_id_by_address(&url.host)));
                 let (address, id) = known.or(literal).ok_or_else(|| {
                     let text = format!(
                         "home '{}' of {url} is not in the catalog: start it, or write its \
@@ -245,7 +249,9 @@ impl Homes {
                 Some(home) => resolve_file(url, home, self.find_id_by_address(&home.address)),
                 None => resolve_foreign(url),
             },
-            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => resolve_foreign(url),
+            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => {
+                resolve_foreign(url)
+            }
         }
     }
 
@@ -329,17 +335,30 @@ mod tests {
     #[test]
     fn home_name_keeps_its_server_throughout_a_run() {
         let mut homes = Homes::default();
-        assert!(homes.update_from_listing(&[home_advert(1, "a:1")]).is_empty());
+        assert!(
+            homes
+                .update_from_listing(&[home_advert(1, "a:1")])
+                .is_empty()
+        );
         let told = homes.update_from_listing(&[home_advert(2, "b:1")]);
         assert!(
             told[0].contains("at b:1: this run goes on with the one at a:1"),
             "{told:?}"
         );
-        assert!(homes.update_from_listing(&[home_advert(2, "b:1")]).is_empty(), "told once");
+        assert!(
+            homes
+                .update_from_listing(&[home_advert(2, "b:1")])
+                .is_empty(),
+            "told once"
+        );
         let place = |homes: &mut Homes| homes.resolve_url(&"bafs://home/x".parse().unwrap());
         assert_eq!(place(&mut homes).unwrap().address, "a:1");
         // The same server may come back somewhere else.
-        assert!(homes.update_from_listing(&[home_advert(1, "a:2")]).is_empty());
+        assert!(
+            homes
+                .update_from_listing(&[home_advert(1, "a:2")])
+                .is_empty()
+        );
         assert_eq!(place(&mut homes).unwrap().address, "a:2");
     }
 
@@ -386,7 +405,9 @@ mod tests {
     fn home_outage_and_return_are_each_reported_once() {
         let mut homes = Homes::default();
         let learn = |homes: &mut Homes, listed: &[Advert], times: usize| -> Vec<String> {
-            (0..times).flat_map(|_| homes.update_from_listing(listed)).collect()
+            (0..times)
+                .flat_map(|_| homes.update_from_listing(listed))
+                .collect()
         };
         assert!(learn(&mut homes, &[home_advert(1, "a:1")], 1).is_empty());
         assert!(learn(&mut homes, &[], 9).is_empty(), "nobody needs it");
@@ -402,7 +423,10 @@ mod tests {
         assert!(told.len() == 1 && told[0].contains("is away"), "{told:?}");
         assert!(homes.is_reported_outage(&failed));
         let other = Error::new(ErrorCode::Unreachable, "nobody answers at n:1");
-        assert!(!homes.is_reported_outage(&other), "a node is something else");
+        assert!(
+            !homes.is_reported_outage(&other),
+            "a node is something else"
+        );
         for like in [
             "nobody answers at a:12",
             "nobody answers at b.a:1",
@@ -424,7 +448,10 @@ mod tests {
         let away = |at: &str| Error::new(ErrorCode::HomeUnreachable, format!("home {at} is away"));
         assert!(homes.is_reported_outage(&away("a:1")), "it was there");
         assert!(homes.is_reported_outage(&away("a:2")));
-        assert!(!homes.is_reported_outage(&away("c:1")), "a home that is listed still");
+        assert!(
+            !homes.is_reported_outage(&away("c:1")),
+            "a home that is listed still"
+        );
     }
 
     #[test]
@@ -446,7 +473,11 @@ mod tests {
             resolve_path(&mut homes, "bafs://home/a"),
             Err(ErrorCode::Unreachable)
         );
-        assert!(homes.update_from_listing(&[home_advert(1, "h:2")]).is_empty());
+        assert!(
+            homes
+                .update_from_listing(&[home_advert(1, "h:2")])
+                .is_empty()
+        );
         let known = at(Some(1), "h:2", "a/b");
         assert_eq!(resolve_path(&mut homes, "bafs://Home/a/b"), known);
         assert_eq!(resolve_path(&mut homes, "bafs://h:2/a/b"), known);
@@ -454,8 +485,14 @@ mod tests {
             resolve_path(&mut homes, "bafs://10.0.0.1:7/"),
             place("10.0.0.1:7", "")
         );
-        assert_eq!(resolve_path(&mut homes, "file:///srv/data/x"), place("f:1", "x"));
-        assert_eq!(resolve_path(&mut homes, "file:///srv/data"), place("f:1", ""));
+        assert_eq!(
+            resolve_path(&mut homes, "file:///srv/data/x"),
+            place("f:1", "x")
+        );
+        assert_eq!(
+            resolve_path(&mut homes, "file:///srv/data"),
+            place("f:1", "")
+        );
         assert_eq!(
             resolve_path(&mut homes, "file:///srv/database"),
             Err(ErrorCode::BadPath)
@@ -464,7 +501,10 @@ mod tests {
             resolve_path(&mut homes, "ftp://home/a"),
             place("ftp://home", "a")
         );
-        assert_eq!(resolve_path(&mut homes, "http://h/a?b"), Err(ErrorCode::BadPath));
+        assert_eq!(
+            resolve_path(&mut homes, "http://h/a?b"),
+            Err(ErrorCode::BadPath)
+        );
         assert_eq!(
             resolve_path(&mut Homes::default(), "file:///a"),
             place("file://", "a")

@@ -172,7 +172,9 @@ impl JobLogs {
             listed_attempts: BTreeSet::new(),
         };
         if heading.is_some_and(|heading| heading.run == run) {
-            attempts.iter().for_each(|attempt| logs.count_attempt(attempt));
+            attempts
+                .iter()
+                .for_each(|attempt| logs.count_attempt(attempt));
             // The last line may be torn.
             index.seek(SeekFrom::End(0))?;
             index.write_all(b"\n")?;
@@ -223,7 +225,10 @@ impl JobLogs {
             if !bytes.is_empty() {
                 // What has the name, as a link to elsewhere, is not written through.
                 remove_log(path);
-                private_options().create_new(true).open(path)?.write_all(bytes)?;
+                private_options()
+                    .create_new(true)
+                    .open(path)?
+                    .write_all(bytes)?;
             }
         }
         Ok(())
@@ -236,7 +241,8 @@ impl JobLogs {
     }
 
     fn count_attempt(&mut self, attempt: &LoggedAttempt) {
-        self.listed_attempts.insert((attempt.job.clone(), attempt.attempt));
+        self.listed_attempts
+            .insert((attempt.job.clone(), attempt.attempt));
         let files = attempt.log_paths(&self.directory).into_iter();
         let bytes = [attempt.stdout_bytes, attempt.stderr_bytes];
         let kept = files.zip(bytes).filter(|(_, bytes)| *bytes > 0);
@@ -360,7 +366,10 @@ mod tests {
                 .to_string_lossy()
                 .into_owned()
         };
-        let mut names: Vec<String> = entries.map(name).filter(|name| name != INDEX_FILE).collect();
+        let mut names: Vec<String> = entries
+            .map(name)
+            .filter(|name| name != INDEX_FILE)
+            .collect();
         names.sort();
         names
     }
@@ -398,7 +407,8 @@ mod tests {
         let open = |run| JobLogs::open(directory.path(), RunId(run));
         let mut logs = open(1).expect("open");
         assert!(open(1).is_err(), "two runs write one list");
-        logs.store_output(test_attempt("a", false), output_of_size(10)).expect("keep");
+        logs.store_output(test_attempt("a", false), output_of_size(10))
+            .expect("keep");
         logs.index
             .write_all(b"{\"job\": \"to\xc3")
             .expect("a torn line");
@@ -406,14 +416,19 @@ mod tests {
         let mut logs = open(1).expect("open");
         assert!(logs.has_attempt("a", 1) && !logs.has_attempt("a", 2));
         assert_eq!((logs.bytes, logs.files), (10, 1));
-        logs.store_output(test_attempt("b", true), output_of_size(5)).expect("keep");
+        logs.store_output(test_attempt("b", true), output_of_size(5))
+            .expect("keep");
         drop(logs);
         assert_eq!(read_index(directory.path()).expect("index").len(), 2);
         let own = directory.path().join("mine");
         fs::write(&own, "of the user").expect("write");
         let logs = open(2).expect("open");
         assert!(!logs.has_attempt("a", 1));
-        assert_eq!(stored_names(directory.path()), ["mine"], "only its own files go");
+        assert_eq!(
+            stored_names(directory.path()),
+            ["mine"],
+            "only its own files go"
+        );
     }
 
     #[test]
@@ -421,7 +436,8 @@ mod tests {
         let parent = tempfile::tempdir().expect("directory");
         let directory = parent.path().join("w.bafs.logs");
         let mut logs = JobLogs::open(&directory, RunId(1)).expect("open");
-        logs.store_output(test_attempt("a", true), output_of_size(3)).expect("keep");
+        logs.store_output(test_attempt("a", true), output_of_size(3))
+            .expect("keep");
         let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
         assert_eq!(mode(&directory), 0o700);
         assert_eq!(mode(&directory.join("a.1.out")), 0o600);

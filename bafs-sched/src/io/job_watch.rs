@@ -35,7 +35,11 @@ pub(crate) struct WatchList {
 pub(crate) type WatchListSender = Arc<watch::Sender<WatchList>>;
 
 /// Watches until the other ends of its channels are gone.
-pub(crate) async fn watch_node(servers: Servers, watched: WatchListSender, notes: mpsc::Sender<DriverMessage>) {
+pub(crate) async fn watch_node(
+    servers: Servers,
+    watched: WatchListSender,
+    notes: mpsc::Sender<DriverMessage>,
+) {
     let mut changes = watched.subscribe();
     loop {
         let (address, executions) = {

@@ -1,8 +1,8 @@
 //! The scheduler's durable memory: an append-only file of facts. Replaying it is recovery. Knows
 //! nothing about what the facts mean.
 //!
-//! The file starts with [`MAGIC`]. Frames follow: payload length (u32, little endian), the first
-//! 16 bytes of the payload's BLAKE3 digest, the payload (JSON). The first frame is a [`Header`],
+//! The file starts with [`JOURNAL_MAGIC`]. Frames follow: payload length (u32, little endian), the first
+//! 16 bytes of the payload's BLAKE3 digest, the payload (JSON). The first frame is a [`JournalHeader`],
 //! every other one a list of events with their times. A frame is written and synced as a whole, so
 //! only the last one can be torn; nothing was done yet because of it, and it is cut off.
 
@@ -126,7 +126,8 @@ impl Journal {
         restrict_to_owner(&file).map_err(fault)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(fault)?;
-        let (history, length) = decode_journal(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
+        let (history, length) =
+            decode_journal(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
         if length < bytes.len() {
             tracing::warn!(
                 journal = name,
@@ -308,9 +309,14 @@ fn decode_journal(bytes: &[u8]) -> Result<(History, usize)> {
         Error::new(ErrorCode::Malformed, text)
     };
     let position = |rest: &[u8]| bytes.len() - rest.len();
-    let payload = decode_frame(rest).ok_or_else(|| damaged(JOURNAL_MAGIC.len(), "its header is not whole"))?;
-    let header = serde_json::from_slice(payload)
-        .map_err(|e| damaged(JOURNAL_MAGIC.len(), &format!("its header does not decode ({e})")))?;
+    let payload = decode_frame(rest)
+        .ok_or_else(|| damaged(JOURNAL_MAGIC.len(), "its header is not whole"))?;
+    let header = serde_json::from_slice(payload).map_err(|e| {
+        damaged(
+            JOURNAL_MAGIC.len(),
+            &format!("its header does not decode ({e})"),
+        )
+    })?;
     rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
     let mut records = Vec::new();
     while let Some(payload) = decode_frame(rest) {

@@ -48,7 +48,9 @@ impl ListingTracker {
                 bytes: advert.free_bytes,
                 files: advert.free_files,
             };
-            let foreign = capacity.saturating_sub(free).saturating_sub(scheduler.reserved(advert.id));
+            let foreign = capacity
+                .saturating_sub(free)
+                .saturating_sub(scheduler.reserved(advert.id));
             let history = self.foreign_space.entry(advert.id).or_default();
             history.push_back(foreign);
             if history.len() > FOREIGN_SPACE_POLLS {
@@ -101,13 +103,17 @@ impl ListingTracker {
         self.listed_nodes = listed;
         // That there is no node is said once.
         let is_said = nodes.is_empty() && missed.is_empty() && self.polls > 1;
-        (!is_said).then_some(Event::NodesListed { nodes, unlisted: missed })
+        (!is_said).then_some(Event::NodesListed {
+            nodes,
+            unlisted: missed,
+        })
     }
 }
 
 /// Whether a node is as it is known, small changes of foreign reservations aside.
 fn is_similar(known: &NodeInfo, node: &NodeInfo) -> bool {
-    let is_small = known.foreign_space.bytes.abs_diff(node.foreign_space.bytes) < FOREIGN_CHANGE_BYTES_MIN;
+    let is_small =
+        known.foreign_space.bytes.abs_diff(node.foreign_space.bytes) < FOREIGN_CHANGE_BYTES_MIN;
     is_small
         && NodeInfo {
             foreign_space: known.foreign_space,
@@ -154,8 +160,14 @@ mod tests {
         /// What a list says that is new: nodes and who is missed. The core is told.
         fn changes_in(&mut self, nodes: Vec<NodeInfo>) -> Option<(Vec<ServerId>, Vec<ServerId>)> {
             self.now = self.now.plus_ms(1_000);
-            let news = self.listing.find_changes(&self.scheduler, nodes, |_| false)?;
-            let Event::NodesListed { nodes, unlisted: missed } = &news else {
+            let news = self
+                .listing
+                .find_changes(&self.scheduler, nodes, |_| false)?;
+            let Event::NodesListed {
+                nodes,
+                unlisted: missed,
+            } = &news
+            else {
                 panic!("a list says who is there: {news:?}");
             };
             let told = (nodes.iter().map(|n| n.id).collect(), missed.clone());
@@ -173,7 +185,10 @@ mod tests {
         assert_eq!(told.changes_in(all()), None);
         let mut changed = all();
         changed[2] = test_node(2, 8);
-        assert_eq!(told.changes_in(changed.clone()), Some((vec![ServerId(2)], vec![])));
+        assert_eq!(
+            told.changes_in(changed.clone()),
+            Some((vec![ServerId(2)], vec![]))
+        );
         let gone = changed.split_off(3);
         let missed = Some((vec![], vec![ServerId(3)]));
         assert_eq!(told.changes_in(changed.clone()), missed);
@@ -223,7 +238,8 @@ mod tests {
             address: test_node(place, 1).address,
             ..test_node(id, 1)
         };
-        let is_any_lost = |told: &ListingFixture| (1..4).any(|id| told.scheduler.is_lost(ServerId(id)));
+        let is_any_lost =
+            |told: &ListingFixture| (1..4).any(|id| told.scheduler.is_lost(ServerId(id)));
         let mut told = ListingFixture::new();
         told.changes_in(vec![at(3, 1), at(1, 1)]);
         assert!(!is_any_lost(&told));

@@ -1,15 +1,15 @@
 //! What the scheduler does to the world: its journal, calls to servers. Decides nothing.
 
-mod node_probe;
 pub(crate) mod connectivity;
-pub(crate) mod volume_copy;
+mod file_extraction;
 pub mod homes;
 pub mod job_logs;
+pub(crate) mod job_watch;
 pub mod journal;
 pub(crate) mod listing_tracker;
-pub(crate) mod remote_io;
-mod file_extraction;
-pub(crate) mod servers;
+mod node_probe;
 pub(crate) mod node_quotas;
+pub(crate) mod remote_io;
+pub(crate) mod servers;
 pub mod user_commands;
-pub(crate) mod job_watch;
+pub(crate) mod volume_copy;

@@ -22,20 +22,26 @@ impl Servers {
             lifetime_ms: 0,
         };
         // Any answer tells it, a refusal too.
-        let _ = self.call_once(address, call, Deadline::after_ms(PROBE_TIMEOUT_MS)).await;
+        let _ = self
+            .call_once(address, call, Deadline::after_ms(PROBE_TIMEOUT_MS))
+            .await;
     }
 
     /// Takes note of whether a call that was made at this time was answered.
     pub(super) fn note_call_result<R>(&self, address: &str, since: Time, answer: &Result<R>) {
         let mut contact = self.connectivity();
         match answer {
-            Err(error) if is_unanswered(error) => contact.note_silence(address, since, monotonic_now()),
+            Err(error) if is_unanswered(error) => {
+                contact.note_silence(address, since, monotonic_now())
+            }
             _ => contact.note_answer(address, monotonic_now()),
         }
     }
 
     pub(crate) fn connectivity(&self) -> MutexGuard<'_, Connectivity> {
-        self.connectivity.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connectivity
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits as long as the scheduler is cut off; answers whether it was, so that a call which was

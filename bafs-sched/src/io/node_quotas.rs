@@ -1,14 +1,14 @@
 //! What this run asks nodes to keep for it, and what they gave. Whose turn it is, and how much
-//! everybody gets, is in `logic/division.rs`.
+//! everybody gets, is in `logic/fair_share.rs`.
 
 use std::collections::BTreeMap;
 
-use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaStatus, NodeQuotaList, NodeQuota};
 use bafs_proto::ids::ServerId;
+use bafs_proto::node_quota::{NodeQuota, NodeQuotaList, NodeQuotaStatus, SetNodeQuota};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use crate::logic::fair_share::{QuotaClaim, is_starving_others, compute_fair_share};
+use crate::logic::fair_share::{QuotaClaim, compute_fair_share, is_starving_others};
 use crate::logic::{NodeDemand, RunQuota, Scheduler, Space};
 
 /// A node that others use too is asked so often, in milliseconds, and one that nobody else uses.
@@ -78,7 +78,10 @@ impl NodeQuotas {
     /// due.
     pub(crate) fn take_due_requests(
         &mut self,
-        ClockReading { wall_time: now, monotonic_time: tick }: ClockReading,
+        ClockReading {
+            wall_time: now,
+            monotonic_time: tick,
+        }: ClockReading,
         scheduler: &Scheduler,
     ) -> (Vec<RunQuota>, Vec<(ServerId, SetNodeQuota)>) {
         // A run that has just begun knows no node; with the first it must not wait for more news.
@@ -93,12 +96,19 @@ impl NodeQuotas {
         for server in scheduler.live_nodes() {
             let known = self.by_server.entry(server).or_default();
             let is_alone = known.other_quotas.is_empty() && known.refusal.is_none();
-            let pause_ms = if is_alone { UNSHARED_NODE_INTERVAL_MS } else { SHARED_NODE_INTERVAL_MS };
-            let is_early = known.requested_at.is_some_and(|at| tick.ms_since(at) < pause_ms);
+            let pause_ms = if is_alone {
+                UNSHARED_NODE_INTERVAL_MS
+            } else {
+                SHARED_NODE_INTERVAL_MS
+            };
+            let is_early = known
+                .requested_at
+                .is_some_and(|at| tick.ms_since(at) < pause_ms);
             if is_early || known.is_requesting {
                 continue;
             }
-            let (Some(demand), Some(node)) = (scheduler.node_demand(server), scheduler.node(server))
+            let (Some(demand), Some(node)) =
+                (scheduler.node_demand(server), scheduler.node(server))
             else {
                 continue;
             };
@@ -122,7 +132,9 @@ impl NodeQuotas {
             let claims: Vec<QuotaClaim> = others.chain([own]).collect();
             let turn = (now.0 / TURN_MS).wrapping_add(server.0);
             let mut fair = compute_fair_share(&self.owner, capacity, &claims, turn);
-            if demand.has_next && is_starving_others(&self.owner, capacity, demand.committed, &claims) {
+            if demand.has_next
+                && is_starving_others(&self.owner, capacity, demand.committed, &claims)
+            {
                 fair.slots = fair.slots.max(1);
             }
             let ask = fair.component_max(demand.committed).component_min(capacity);
@@ -158,7 +170,11 @@ impl NodeQuotas {
 
     /// Takes what a node keeps; what the core must know. The first answers are told together: a
     /// cache is divided once, among the nodes that are known then.
-    pub(crate) fn handle_grant(&mut self, server: ServerId, answer: NodeQuotaList) -> Vec<RunQuota> {
+    pub(crate) fn handle_grant(
+        &mut self,
+        server: ServerId,
+        answer: NodeQuotaList,
+    ) -> Vec<RunQuota> {
         let known = self.by_server.entry(server).or_default();
         (known.is_requesting, known.has_been_tried, known.refusal) = (false, true, None);
         known.granted = answer.granted;
@@ -169,7 +185,11 @@ impl NodeQuotas {
 
     /// Takes that a node keeps nothing; whether that is news to people, and what the core must
     /// know.
-    pub(crate) fn handle_refusal(&mut self, server: ServerId, error: &Error) -> (bool, Vec<RunQuota>) {
+    pub(crate) fn handle_refusal(
+        &mut self,
+        server: ServerId,
+        error: &Error,
+    ) -> (bool, Vec<RunQuota>) {
         let known = self.by_server.entry(server).or_default();
         (known.is_requesting, known.has_been_tried) = (false, true);
         let is_busy = error.code == ErrorCode::Busy;
@@ -184,7 +204,10 @@ impl NodeQuotas {
 
     /// What the core must know: that node, and those that it has not heard of.
     fn take_changes(&mut self, of: Option<ServerId>) -> Vec<RunQuota> {
-        let is_first = self.by_server.values().all(|known| known.reported.is_none());
+        let is_first = self
+            .by_server
+            .values()
+            .all(|known| known.reported.is_none());
         let is_awaited = |known: &KnownQuota| known.is_requesting && !known.has_been_tried;
         if is_first && self.by_server.values().any(is_awaited) {
             return Vec::new();
@@ -193,7 +216,8 @@ impl NodeQuotas {
             known.has_answered && (of == Some(**id) || known.reported.is_none())
         };
         let news = self.by_server.iter_mut().filter(is_new);
-        news.filter_map(|(id, known)| known.take_change(*id)).collect()
+        news.filter_map(|(id, known)| known.take_change(*id))
+            .collect()
     }
 
     /// Whether no node ever kept anything for the run, and each said that it never will.
@@ -214,7 +238,12 @@ impl NodeQuotas {
         };
         let (serial, nodes) = (self.next_serial(now), self.by_server.keys());
         nodes
-            .map(|server| (*server, self.build_request(serial, nothing, NodeQuota::ZERO)))
+            .map(|server| {
+                (
+                    *server,
+                    self.build_request(serial, nothing, NodeQuota::ZERO),
+                )
+            })
             .collect()
     }
 }
@@ -270,7 +299,9 @@ mod tests {
             bytes: 10_000_000,
             files: 1_000,
         };
-        let nodes = nodes.iter().map(|id| NodeInfo::single_group(*id, capacity, 2));
+        let nodes = nodes
+            .iter()
+            .map(|id| NodeInfo::single_group(*id, capacity, 2));
         let nodes = nodes.collect();
         scheduler.step(Time(1), Event::nodes_listed(nodes), &mut Vec::new());
         scheduler
@@ -312,7 +343,10 @@ mod tests {
     #[test]
     fn new_nodes_are_asked_for_quotas_at_once() {
         let (mut shares, at) = (test_quotas(), Time(1));
-        let moment = ClockReading { wall_time: at, monotonic_time: at };
+        let moment = ClockReading {
+            wall_time: at,
+            monotonic_time: at,
+        };
         let asked = |shares: &mut NodeQuotas, nodes: &[ServerId]| {
             let (_, calls) = shares.take_due_requests(moment, &scheduler(nodes));
             calls.iter().map(|(server, _)| server.0).collect::<Vec<_>>()
@@ -360,7 +394,10 @@ mod tests {
             let told = Event::QuotasChanged { quotas: told };
             scheduler.step(Time(2), told, &mut Vec::new());
             let demand = scheduler.node_demand(NODE).expect("it lives");
-            assert_eq!((demand.committed.bytes / 1_000_000, demand.has_next), (mb, true));
+            assert_eq!(
+                (demand.committed.bytes / 1_000_000, demand.has_next),
+                (mb, true)
+            );
             let turn = u64::from(!NODE.0.is_multiple_of(2)) + 1;
             let (smaller, _) = shares.take_due_requests(moment(turn * TURN_MS), &scheduler);
             (smaller[0].slots, smaller[0].is_above_fair_share)
@@ -393,7 +430,8 @@ mod tests {
         let (is_news, told) = shares.handle_refusal(NODE, &Error::new(ErrorCode::Busy, ""));
         assert!(is_news && told.len() == 1 && told[0].is_shared && told[0].slots == 0);
         assert!(!shares.is_hopeless());
-        let (smaller, calls) = shares.take_due_requests(moment(SHARED_NODE_INTERVAL_MS), &scheduler);
+        let (smaller, calls) =
+            shares.take_due_requests(moment(SHARED_NODE_INTERVAL_MS), &scheduler);
         assert_eq!(smaller, [], "it is as full as before");
         let told = shares.handle_grant(NODE, grant_request(&calls[0].1));
         assert!(told.len() == 1 && told[0].slots > 0, "{told:?}");

@@ -84,7 +84,9 @@ pub(crate) async fn prepare_filled_directory(
     let call = StatSource {
         path: source.path.clone(),
     };
-    let entry = servers.call_until(&source.address, call, CALL_TIMEOUT_MS).await?;
+    let entry = servers
+        .call_until(&source.address, call, CALL_TIMEOUT_MS)
+        .await?;
     if entry.kind != SourceKind::File {
         return Ok(source);
     }
@@ -144,7 +146,11 @@ impl<'a> HomeSession<'a> {
             epoch: self.epoch,
             lifetime_ms_min: 0,
         };
-        if let Err(error) = self.servers.call_until(self.home, call, CALL_TIMEOUT_MS).await {
+        if let Err(error) = self
+            .servers
+            .call_until(self.home, call, CALL_TIMEOUT_MS)
+            .await
+        {
             tracing::debug!(home = self.home, %error, "session ends by its lease");
         }
     }
@@ -163,7 +169,11 @@ impl<'a> HomeSession<'a> {
             })
             .await?;
         if made.as_ref().err().is_some_and(|errno| *errno != EEXIST) {
-            return Err(operation_error("link", target, made.err().unwrap_or_default()));
+            return Err(operation_error(
+                "link",
+                target,
+                made.err().unwrap_or_default(),
+            ));
         }
         let new_name = name.as_bytes().to_vec();
         let rename = FileOp::Rename {
@@ -191,7 +201,10 @@ impl<'a> HomeSession<'a> {
         let mut at = (InodeNo::ROOT, 0, S_IFDIR);
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let name = name.as_bytes().to_vec();
-            match self.run_operation(FileOp::Lookup { parent: at.0, name }).await? {
+            match self
+                .run_operation(FileOp::Lookup { parent: at.0, name })
+                .await?
+            {
                 Ok(FileReply::Attr(attr)) => at = (attr.ino, attr.size, attr.mode),
                 Err(ENOENT) => return Ok(None),
                 Err(errno) => return Err(operation_error("look up", path, errno)),
@@ -236,13 +249,17 @@ impl<'a> HomeSession<'a> {
                 if mode & S_IFMT == S_IFDIR {
                     directories.push((ino, name, child));
                 } else {
-                    let _ = self.run_operation(FileOp::Unlink { parent: ino, name }).await?;
+                    let _ = self
+                        .run_operation(FileOp::Unlink { parent: ino, name })
+                        .await?;
                 }
             }
             next += 1;
         }
         for (parent, name, _) in directories.into_iter().skip(1).rev() {
-            let _ = self.run_operation(FileOp::RemoveDirectory { parent, name }).await?;
+            let _ = self
+                .run_operation(FileOp::RemoveDirectory { parent, name })
+                .await?;
         }
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         if let Some((above, ..)) = self.find_entry(parent).await? {
@@ -295,7 +312,9 @@ impl<'a> HomeSession<'a> {
                 (entry.name, ino, entry.mode)
             }));
         }
-        let _ = self.run_operation(FileOp::ReleaseDirectory { handle }).await?;
+        let _ = self
+            .run_operation(FileOp::ReleaseDirectory { handle })
+            .await?;
         Ok(all)
     }
 
@@ -310,7 +329,10 @@ impl<'a> HomeSession<'a> {
             ops: vec![op],
             assigned_numbers: Vec::new(),
         };
-        let mut answer = self.servers.call_until(self.home, call, CALL_TIMEOUT_MS).await?;
+        let mut answer = self
+            .servers
+            .call_until(self.home, call, CALL_TIMEOUT_MS)
+            .await?;
         let first = answer.results.pop().ok_or_else(|| {
             Error::new(
                 ErrorCode::Malformed,

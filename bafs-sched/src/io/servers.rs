@@ -4,22 +4,22 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::bearer::Bearer;
-use bafs_proto::cache::{CacheStatus, Pinning, GetCache, WarmCache};
-use bafs_proto::job_arguments::too_long_message;
+use bafs_proto::cache::{CacheStatus, GetCache, Pinning, WarmCache};
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
+use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, Call, CreateVolume, DeleteVolume, JobCommand, JobOutcome, JobReport, JobSpec, KillJob,
     MountSpec, MountTarget, QueryServers, RenewVolumes, Request, StartJob,
 };
 use bafs_proto::net::pool::Pool;
+use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{
-    ReplacementPolicy, VolumeSource, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
+    ReplacementPolicy, VolumeKind as Kind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -27,7 +27,7 @@ use bytes::Bytes;
 use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
-use crate::driver::{wall_time_now, monotonic_now};
+use crate::driver::{monotonic_now, wall_time_now};
 use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -82,7 +82,11 @@ pub(crate) struct ServerAddress {
 }
 
 impl Servers {
-    pub(crate) async fn query_catalog(&self, catalog: &str, deadline: Deadline) -> Result<Vec<Advert>> {
+    pub(crate) async fn query_catalog(
+        &self,
+        catalog: &str,
+        deadline: Deadline,
+    ) -> Result<Vec<Advert>> {
         let list = self
             .call_once(catalog, QueryServers::default(), deadline)
             .await?;
@@ -115,7 +119,11 @@ impl Servers {
     }
 
     /// Asks a node to keep a part of itself for the run.
-    pub(crate) async fn set_node_quota(&self, address: &str, call: SetNodeQuota) -> Result<NodeQuotaList> {
+    pub(crate) async fn set_node_quota(
+        &self,
+        address: &str,
+        call: SetNodeQuota,
+    ) -> Result<NodeQuotaList> {
         let deadline = Deadline::after_ms(QUOTA_TIMEOUT_MS);
         self.call_once(address, call, deadline).await
     }
@@ -128,7 +136,10 @@ impl Servers {
         location: &ServerAddress,
         size: Space,
     ) -> Vec<Event> {
-        match self.try_create_volume(now, id, volume, location, size).await {
+        match self
+            .try_create_volume(now, id, volume, location, size)
+            .await
+        {
             Ok(status) => created_events(status.warnings, id, Event::VolumeCreated { volume: id }),
             Err(error) => vec![Event::VolumeCreateFailed { volume: id, error }],
         }
@@ -205,7 +216,11 @@ impl Servers {
         }
     }
 
-    pub(super) async fn call_create(&self, location: &ServerAddress, call: CreateVolume) -> Result<VolumeStatus> {
+    pub(super) async fn call_create(
+        &self,
+        location: &ServerAddress,
+        call: CreateVolume,
+    ) -> Result<VolumeStatus> {
         let mut status = self.fill_volume(&location.address, call).await?;
         status.error.take().map_or(Ok(status), Err)
     }
@@ -216,10 +231,14 @@ impl Servers {
         let end = Deadline::after_ms(FILL_TIMEOUT_MS);
         let mut silences = 0;
         loop {
-            match self.call_until(address, call.clone(), CALL_TIMEOUT_MS).await {
+            match self
+                .call_until(address, call.clone(), CALL_TIMEOUT_MS)
+                .await
+            {
                 Ok(status) if status.state == VolumeState::Creating => silences = 0,
                 Err(error)
-                    if error.code == ErrorCode::DeadlineExceeded && silences < FILL_SILENCES_MAX =>
+                    if error.code == ErrorCode::DeadlineExceeded
+                        && silences < FILL_SILENCES_MAX =>
                 {
                     silences += 1;
                 }
@@ -243,13 +262,20 @@ impl Servers {
             path: String::new(),
             pinning: Pinning::FetchOnly,
         };
-        if let Err(error) = self.call_until(&location.address, call, CALL_TIMEOUT_MS).await {
+        if let Err(error) = self
+            .call_until(&location.address, call, CALL_TIMEOUT_MS)
+            .await
+        {
             tracing::debug!(%volume, %error, "the cache comes with its readers");
         }
     }
 
     /// What a part of a cache keeps, and what it got once more.
-    pub(crate) async fn inspect_cache(&self, volume: VolumeId, location: &ServerAddress) -> Result<Event> {
+    pub(crate) async fn inspect_cache(
+        &self,
+        volume: VolumeId,
+        location: &ServerAddress,
+    ) -> Result<Event> {
         let deadline = Deadline::after_ms(CACHE_INSPECTION_TIMEOUT_MS);
         let status = self.call_once(&location.address, GetCache { volume }, deadline);
         let status = status.await?;
@@ -261,9 +287,16 @@ impl Servers {
     }
 
     /// Deletes a volume; one that is not there is deleted.
-    pub(crate) async fn delete_volume(&self, volume: VolumeId, location: &ServerAddress) -> Result<()> {
+    pub(crate) async fn delete_volume(
+        &self,
+        volume: VolumeId,
+        location: &ServerAddress,
+    ) -> Result<()> {
         let call = DeleteVolume { volume };
-        match self.call_until(&location.address, call, self.call_timeout_ms()).await {
+        match self
+            .call_until(&location.address, call, self.call_timeout_ms())
+            .await
+        {
             Err(error) if error.code != ErrorCode::VolumeLost => {
                 tracing::debug!(%volume, %error, "volume not deleted yet");
                 Err(error)
@@ -284,7 +317,9 @@ impl Servers {
             volumes,
             lifetime_ms,
         };
-        let renewed = self.call_until(&location.address, call, self.call_timeout_ms()).await;
+        let renewed = self
+            .call_until(&location.address, call, self.call_timeout_ms())
+            .await;
         renewed.map(|renewed| renewed.lost_volumes)
     }
 
@@ -317,7 +352,10 @@ impl Servers {
             job: spec,
         };
         let address = &location.address;
-        match self.call_until_with_body(address, call, words, CALL_TIMEOUT_MS).await {
+        match self
+            .call_until_with_body(address, call, words, CALL_TIMEOUT_MS)
+            .await
+        {
             Ok(_) => Event::JobStarted { execution },
             Err(error) => Event::JobStartFailed { execution, error },
         }
@@ -401,7 +439,11 @@ impl Servers {
 
     /// Asks a node to kill an execution, until it hears it; `Ok` when it did, a transient error
     /// when it is silent.
-    pub(crate) async fn kill_job(&self, execution: ExecutionId, location: &ServerAddress) -> Result<()> {
+    pub(crate) async fn kill_job(
+        &self,
+        execution: ExecutionId,
+        location: &ServerAddress,
+    ) -> Result<()> {
         loop {
             let answer = self
                 .call_until(&location.address, KillJob { execution }, CALL_TIMEOUT_MS)
@@ -415,11 +457,20 @@ impl Servers {
     }
 
     /// Where a volume is at home when nothing is cached.
-    pub(super) async fn resolve_volume_home(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
+    pub(super) async fn resolve_volume_home(
+        &self,
+        volume: VolumeIndex,
+        id: VolumeId,
+    ) -> Result<HomePath> {
         match &self.workflow.volume(volume).kind {
             VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
             VolumeKind::Scratch { fill: Some(url) } => {
-                remote_io::prepare_filled_directory(self, self.resolve_url(url).await?, ExtractionId(id.0)).await
+                remote_io::prepare_filled_directory(
+                    self,
+                    self.resolve_url(url).await?,
+                    ExtractionId(id.0),
+                )
+                .await
             }
             VolumeKind::Scratch { fill: None } => {
                 let url = remote_io::find_results_home(&self.workflow).ok_or_else(|| {
@@ -452,7 +503,8 @@ impl Servers {
             };
             // Its jobs ran, so the names in the workflow were right once: their homes come back.
             if is_listed && !self.is_resumed {
-                let until = *patience.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
+                let until =
+                    *patience.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
                 if until.remaining().is_zero() {
                     // A home that never appears is a mistake in the workflow.
                     return Err(Error::new(ErrorCode::NotFound, error.detail));
@@ -462,13 +514,24 @@ impl Servers {
         }
     }
 
-    pub(super) fn narrow_home_token(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
+    pub(super) fn narrow_home_token(
+        &self,
+        now: Time,
+        path: &str,
+        rights: &[Right],
+    ) -> Result<Token> {
         self.issue_token(now, Resource::Home(path.to_owned()), rights)
     }
 
     /// A token for others to use, for as long as jobs may take.
-    pub(super) fn issue_token(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
-        self.bearer.delegate_token(resource, rights, now.plus_ms(TOKEN_LIFETIME_MS))
+    pub(super) fn issue_token(
+        &self,
+        now: Time,
+        resource: Resource,
+        rights: &[Right],
+    ) -> Result<Token> {
+        self.bearer
+            .delegate_token(resource, rights, now.plus_ms(TOKEN_LIFETIME_MS))
     }
 
     /// Makes a call once.
@@ -478,7 +541,8 @@ impl Servers {
         call: C,
         deadline: Deadline,
     ) -> Result<C::Reply> {
-        let token = self.make_call_token(address, call.clone().into(), deadline.remaining_ms().into())?;
+        let token =
+            self.make_call_token(address, call.clone().into(), deadline.remaining_ms().into())?;
         let answer = self.pool.call(address, &token, call, deadline).await;
         // One call may be late for other reasons: silence begins with its end.
         self.note_call_result(address, monotonic_now(), &answer);
@@ -486,8 +550,14 @@ impl Servers {
     }
 
     /// The token that a call shows: good for nothing else, and at no other node.
-    pub(super) fn make_call_token(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
-        self.bearer.token_for_call(address, &request, wall_time_now(), ms)
+    pub(super) fn make_call_token(
+        &self,
+        address: &str,
+        request: Request,
+        ms: u64,
+    ) -> Result<Token> {
+        self.bearer
+            .token_for_call(address, &request, wall_time_now(), ms)
     }
 
     pub(crate) async fn call_until<C: Call + Clone>(
@@ -496,7 +566,8 @@ impl Servers {
         call: C,
         ms: u64,
     ) -> Result<C::Reply> {
-        self.call_until_with_body(address, call, Bytes::new(), ms).await
+        self.call_until_with_body(address, call, Bytes::new(), ms)
+            .await
     }
 
     async fn call_until_with_body<C: Call + Clone>(
@@ -509,9 +580,15 @@ impl Servers {
         let mut doubts = 0;
         loop {
             let (since, deadline) = (monotonic_now(), Deadline::after_ms(ms));
-            let token = self.make_call_token(address, call.clone().into(), KeepaliveDeadline::total_ms_max(ms))?;
+            let token = self.make_call_token(
+                address,
+                call.clone().into(),
+                KeepaliveDeadline::total_ms_max(ms),
+            )?;
             let (call, body) = (call.clone(), body.clone());
-            let asked = self.pool.call_with_retries(address, &token, call, body, deadline);
+            let asked = self
+                .pool
+                .call_with_retries(address, &token, call, body, deadline);
             let answer = asked.await.map(|(reply, _)| reply);
             self.note_call_result(address, since, &answer);
             match &answer {
@@ -544,7 +621,8 @@ fn primary_bytes(status: &CacheStatus) -> u64 {
     let kept = status.primary_bytes.saturating_add(status.pinned_bytes);
     match count("cache_evicted_primary") {
         0 => kept,
-        _ => kept.max(count("cache_recovered_bytes").saturating_add(count("cache_home_unique_bytes"))),
+        _ => kept
+            .max(count("cache_recovered_bytes").saturating_add(count("cache_home_unique_bytes"))),
     }
 }
 
@@ -567,8 +645,13 @@ pub(crate) fn is_unanswered(error: &Error) -> bool {
 
 /// The facts of a volume that is made: first what it does not have, so that nobody uses it before
 /// that is told.
-pub(super) fn created_events(warnings: SourceWarnings, volume: VolumeId, made: Event) -> Vec<Event> {
-    let warned = (!warnings.is_empty()).then_some(Event::SourceWarningsReceived { volume, warnings });
+pub(super) fn created_events(
+    warnings: SourceWarnings,
+    volume: VolumeId,
+    made: Event,
+) -> Vec<Event> {
+    let warned =
+        (!warnings.is_empty()).then_some(Event::SourceWarningsReceived { volume, warnings });
     warned.into_iter().chain([made]).collect()
 }
 

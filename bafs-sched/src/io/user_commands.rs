@@ -30,7 +30,9 @@ pub fn send_command(journal: &Path, header: &JournalHeader, wish: UserCommand) -
     let path = command_path(journal);
     let (run, name) = (header.run, |job| &header.workflow.job(job).name);
     let line = match wish {
-        UserCommand::SetPriority { job, priority } => format!("{run} prefer {} {priority}\n", name(job)),
+        UserCommand::SetPriority { job, priority } => {
+            format!("{run} prefer {} {priority}\n", name(job))
+        }
         UserCommand::Cancel { job } => format!("{run} cancel {}\n", name(job)),
     };
     let mut options = OpenOptions::new();
@@ -132,7 +134,10 @@ mod tests {
         };
         send_command(&journal, &header, prefer).expect("it is told");
         send_command(&journal, &header, CANCEL_COMMAND).expect("it is told");
-        assert_eq!(read(0), (vec![(1, Some(prefer)), (2, Some(CANCEL_COMMAND))], 2));
+        assert_eq!(
+            read(0),
+            (vec![(1, Some(prefer)), (2, Some(CANCEL_COMMAND))], 2)
+        );
         let run = header.run;
         let text = format!("{run} prefer a x\n{run} cancel a\n{run} cancel b");
         std::fs::write(command_path(&journal), text).expect("it is written");

@@ -4,7 +4,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::CreateVolume;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
-use bafs_proto::volume::{VolumeSource, VolumeKind as Kind};
+use bafs_proto::volume::{VolumeKind as Kind, VolumeSource};
 use bafs_proto::{Error, ErrorCode};
 
 use super::servers::{ServerAddress, Servers, created_events};
@@ -15,7 +15,7 @@ use crate::logic::{Event, MountedVolume, Space};
 pub(crate) struct CopyRequest {
     pub(crate) id: VolumeId,
     pub(crate) source: MountedVolume,
-    /// Who has it; `None` with remote I/O.
+    /// Who has it; `NotNeeded` with remote I/O.
     pub(crate) source_address: Option<ServerAddress>,
     /// Where the copy goes.
     pub(crate) target_address: ServerAddress,
@@ -38,7 +38,8 @@ impl Servers {
         let copied = async {
             let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
             let holder = holder.ok_or_else(gone)?;
-            let source_token = self.issue_token(now, Resource::Volume(source.id), &[Right::Read])?;
+            let source_token =
+                self.issue_token(now, Resource::Volume(source.id), &[Right::Read])?;
             let fill = Some(VolumeSource::Volume {
                 address: holder.address,
                 volume: source.id,

@@ -41,7 +41,7 @@ pub enum Action {
         /// Where it is.
         server: ServerId,
     },
-    /// Ask what a part of a cache keeps; answered by `CacheSeen`, or not at all: what is
+    /// Ask what a part of a cache keeps; answered by `CacheInspected`, or not at all: what is
     /// learned from it may wait for the next reader.
     InspectCache {
         /// Which.
@@ -116,6 +116,6 @@ pub struct MountedVolume {
     pub volume: VolumeIndex,
     /// Its id. With remote I/O nothing has this id; it only keeps attempts apart.
     pub id: VolumeId,
-    /// Where it is; `None` with remote I/O.
+    /// Where it is; `NotNeeded` with remote I/O.
     pub server: Option<ServerId>,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::graph::Graph;
 use super::scheduler::Scheduler;
-use super::sizes::{SizeClass, MARGIN_PERMILLE};
+use super::sizes::{MARGIN_PERMILLE, SizeClass};
 use super::space::Space;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
@@ -93,7 +93,8 @@ impl Scheduler {
         let made = self.scratch_written(job).into_iter();
         let made = made.filter(|volume| !self.volumes.is_live(*volume));
         let kinds = made.filter_map(|volume| self.sizes.kind_of.get(&volume).copied());
-        let unmeasured = |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
+        let unmeasured =
+            |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
         kinds.filter(unmeasured).collect()
     }
 
@@ -106,7 +107,8 @@ impl Scheduler {
         }
         let kind_of = |volume: &VolumeIndex| self.sizes.kind_of.get(volume);
         let mut kinds = self.scratch_written(job).into_iter();
-        let is_awaited = |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
+        let is_awaited =
+            |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
         if kinds.any(|volume| kind_of(&volume).is_some_and(is_awaited)) {
             self.queues.wake_all();
         }
@@ -173,7 +175,9 @@ impl Scheduler {
             return;
         }
         let left = self.left_for_unknown(kind, self.offered());
-        let left = left.saturating_sub(self.unknown_beside(kind)).saturating_sub(after);
+        let left = left
+            .saturating_sub(self.unknown_beside(kind))
+            .saturating_sub(after);
         let is_other = |volume: &VolumeIndex| {
             let user = self.graph.workflow.volume(*volume).users.first();
             let is_here = user.is_some_and(|user| self.graph.pipeline(*user) == pipeline);

@@ -1,12 +1,12 @@
 //! Nodes that several runs share: what this run could use of each, what it needs of it, what it
-//! has. How much it asks for is decided in `division.rs`.
+//! has. How much it asks for is decided in `fair_share.rs`.
 
-use bafs_proto::node_quota::NodeQuota;
 use bafs_proto::ids::ServerId;
+use bafs_proto::node_quota::NodeQuota;
 use bafs_proto::time::Time;
 
 use super::event::RunQuota;
-use super::fleet::{Limit, FleetNode};
+use super::fleet::{FleetNode, Limit};
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
@@ -100,7 +100,9 @@ impl Scheduler {
         let need = |job: JobIndex| {
             let mounted = self.graph.mounted(job).into_iter();
             let caches = mounted.filter(|(volume, _)| self.graph.volume(*volume).is_cache);
-            caches.fold(Space::ZERO, |sum, (v, _)| sum.saturating_add(self.size_of(v)))
+            caches.fold(Space::ZERO, |sum, (v, _)| {
+                sum.saturating_add(self.size_of(v))
+            })
         };
         self.graph
             .job_indexes()
@@ -228,8 +230,9 @@ impl Scheduler {
         if self.fleet.is_unanswered() {
             return true;
         }
-        let left =
-            |(server, node): (ServerId, &FleetNode)| self.fleet.offered(server).saturating_sub(node.reserved);
+        let left = |(server, node): (ServerId, &FleetNode)| {
+            self.fleet.offered(server).saturating_sub(node.reserved)
+        };
         let mut together = Space::ZERO;
         let mut most = Space::ZERO;
         for left in self.fleet.live().map(left) {

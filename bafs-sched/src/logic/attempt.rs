@@ -1,5 +1,5 @@
 //! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
-//! `place.rs`, what a failure means by `failure.rs`.
+//! `place.rs`, what a failure means by `entry_failure.rs`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -153,8 +153,9 @@ impl Scheduler {
         let id = VolumeId(self.next_id());
         let state = match server {
             Some(server) => {
-                self.fleet
-                    .update(server, |node| node.reserved = node.reserved.saturating_add(size));
+                self.fleet.update(server, |node| {
+                    node.reserved = node.reserved.saturating_add(size)
+                });
                 self.out.push(Action::CreateVolume {
                     id,
                     volume,
@@ -256,7 +257,10 @@ impl Scheduler {
             return;
         };
         let attempt = &self.attempts[&job];
-        match (attempt.stage == AttemptState::Stopping, attempt.fault.clone()) {
+        match (
+            attempt.stage == AttemptState::Stopping,
+            attempt.fault.clone(),
+        ) {
             (true, fault) => self.stopped(job, fault),
             (false, _) => self.node_went(job, "its node restarted and knows it no more"),
         }
@@ -479,7 +483,9 @@ impl Scheduler {
         }
         let mounted = self.graph.mounted(job).into_iter();
         let missing = mounted.filter(|(volume, _)| !self.volumes.is_live(*volume));
-        missing.fold(Space::ZERO, |sum, (v, _)| sum.saturating_add(self.size_of(v)))
+        missing.fold(Space::ZERO, |sum, (v, _)| {
+            sum.saturating_add(self.size_of(v))
+        })
     }
 
     /// Whether a node could run a job with this need when nothing else ran there, and the job has
@@ -499,7 +505,9 @@ impl Scheduler {
         let mounted = self.graph.mounted(job).into_iter();
         let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
         let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());
-        let held = here.fold(Space::ZERO, |sum, (v, _)| sum.saturating_add(self.size_of(v)));
+        let held = here.fold(Space::ZERO, |sum, (v, _)| {
+            sum.saturating_add(self.size_of(v))
+        });
         let (mut left, mut need) = (self.fleet.offered(server).saturating_sub(held), need);
         // Of caches a part may do, wherever that is.
         for (cache, _) in self.graph.mounted(job) {

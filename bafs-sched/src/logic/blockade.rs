@@ -413,7 +413,9 @@ impl Scheduler {
         if kept.is_empty() {
             return String::new();
         }
-        let held = kept.iter().fold(Space::ZERO, |sum, i| sum.saturating_add(i.size));
+        let held = kept
+            .iter()
+            .fold(Space::ZERO, |sum, i| sum.saturating_add(i.size));
         let name = |i: &&Instance| format!("'{}'", self.graph.workflow.volume(i.volume).name);
         let names: Vec<String> = kept.iter().take(LEFT_SHOWN).map(name).collect();
         let more = match kept.len().saturating_sub(LEFT_SHOWN) {

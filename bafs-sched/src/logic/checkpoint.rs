@@ -304,7 +304,8 @@ impl Checkpoints {
 
     /// The newest copy of a volume goes, whatever was decided about a newer one since.
     pub(super) fn close_receipt(&mut self, volume: VolumeIndex) {
-        let of_copy = |d: &CopyOutcome| matches!(d, CopyOutcome::Copying(_) | CopyOutcome::Copied(..));
+        let of_copy =
+            |d: &CopyOutcome| matches!(d, CopyOutcome::Copying(_) | CopyOutcome::Copied(..));
         if let Some(decision) = self.latest(volume, of_copy) {
             *decision = match *decision {
                 CopyOutcome::Copied(_, moved) => CopyOutcome::Unused(moved),
@@ -474,7 +475,12 @@ impl Scheduler {
         copy_ms.saturating_mul(SOON_PART) <= self.checkpoints.mean_wall_ms()
     }
 
-    fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> CopyDecision {
+    fn weigh(
+        &self,
+        volume: VolumeIndex,
+        source: ServerId,
+        target: Option<ServerId>,
+    ) -> CopyDecision {
         let redo_ms = self.redo_ms(volume, self.copied_writers(volume));
         let users = u64::from(self.graph.volume(volume).users_left);
         let exposure_ms = users.saturating_mul(self.checkpoints.mean_attempt_ms());

@@ -157,8 +157,9 @@ impl Scheduler {
     pub(super) fn copy(&mut self, source: MountedVolume, server: ServerId, base: Option<VolumeId>) {
         let (volume, size) = (source.volume, self.size_of(source.volume));
         let id = VolumeId(self.next_id());
-        self.fleet
-            .update(server, |node| node.reserved = node.reserved.saturating_add(size));
+        self.fleet.update(server, |node| {
+            node.reserved = node.reserved.saturating_add(size)
+        });
         let instance = Instance {
             volume,
             server: Some(server),
@@ -211,7 +212,8 @@ impl Scheduler {
     /// so do copies of what only earlier stages needed.
     pub(super) fn volume_copied(&mut self, id: VolumeId, received_bytes: u64) {
         let copying = self.volumes.get_mut(id);
-        let Some(instance) = copying.filter(|instance| instance.state == InstanceState::Copying) else {
+        let Some(instance) = copying.filter(|instance| instance.state == InstanceState::Copying)
+        else {
             self.delete_late(id);
             return;
         };
@@ -353,10 +355,9 @@ impl Scheduler {
 
     /// Asserts that the copies that are known are those that exist.
     pub(super) fn check_copies(&self) {
-        let exist = self
-            .volumes
-            .iter()
-            .filter(|(_, instance)| matches!(instance.state, InstanceState::Copying | InstanceState::Copy));
+        let exist = self.volumes.iter().filter(|(_, instance)| {
+            matches!(instance.state, InstanceState::Copying | InstanceState::Copy)
+        });
         let exist: BTreeSet<_> = exist.map(|(id, i)| (i.volume, id)).collect();
         let Copies {
             by_volume,

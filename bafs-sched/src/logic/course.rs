@@ -239,7 +239,11 @@ impl<'w> Meter<'w> {
         for &job in order {
             let change = self.run(job);
             let made = live.saturating_add(change.made);
-            uses.push((live, made.saturating_add(change.cached), made.saturating_add(change.caches)));
+            uses.push((
+                live,
+                made.saturating_add(change.cached),
+                made.saturating_add(change.caches),
+            ));
             live = made.saturating_sub(change.freed);
         }
         let (mut least, mut whole) = (Space::ZERO, Space::ZERO);

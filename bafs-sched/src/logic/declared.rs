@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobReport;
 use bafs_proto::path;
-use bafs_proto::job_report::VolumeUse;
 use bafs_proto::source_warning::SourceWarnings;
 
 use super::scheduler::Scheduler;

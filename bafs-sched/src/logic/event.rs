@@ -35,12 +35,12 @@ pub enum Event {
         /// Each node once.
         quotas: Vec<RunQuota>,
     },
-    /// A server answered no call for longer than `lost_after_ms`, whatever the catalog says.
+    /// A server answered no call for longer than `node_timeout_ms`, whatever the catalog says.
     ServerSilent {
         /// Which.
         server: ServerId,
     },
-    /// No node answered for longer than `lost_after_ms`: the scheduler is cut off, until some node
+    /// No node answered for longer than `node_timeout_ms`: the scheduler is cut off, until some node
     /// answers, or each of them is silent for so long that it is given up.
     CutOff {
         /// For how long no node answers, in milliseconds.
@@ -171,7 +171,10 @@ impl Event {
     #[must_use]
     pub fn nodes_listed(nodes: Vec<NodeInfo>) -> Self {
         let missed = Vec::new();
-        Self::NodesListed { nodes, unlisted: missed }
+        Self::NodesListed {
+            nodes,
+            unlisted: missed,
+        }
     }
 }
 

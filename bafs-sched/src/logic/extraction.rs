@@ -138,7 +138,9 @@ impl Extractions {
     /// Volumes that hold finished files which are not at home.
     pub(super) fn holders(&self) -> BTreeSet<VolumeId> {
         let holder = |stage: &ExtractionState| match *stage {
-            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) | ExtractionState::Kept(id) => Some(id),
+            ExtractionState::Sending(_, id)
+            | ExtractionState::Paused(_, id)
+            | ExtractionState::Kept(id) => Some(id),
             ExtractionState::Waiting | ExtractionState::Done | ExtractionState::Failed => None,
         };
         self.stages.iter().filter_map(holder).collect()
@@ -430,7 +432,9 @@ impl Scheduler {
         for index in self.graph.volume(volume).extracts.clone() {
             let stage = &mut self.extractions.stages[index as usize];
             match *stage {
-                ExtractionState::Sending(extract, of) | ExtractionState::Paused(extract, of) if of == id => {
+                ExtractionState::Sending(extract, of) | ExtractionState::Paused(extract, of)
+                    if of == id =>
+                {
                     *stage = ExtractionState::Waiting;
                     self.extractions.by_id.remove(&extract);
                 }
@@ -454,7 +458,9 @@ impl Scheduler {
         }
         for index in self.graph.volume(volume).extracts.clone() {
             match self.extractions.stages[index as usize] {
-                ExtractionState::Done | ExtractionState::Failed | ExtractionState::Kept(_) => continue,
+                ExtractionState::Done | ExtractionState::Failed | ExtractionState::Kept(_) => {
+                    continue;
+                }
                 ExtractionState::Sending(extract, _) | ExtractionState::Paused(extract, _) => {
                     self.extractions.by_id.remove(&extract);
                 }

@@ -22,7 +22,12 @@ pub struct QuotaClaim {
 /// What `owner` may ask for of a node with this capacity, in the turn of this number. Where parts
 /// that are alike would be too small for some to begin anything, one after the other gets what it
 /// needs for a turn, and the others divide the rest.
-pub fn compute_fair_share(owner: &str, capacity: NodeQuota, claims: &[QuotaClaim], turn: u64) -> NodeQuota {
+pub fn compute_fair_share(
+    owner: &str,
+    capacity: NodeQuota,
+    claims: &[QuotaClaim],
+    turn: u64,
+) -> NodeQuota {
     let mut claims: Vec<&QuotaClaim> = claims.iter().collect();
     claims.sort_by(|a, b| (&a.user, &a.owner).cmp(&(&b.user, &b.owner)));
     claims.dedup_by(|a, b| a.owner == b.owner);
@@ -41,7 +46,10 @@ pub fn compute_fair_share(owner: &str, capacity: NodeQuota, claims: &[QuotaClaim
     }
     let first = whose_turn(&claims, turn);
     if is_large(first) {
-        let unit = claims[first].start_minimum.component_max(all[first]).component_min(capacity);
+        let unit = claims[first]
+            .start_minimum
+            .component_max(all[first])
+            .component_min(capacity);
         if first == position {
             return unit;
         }
@@ -56,7 +64,12 @@ pub fn compute_fair_share(owner: &str, capacity: NodeQuota, claims: &[QuotaClaim
 
 /// Whether what `owner` keeps of a node leaves some other run too little space to begin anything:
 /// that one gets on only when the owner ends what it has begun, whoever's turn it is.
-pub fn is_starving_others(owner: &str, capacity: NodeQuota, keep: NodeQuota, claims: &[QuotaClaim]) -> bool {
+pub fn is_starving_others(
+    owner: &str,
+    capacity: NodeQuota,
+    keep: NodeQuota,
+    claims: &[QuotaClaim],
+) -> bool {
     let left = NodeQuota {
         slots: u32::MAX,
         ..capacity.saturating_sub(keep)

@@ -265,7 +265,9 @@ impl Scheduler {
         let course = self.graph.courses.of(pipeline);
         let sum = |job: &JobIndex| {
             let scratch = self.scratch_of(*job).into_iter();
-            scratch.fold(Space::ZERO, |sum, volume| sum.saturating_add(self.size_of(volume)))
+            scratch.fold(Space::ZERO, |sum, volume| {
+                sum.saturating_add(self.size_of(volume))
+            })
         };
         let peak = self.graph.courses.peak(pipeline);
         let demanding = course.iter().max_by_key(|job| sum(job));
@@ -418,7 +420,8 @@ impl Scheduler {
         let is_enough = || {
             let bytes = peaks.whole.bytes;
             usable.can_hold(peaks.whole)
-                || usable.can_hold(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id))
+                || usable.can_hold(peaks.least)
+                    && self.is_offered(bytes, |id| self.fleet.usable(id))
         };
         if self.spares_wide_jobs(course, creates) && is_enough() {
             return true;

@@ -26,7 +26,10 @@ impl Scheduler {
             .map(|id| self.fleet.offered(id))
             .collect();
         let largest = for_scratch.iter().copied().max().unwrap_or_default();
-        let scratch_all = for_scratch.iter().copied().fold(Space::ZERO, Space::saturating_add);
+        let scratch_all = for_scratch
+            .iter()
+            .copied()
+            .fold(Space::ZERO, Space::saturating_add);
         self.jobs_left().find_map(|job| {
             let mounted = self.graph.mounted(job).into_iter();
             let volumes: Vec<VolumeIndex> = mounted.map(|(volume, _)| volume).collect();

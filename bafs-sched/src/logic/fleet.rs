@@ -321,7 +321,10 @@ impl Fleet {
     }
 
     /// The nodes of the group of `server`, lost ones too.
-    pub(super) fn group_of(&self, server: ServerId) -> impl Iterator<Item = (ServerId, &FleetNode)> {
+    pub(super) fn group_of(
+        &self,
+        server: ServerId,
+    ) -> impl Iterator<Item = (ServerId, &FleetNode)> {
         let group = self.get(server).map(|node| &node.seen.group);
         let members = group.and_then(|group| self.groups.get(group));
         let looked_at = members.into_iter().flatten();
@@ -427,7 +430,8 @@ impl Fleet {
         node.is_proven = false;
         let is_bad = node.faults_in_row >= faults_max;
         // Where long jobs run, none may have ended yet.
-        let is_witness = |node: &FleetNode| node.faults_in_row == 0 && (node.is_proven || node.busy > 0);
+        let is_witness =
+            |node: &FleetNode| node.faults_in_row == 0 && (node.is_proven || node.busy > 0);
         is_bad && self.can_spare(server) && self.any_other(server, is_witness)
     }
 
@@ -478,7 +482,9 @@ fn usable_when_back(node: &FleetNode, slack_permille: u32) -> Space {
     match node.limit {
         None => offered_when_back(node, slack_permille),
         // What others hold is not in it.
-        Some(limit) => without_slack(node, node.seen.capacity, slack_permille).component_min(limit.space),
+        Some(limit) => {
+            without_slack(node, node.seen.capacity, slack_permille).component_min(limit.space)
+        }
     }
 }
 
@@ -496,7 +502,11 @@ fn offered_when_back(node: &FleetNode, slack_permille: u32) -> Space {
     };
     // A listing may still tell of the run before. What the node keeps for this one is really free.
     let kept = node.limit.map_or(Space::ZERO, |limit| limit.space);
-    let space = node.seen.capacity.saturating_sub(foreign).component_max(kept);
+    let space = node
+        .seen
+        .capacity
+        .saturating_sub(foreign)
+        .component_max(kept);
     without_slack(node, space, slack_permille)
 }
 

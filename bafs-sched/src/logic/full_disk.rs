@@ -5,8 +5,8 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::JobReport;
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 
 use super::declared::RunWarning;
@@ -35,7 +35,8 @@ const NO_SPACE: &str = "No space left on device";
 pub const FULL_DISK_HINT: &str = "free some of it, or start the node with a smaller --size";
 
 /// What a user can do about a disk that has bytes, but no inodes.
-pub const INODES_EXHAUSTED_HINT: &str = "remove files from its disk, or start the node on another disk";
+pub const INODES_EXHAUSTED_HINT: &str =
+    "remove files from its disk, or start the node on another disk";
 
 /// What tells in a reason that a disk lacks files, and not bytes.
 const NO_FILES: &str = "files (inodes) left";
@@ -506,7 +507,10 @@ mod tests {
     #[test]
     fn remedy_fits_what_the_disk_lacks() {
         let told = |what: &str| remedy(&format!("the disk of node n1 has {what}"));
-        assert_eq!(told("no files (inodes) left: 0 of the 1,400"), INODES_EXHAUSTED_HINT);
+        assert_eq!(
+            told("no files (inodes) left: 0 of the 1,400"),
+            INODES_EXHAUSTED_HINT
+        );
         assert_eq!(told("4.0 kB free"), FULL_DISK_HINT);
     }
 

@@ -1,6 +1,6 @@
 //! Sizes that are too small: doubled when a job found no space, for all of their like that have not
 //! begun; declared ones once, others as long as a node has more. What nobody declared is measured
-//! by `sizes.rs`; whether it was the disk of the node that had no space says `full_disk.rs`.
+//! by `sizes.rs`; whether it was the disk of the node that had no space says `disk_full_error.rs`.
 
 use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -154,7 +154,9 @@ impl Scheduler {
             // Where nodes were small when its size was made up, or one was measured that needs less
             // than others, twice that says little.
             let made_up = kind.map(|kind| self.made_up(*kind, offered));
-            let twice = size.saturating_add(size).component_max(made_up.unwrap_or_default());
+            let twice = size
+                .saturating_add(size)
+                .component_max(made_up.unwrap_or_default());
             twice.component_min(largest).component_max(size)
         };
         let grows = |volume: &VolumeIndex| larger(*volume) != self.size_of(*volume);
@@ -192,7 +194,7 @@ impl Scheduler {
         for (position, job) in self.graph.courses.of(pipeline).iter().enumerate() {
             for (place, volume) in self.scratch_of(*job).into_iter().enumerate() {
                 let change = changes.iter().find(|(changed, ..)| *changed == volume);
-                places.extend(change.map(|(_, before, after)| (place, place, *before, *after)));
+                places.extend(change.map(|(_, before, after)| (position, place, *before, *after)));
             }
         }
         Lesson { kind, places }
@@ -204,7 +206,7 @@ impl Scheduler {
         let Lesson { kind, places } = lesson;
         let length = kind.len();
         let taught = places.iter().map(|(position, place, before, _)| {
-            let taught: Taught = (length, *place, *place, *before);
+            let taught: Taught = (length, *position, *place, *before);
             taught
         });
         let taught: Vec<Taught> = taught.collect();
@@ -228,7 +230,7 @@ impl Scheduler {
         let alike: Vec<u32> = heads.filter(is_alike).collect();
         for pipeline in alike {
             for &(position, place, _, after) in &places {
-                let job = self.graph.courses.of(pipeline)[place];
+                let job = self.graph.courses.of(pipeline)[position];
                 let volume = self.scratch_of(job)[place];
                 if self.may_grow(volume) && after.can_hold(self.size_of(volume)) {
                     self.resize(volume, after);
@@ -319,6 +321,8 @@ impl Scheduler {
         };
         let mounted = self.graph.mounted(job).into_iter();
         let made = mounted.map(|(volume, _)| volume).filter(is_first);
-        made.fold(Space::ZERO, |sum, volume| sum.saturating_add(self.size_of(volume)))
+        made.fold(Space::ZERO, |sum, volume| {
+            sum.saturating_add(self.size_of(volume))
+        })
     }
 }

@@ -20,7 +20,9 @@ use super::expected_nodes::LostNodes;
 use super::graph::JobState;
 use super::rules::{Admission, AllocationRules};
 use super::scheduler::Scheduler;
-use crate::planner::{SimulatedPlan, Environment, Shape, Strategy, plan_with_simulations, predict_remaining};
+use crate::planner::{
+    Environment, Shape, SimulatedPlan, Strategy, plan_with_simulations, predict_remaining,
+};
 use crate::workflow::Workflow;
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
@@ -316,7 +318,9 @@ impl Scheduler {
         // Also a strategy that is kept has other numbers on other nodes.
         let rules = strategy.and_then(|strategy| {
             let shape = guided.shape.with_width(rest.open);
-            strategy.plan_allocation(&shape, &environment).allocation_rules(&shape)
+            strategy
+                .plan_allocation(&shape, &environment)
+                .allocation_rules(&shape)
         });
         self.follow(rules);
     }
@@ -437,7 +441,9 @@ impl RemainingWork<'_> {
     /// Whether what is left fits in so; what has begun holds its data beside what follows.
     fn is_possible(&self, strategy: Strategy) -> bool {
         let shape = self.shape.with_width(self.rest.open);
-        strategy.plan_allocation(&shape, self.environment).is_possible()
+        strategy
+            .plan_allocation(&shape, self.environment)
+            .is_possible()
     }
 
     /// What to begin with on nodes of so many processors and bytes, and why.
@@ -549,7 +555,7 @@ mod tests {
     use bafs_proto::ids::{RunId, ServerId};
 
     use super::*;
-    use crate::logic::fleet::{Limit, FleetNode};
+    use crate::logic::fleet::{FleetNode, Limit};
     use crate::logic::{Event, NodeInfo, Settings, Space};
     use crate::planner::{CanonicalWorkload, NodeClass, plan_workload};
     use crate::workflow::{JobIndex, parse_workflow};
@@ -656,7 +662,8 @@ mod tests {
     #[test]
     fn undeclared_sizes_are_planned_as_simulated() {
         assert!(held_of_unknown(None) > 0, "made up");
-        let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=1MB,private=1MB,run=5s").unwrap();
+        let canonical =
+            CanonicalWorkload::parse("width=1,depth=1,batch=1MB,private=1MB,run=5s").unwrap();
         let environment = Environment {
             nodes: vec![NodeClass::new(1, 4, 1_000_000_000)],
             home_bytes_per_s: 1_000_000,

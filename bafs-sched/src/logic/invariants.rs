@@ -30,7 +30,10 @@ impl Scheduler {
     /// What is derived from sizes may count more than there is, never less.
     fn check_sizes(&self) {
         let need = self.largest_scratch_need();
-        assert!(self.scratch_need_max.can_hold(need), "most that a job needs");
+        assert!(
+            self.scratch_need_max.can_hold(need),
+            "most that a job needs"
+        );
         let largest = self.largest_scratch_volume();
         assert!(self.scratch_volume_max >= largest, "largest volume");
     }

@@ -294,7 +294,10 @@ impl Scheduler {
         }
         let has_room = |server: &ServerId| {
             let taken = taken.get(server).copied().unwrap_or_default();
-            self.fleet.available(*server).saturating_sub(taken).can_hold(size)
+            self.fleet
+                .available(*server)
+                .saturating_sub(taken)
+                .can_hold(size)
         };
         let keeps_room =
             |server: &ServerId| self.leaves_room_to_come(*server, size, taken, creates);

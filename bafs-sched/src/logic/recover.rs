@@ -1,5 +1,5 @@
 //! Lost servers and volumes, and volumes that failed attempts leave half-written: the smallest set
-//! of jobs that must run again. Whose fault a failure is says `failure.rs`.
+//! of jobs that must run again. Whose fault a failure is says `entry_failure.rs`.
 
 use std::collections::BTreeSet;
 
@@ -155,7 +155,10 @@ impl Scheduler {
         self.forget_copy(id, instance.volume);
         self.extractions.logs.drop_volume(id);
         self.has_left(id);
-        !matches!(instance.state, InstanceState::Deleting | InstanceState::Held)
+        !matches!(
+            instance.state,
+            InstanceState::Deleting | InstanceState::Held
+        )
     }
 
     /// Stops who uses these volumes; where somebody still needs them, a copy takes their place, or
@@ -326,7 +329,10 @@ impl Scheduler {
         self.graph.set_state(job, JobState::Waiting);
         undone.push(job);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
-            if matches!(self.graph.state(child), JobState::Ready | JobState::HeldBack) {
+            if matches!(
+                self.graph.state(child),
+                JobState::Ready | JobState::HeldBack
+            ) {
                 self.queues.take(child);
                 self.graph.set_state(child, JobState::Waiting);
             }

@@ -124,7 +124,8 @@ impl Scheduler {
     /// fetched again, but what has begun need not end one job after the other. Rules say themselves
     /// how many caches there are. Answers whether there was one.
     pub(super) fn free_far_caches(&mut self) -> bool {
-        self.settings.allocation_rules.is_none() && self.free_caches(|_, cache| cache.users_near == 0)
+        self.settings.allocation_rules.is_none()
+            && self.free_caches(|_, cache| cache.users_near == 0)
     }
 
     /// Gives the space of all caches but those that the first of these jobs reads to whoever
@@ -265,8 +266,10 @@ impl Scheduler {
         // Who gives the run up does not wait for them.
         self.extractions.logs.clear();
         self.keep_unsent();
-        self.timers
-            .set(self.now.plus_ms(self.settings.cleanup_timeout_ms), Timer::Cleanup);
+        self.timers.set(
+            self.now.plus_ms(self.settings.cleanup_timeout_ms),
+            Timer::Cleanup,
+        );
         for job in self.attempts.keys().copied().collect::<Vec<_>>() {
             self.stop(job, None);
         }

@@ -143,8 +143,9 @@ impl Scheduler {
     fn use_again_volume(&mut self, id: VolumeId, server: ServerId, left: &LostVolume) {
         self.stale.remove(&id);
         let (volume, size) = (left.volume, left.size);
-        self.fleet
-            .update(server, |node| node.reserved = node.reserved.saturating_add(size));
+        self.fleet.update(server, |node| {
+            node.reserved = node.reserved.saturating_add(size)
+        });
         let instance = Instance {
             volume,
             server: Some(server),

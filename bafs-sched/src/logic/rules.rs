@@ -127,7 +127,8 @@ impl Admission {
 
     /// Whether no pipeline can begin before others have ended.
     fn is_full(&self) -> bool {
-        let is_part_full = self.rules.has_sequential_parts && self.begun >= self.rules.pipelines_max;
+        let is_part_full =
+            self.rules.has_sequential_parts && self.begun >= self.rules.pipelines_max;
         is_part_full || self.under_way >= self.rules.pipelines_max
     }
 

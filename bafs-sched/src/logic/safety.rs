@@ -84,7 +84,11 @@ impl Ground {
 }
 
 /// Lets those that wait for others come last.
-fn settle(free: Space, mut claims: Vec<PipelineClaim>, need: fn(RemainingNeed) -> Space) -> Settled {
+fn settle(
+    free: Space,
+    mut claims: Vec<PipelineClaim>,
+    need: fn(RemainingNeed) -> Space,
+) -> Settled {
     claims.sort_unstable_by_key(|claim| need(claim.rest));
     let (waiting, own): (Vec<PipelineClaim>, Vec<PipelineClaim>) =
         claims.into_iter().partition(|claim| claim.waits);
@@ -107,7 +111,11 @@ fn settle_all(
         let before = claims.len();
         claims.retain(|claim| {
             let can_end = free.can_hold(need(claim.rest));
-            free = if can_end { free.saturating_add(claim.held) } else { free };
+            free = if can_end {
+                free.saturating_add(claim.held)
+            } else {
+                free
+            };
             !can_end
         });
         if claims.is_empty() || claims.len() == before {
@@ -280,7 +288,10 @@ impl Scheduler {
         let mut claims = Vec::with_capacity(survey.held.len() + 1);
         for (&pipeline, &held) in survey.held.iter().filter(|(pipeline, _)| is_home(pipeline)) {
             let more = made.take_if(|_| starting == Some(pipeline));
-            claims.push(claim(pipeline, held.saturating_add(more.unwrap_or_default())));
+            claims.push(claim(
+                pipeline,
+                held.saturating_add(more.unwrap_or_default()),
+            ));
         }
         if let (Some(made), Some(pipeline)) = (made, starting) {
             let at = claims.partition_point(|claim| claim.pipeline < pipeline);
@@ -359,8 +370,14 @@ impl Scheduler {
         // What can never be had here would only keep others away.
         let reserved = self.fleet.get(server).map(|node| node.reserved);
         let left = self.fleet.offered(server);
-        let left = left.saturating_sub(reserved.unwrap_or_default()).saturating_sub(least);
-        let part = if left.can_hold(part) { part } else { Space::ZERO };
+        let left = left
+            .saturating_sub(reserved.unwrap_or_default())
+            .saturating_sub(least);
+        let part = if left.can_hold(part) {
+            part
+        } else {
+            Space::ZERO
+        };
         (least.saturating_add(part), !next.is_empty())
     }
 

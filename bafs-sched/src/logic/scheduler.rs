@@ -454,7 +454,10 @@ impl Scheduler {
 
     fn apply(&mut self, event: Event) {
         match event {
-            Event::NodesListed { nodes, unlisted: missed } => self.servers_seen(nodes, &missed),
+            Event::NodesListed {
+                nodes,
+                unlisted: missed,
+            } => self.servers_seen(nodes, &missed),
             Event::QuotasChanged { quotas: shares } => self.shares_seen(shares),
             Event::ServerSilent { server } => self.server_silent(server),
             Event::CutOff {
@@ -467,7 +470,9 @@ impl Scheduler {
                 volume,
                 received_bytes,
             } => self.volume_copied(volume, received_bytes),
-            Event::SourceWarningsReceived { volume, warnings } => self.volume_warned(volume, &warnings),
+            Event::SourceWarningsReceived { volume, warnings } => {
+                self.volume_warned(volume, &warnings)
+            }
             Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
             Event::JobStarted { execution } => self.job_started(execution),
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
@@ -490,7 +495,10 @@ impl Scheduler {
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),
-            Event::CommandReceived { count, command: wish } => self.steer(count, wish),
+            Event::CommandReceived {
+                count,
+                command: wish,
+            } => self.steer(count, wish),
             Event::Tick => {}
             Event::SchedulerResumed { id_prefix: series } => {
                 self.next_id = u64::from(series) << SERIES_BITS;

@@ -139,7 +139,10 @@ impl Scheduler {
         let left = |node: ServerId| {
             let taken = taken.get(&node).copied().unwrap_or_default();
             let more = more.get(&node).copied().unwrap_or_default();
-            self.fleet.available(node).saturating_add(more).saturating_sub(taken)
+            self.fleet
+                .available(node)
+                .saturating_add(more)
+                .saturating_sub(taken)
         };
         let rooms = self.rooms(Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);

@@ -101,7 +101,7 @@ impl Sizes {
             for (position, job) in course.iter().enumerate() {
                 for (place, (volume, _)) in graph.mounted(*job).into_iter().enumerate() {
                     if graph.workflow.volume(volume).size_bytes == 0 && seen.insert(volume) {
-                        unknown.push((place, place, volume));
+                        unknown.push((position, place, volume));
                     }
                 }
             }
@@ -121,9 +121,9 @@ impl Sizes {
             let mut alike = BTreeMap::new();
             let mut counts: BTreeMap<SizeClass, u64> = BTreeMap::new();
             for (position, place, volume) in unknown {
-                let maker = course[place];
+                let maker = course[position];
                 let likeness = Likeness::of(graph, &levels, maker, place, volume);
-                let kind = *alike.entry(likeness).or_insert((shape, place, place));
+                let kind = *alike.entry(likeness).or_insert((shape, position, place));
                 sizes.kinds.entry(kind).or_default().push(volume);
                 sizes.kind_of.insert(volume, kind);
                 *counts.entry(kind).or_default() += 1;
@@ -298,7 +298,8 @@ impl Scheduler {
             };
             let known = self.sizes.learned.get(kind).copied();
             // The margin is there to be used, but not up to its end.
-            let is_enough = known.is_some_and(|known| known.can_hold(held.saturating_add(half(held))));
+            let is_enough =
+                known.is_some_and(|known| known.can_hold(held.saturating_add(half(held))));
             // What is empty at the end may have held much, or have not been looked at.
             let is_only_writer = writable && self.graph.volume(volume).writers.len() == 1;
             let is_untouched = is_only_writer && used.changes == 0;

@@ -117,7 +117,10 @@ impl Scheduler {
 
     /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
     pub(super) fn cache_seen(&mut self, id: VolumeId, kept_bytes: u64) {
-        let there = self.volumes.get(id).filter(|it| it.state == InstanceState::Ready);
+        let there = self
+            .volumes
+            .get(id)
+            .filter(|it| it.state == InstanceState::Ready);
         let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
             return;
         };

@@ -206,7 +206,10 @@ impl Scheduler {
             };
             let is_cache = self.graph.volume(volume).is_cache;
             match instance.state {
-                InstanceState::Deleting | InstanceState::Held | InstanceState::Copying | InstanceState::Copy => {
+                InstanceState::Deleting
+                | InstanceState::Held
+                | InstanceState::Copying
+                | InstanceState::Copy => {
                     *leaving = leaving.saturating_add(instance.size);
                 }
                 // The user fetches what it holds, long after the run.
@@ -215,7 +218,9 @@ impl Scheduler {
                     *leaving = leaving.saturating_add(floor(instance.size));
                     *beyond = beyond.saturating_add(beyond_least(instance.size));
                 }
-                InstanceState::Creating | InstanceState::Ready if self.is_leaving(volume, starting) => {
+                InstanceState::Creating | InstanceState::Ready
+                    if self.is_leaving(volume, starting) =>
+                {
                     *leaving = leaving.saturating_add(instance.size);
                 }
                 InstanceState::Creating | InstanceState::Ready => {

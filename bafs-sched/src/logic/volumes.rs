@@ -47,7 +47,7 @@ impl InstanceState {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Instance {
     pub(super) volume: VolumeIndex,
-    /// `None` with remote I/O.
+    /// `NotNeeded` with remote I/O.
     pub(super) server: Option<ServerId>,
     pub(super) size: Space,
     pub(super) state: InstanceState,
@@ -273,14 +273,17 @@ impl Volumes {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        assert!(instance.state == InstanceState::Copy, "only a copy is promoted");
+        assert!(
+            instance.state == InstanceState::Copy,
+            "only a copy is promoted"
+        );
         instance.state = InstanceState::Ready;
         let (volume, server) = (instance.volume, instance.server);
         self.note_change(server);
         self.begin(volume, server, id);
     }
 
-    /// Takes a volume out of use, which is [`State::Held`] or [`State::Deleting`] then; it keeps
+    /// Takes a volume out of use, which is [`InstanceState::Held`] or [`InstanceState::Deleting`] then; it keeps
     /// its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId, state: InstanceState) {
         self.tally.one();

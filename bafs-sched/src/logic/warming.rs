@@ -10,7 +10,7 @@ use super::action::Action;
 use super::attempt::AttemptState;
 use super::graph::Graph;
 use super::scheduler::Scheduler;
-use super::shares::{ConcurrentCacheData, CachePartition};
+use super::shares::{CachePartition, ConcurrentCacheData};
 use super::space::Space;
 use super::volumes::InstanceState;
 use crate::workflow::{VolumeIndex, VolumeKind};
@@ -199,7 +199,11 @@ impl Scheduler {
         };
         let parts: BTreeSet<VolumeId> = self.volumes.live(ahead.volume).values().copied().collect();
         let instance = |id: &VolumeId| self.volumes.get(*id).map(|instance| instance.state);
-        if parts == ahead.asked || !parts.iter().all(|id| instance(id) == Some(InstanceState::Ready)) {
+        if parts == ahead.asked
+            || !parts
+                .iter()
+                .all(|id| instance(id) == Some(InstanceState::Ready))
+        {
             return;
         }
         ahead.asked = parts;

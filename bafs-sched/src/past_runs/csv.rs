@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::table::{Row, TableFormat, TextTable};
 use super::workload::{PastJob, build_workload};
-use super::table::{TableFormat, Row, TextTable};
-use super::{JOBS_MAX, PastRun, PastError};
+use super::{JOBS_MAX, PastError, PastRun};
 use crate::workflow::EDGES_MAX;
 
 /// Processors of one job; more is a typing error.

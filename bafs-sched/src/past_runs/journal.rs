@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::measured_rates::{completed_executions, measure_home_rate, measure_node_rates};
-use super::{PastRun, PastError, Site};
+use super::{PastError, PastRun, Site};
 use crate::io::journal::History;
 use crate::logic::{IoMode, Outcome, Scheduler, Settings, Space};
 use crate::planner::NodeClass;
@@ -144,7 +144,8 @@ impl<'r> VolumeUses<'r> {
         let jobs = 0..self.workflow.jobs.len() as u32;
         let mut jobs: Vec<JobLoad> = jobs.map(|job| self.job_load(JobIndex(job))).collect();
         // A node needs time to start a job and to tell of its end, as it will again.
-        let last: BTreeMap<JobIndex, &ExecutionRecord> = completed_executions(timeline).map(|e| (e.job, e)).collect();
+        let last: BTreeMap<JobIndex, &ExecutionRecord> =
+            completed_executions(timeline).map(|e| (e.job, e)).collect();
         for (job, last) in last {
             let ended_ms = last.ended_ms.unwrap_or(last.requested_ms);
             let on_node_ms = ended_ms.saturating_sub(last.requested_ms);
@@ -207,7 +208,12 @@ impl<'r> VolumeUses<'r> {
         }
     }
 
-    pub(super) fn mount_load(&self, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+    pub(super) fn mount_load(
+        &self,
+        job: JobIndex,
+        volume: VolumeIndex,
+        writable: bool,
+    ) -> MountLoad {
         let Some(used) = self.use_of(job, volume) else {
             return MountLoad::default();
         };
@@ -261,11 +267,19 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
             size => all.min(size.saturating_sub(first.saturating_mul(PAGE_BYTES))),
         }
     };
-    file.page_runs.iter().map(bytes).fold(0, u64::saturating_add)
+    file.page_runs
+        .iter()
+        .map(bytes)
+        .fold(0, u64::saturating_add)
 }
 
 /// The machines: groups of nodes as clusters, each with the rates that were measured there.
-fn measure_site(timeline: &Timeline, uses: &VolumeUses<'_>, measured: &MeasuredLoad, settings: &Settings) -> Site {
+fn measure_site(
+    timeline: &Timeline,
+    uses: &VolumeUses<'_>,
+    measured: &MeasuredLoad,
+    settings: &Settings,
+) -> Site {
     let groups: BTreeSet<&str> = timeline.nodes.iter().map(|it| it.group.as_str()).collect();
     let all_home_bytes_per_s = measure_home_rate(timeline, uses, measured);
     let mut nodes = Vec::new();
@@ -280,12 +294,16 @@ fn measure_site(timeline: &Timeline, uses: &VolumeUses<'_>, measured: &MeasuredL
             }
         };
         let rates = measure_node_rates(&part, uses, home_bytes_per_s);
-        (link, disk) = (rates.link_bytes_per_s.max(link), rates.disk_bytes_per_s.max(disk));
+        (link, disk) = (
+            rates.link_bytes_per_s.max(link),
+            rates.disk_bytes_per_s.max(disk),
+        );
         for mut class in node_classes(&part, settings) {
             class.disk_bytes_per_s = rates.disk_bytes_per_s;
             if groups.len() > 1 {
                 class.cluster = (*group).to_owned();
-                (class.home_bytes_per_s, class.local_bytes_per_s) = (home_bytes_per_s, rates.link_bytes_per_s);
+                (class.home_bytes_per_s, class.local_bytes_per_s) =
+                    (home_bytes_per_s, rates.link_bytes_per_s);
             }
             nodes.push(class);
         }
@@ -349,7 +367,11 @@ fn node_classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
     }
     let class = |((slots, _), alike): ((u32, u64), EqualNodes)| {
         let mean = |of: fn(&Space) -> u64| {
-            let all: u128 = alike.free_space.iter().map(|free| u128::from(of(free))).sum();
+            let all: u128 = alike
+                .free_space
+                .iter()
+                .map(|free| u128::from(of(free)))
+                .sum();
             (all / alike.free_space.len().max(1) as u128) as u64
         };
         let (bytes, files) = (mean(|free| free.bytes), mean(|free| free.files));
@@ -395,7 +417,7 @@ mod tests {
     use super::*;
     use crate::io::journal::JournalHeader;
     use crate::logic::{Event, NodeInfo};
-    use crate::timeline::{ExecutionOutcome, VolumeRole, VolumeRecord, ExtractAttempt};
+    use crate::timeline::{ExecutionOutcome, ExtractAttempt, VolumeRecord, VolumeRole};
 
     #[test]
     fn replacement_nodes_do_not_count_twice() {
@@ -403,7 +425,10 @@ mod tests {
             concurrent_nodes_max(vec![(0, 7), (0, 7), (7, u64::MAX), (8, u64::MAX)]),
             2
         );
-        assert_eq!(concurrent_nodes_max(vec![(0, 9), (3, u64::MAX), (5, 8), (8, 9)]), 3);
+        assert_eq!(
+            concurrent_nodes_max(vec![(0, 9), (3, u64::MAX), (5, 8), (8, 9)]),
+            3
+        );
         assert_eq!(concurrent_nodes_max(Vec::new()), 0);
     }
 
@@ -497,7 +522,10 @@ mod tests {
         assert_eq!(told(&west), [(2, 45_000_000, 990)], "the mean of both");
         let filled = |part: &Timeline| part.volumes.iter().filter(|it| it.is_filled).count();
         assert_eq!((filled(&east), filled(&west)), (1, 0));
-        assert_eq!((east.extract_attempts.len(), west.extract_attempts.len()), (0, 1));
+        assert_eq!(
+            (east.extract_attempts.len(), west.extract_attempts.len()),
+            (0, 1)
+        );
         assert_eq!((east.executions.len(), west.executions.len()), (0, 1));
         let mounted = west.executions[0].mounts.iter();
         let mounted = mounted.map(|at| west.volumes[*at].volume);

@@ -6,7 +6,7 @@ use bafs_proto::ids::ServerId;
 
 use super::journal::VolumeUses;
 use crate::sim::MeasuredLoad;
-use crate::timeline::{ExecutionRecord, ExecutionOutcome, VolumeRole, Timeline};
+use crate::timeline::{ExecutionOutcome, ExecutionRecord, Timeline, VolumeRole};
 use crate::workflow::{VolumeIndex, VolumeKind};
 
 /// A transfer of fewer bytes says more about latency than about rates.
@@ -19,7 +19,11 @@ const HOME_RATE_FACTOR: u64 = 2;
 
 /// Bytes that crossed the link to home over the time in which some did. Of a cache counts the
 /// reader that waited longest: the others waited for the same bytes.
-pub(super) fn measure_home_rate(timeline: &Timeline, uses: &VolumeUses<'_>, measured: &MeasuredLoad) -> Option<u64> {
+pub(super) fn measure_home_rate(
+    timeline: &Timeline,
+    uses: &VolumeUses<'_>,
+    measured: &MeasuredLoad,
+) -> Option<u64> {
     let mut transfers: Vec<(u64, u64, u64)> = Vec::new();
     for sending in &timeline.extract_attempts {
         if let (Some(end), Some(bytes)) = (sending.ended_ms, sending.bytes) {
@@ -27,7 +31,8 @@ pub(super) fn measure_home_rate(timeline: &Timeline, uses: &VolumeUses<'_>, meas
         }
     }
     for making in timeline.volumes.iter().filter(|making| making.is_filled) {
-        if let (Some(end), Some(bytes)) = (making.created_ms, measured.fill_bytes.get(&making.volume))
+        if let (Some(end), Some(bytes)) =
+            (making.created_ms, measured.fill_bytes.get(&making.volume))
         {
             transfers.push((making.requested_ms, end, *bytes));
         }
@@ -38,7 +43,9 @@ pub(super) fn measure_home_rate(timeline: &Timeline, uses: &VolumeUses<'_>, meas
             let kind = &uses.workflow.volume(mount.volume).kind;
             let used = uses.use_of(execution.job, mount.volume);
             if let (VolumeKind::Cache { .. }, Some(used)) = (kind, used) {
-                let bytes = uses.mount_load(execution.job, mount.volume, false).read_bytes;
+                let bytes = uses
+                    .mount_load(execution.job, mount.volume, false)
+                    .read_bytes;
                 let read = (used.wait_ms, execution.requested_ms, bytes);
                 let most = longest.entry(mount.volume).or_default();
                 *most = read.max(*most);
@@ -100,7 +107,9 @@ pub(super) fn measure_node_rates(
                 let reading = CacheRead {
                     from_ms: execution.requested_ms,
                     waited_ms: used.wait_ms,
-                    bytes: uses.mount_load(execution.job, mount.volume, false).read_bytes,
+                    bytes: uses
+                        .mount_load(execution.job, mount.volume, false)
+                        .read_bytes,
                 };
                 let of_node = caches.entry((mount.volume, execution.server));
                 of_node.or_default().push(reading);
@@ -161,7 +170,9 @@ struct CacheOrigin {
 }
 
 /// When the first reader of all that is read of a cache had it.
-fn completion_times(caches: &BTreeMap<(VolumeIndex, ServerId), Vec<CacheRead>>) -> BTreeMap<VolumeIndex, u64> {
+fn completion_times(
+    caches: &BTreeMap<(VolumeIndex, ServerId), Vec<CacheRead>>,
+) -> BTreeMap<VolumeIndex, u64> {
     let mut came: BTreeMap<VolumeIndex, (u64, u64)> = BTreeMap::new();
     for ((volume, _), readings) in caches {
         for reading in readings {
@@ -189,7 +200,11 @@ fn mean_rate(moved: &[(u64, u64)]) -> Option<u64> {
 
 /// What a node got of one cache that lies on so many nodes for its jobs, once for all that read at
 /// the same time: bytes, and the milliseconds that they took beyond those of others before them.
-fn transfers_to_node(mut readings: Vec<CacheRead>, holders: u64, home: Option<CacheOrigin>) -> Vec<(u64, u64)> {
+fn transfers_to_node(
+    mut readings: Vec<CacheRead>,
+    holders: u64,
+    home: Option<CacheOrigin>,
+) -> Vec<(u64, u64)> {
     readings.sort_unstable();
     let of_home = |from_ms: u64| {
         let Some(home) = home else { return 0 };
@@ -207,9 +222,13 @@ fn transfers_to_node(mut readings: Vec<CacheRead>, holders: u64, home: Option<Ca
         rest = later;
         let until = |it: &CacheRead| it.from_ms.saturating_add(it.waited_ms);
         let until_ms = lot.iter().map(until).max().unwrap_or(0);
-        let ms = until_ms.saturating_sub(first.from_ms).max(MEASURED_WAIT_MS_MIN);
+        let ms = until_ms
+            .saturating_sub(first.from_ms)
+            .max(MEASURED_WAIT_MS_MIN);
         let most = lot.iter().map(|it| it.bytes).max().unwrap_or(0);
-        if most < MEASURED_BYTES_MIN || bytes_per_s(most, ms).is_none_or(|rate| rate < of_home(first.from_ms)) {
+        if most < MEASURED_BYTES_MIN
+            || bytes_per_s(most, ms).is_none_or(|rate| rate < of_home(first.from_ms))
+        {
             continue;
         }
         // Each node has its part; with one holder all comes from that one's disk.
@@ -269,11 +288,18 @@ mod tests {
 
     #[test]
     fn overlapping_reads_count_their_time_once() {
-        let moved = transfers_to_node(vec![cache_read(0, 1_000, 45), cache_read(600, 900, 45)], 1, None);
+        let moved = transfers_to_node(
+            vec![cache_read(0, 1_000, 45), cache_read(600, 900, 45)],
+            1,
+            None,
+        );
         assert_eq!(moved, [(45 * MB, 1_000), (45 * MB, 500)]);
         assert_eq!(mean_rate(&moved), Some(60 * MB));
         let within = vec![cache_read(0, 1_000, 45), cache_read(600, 300, 45)];
-        assert_eq!(mean_rate(&transfers_to_node(within, 1, None)), Some(90 * MB));
+        assert_eq!(
+            mean_rate(&transfers_to_node(within, 1, None)),
+            Some(90 * MB)
+        );
     }
 
     #[test]

@@ -4,12 +4,12 @@
 //! `docs/PLANNING.md` says what is taken over and what is not known.
 
 mod csv;
-mod workload;
 mod journal;
 mod measured_rates;
 mod slurm;
 mod table;
 mod trace;
+mod workload;
 
 use bafs_proto::time::Time;
 

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::csv::CPUS_MAX;
+use super::table::{Row, TableFormat, TextTable};
 use super::workload::{PastJob, build_workload};
-use super::table::{TableFormat, Row, TextTable};
-use super::{JOBS_MAX, PastRun, PastError};
+use super::{JOBS_MAX, PastError, PastRun};
 use crate::workflow::RUNTIME_S_MAX;
 
 /// How to get what is needed.
@@ -32,7 +32,9 @@ pub fn from_slurm(name: &str, text: &str, shared_permille: u32) -> Result<PastRu
         let found = columns.iter().find(|column| table.has_column(column));
         let missing = || {
             let columns = columns.join(" nor ");
-            table.header_error(format!("there is no column {columns}; use `{SACCT_COMMAND}`"))
+            table.header_error(format!(
+                "there is no column {columns}; use `{SACCT_COMMAND}`"
+            ))
         };
         found.copied().ok_or_else(missing)
     };
@@ -97,7 +99,10 @@ impl CompletedJob {
     fn transferred(&self) -> TransferredBytes {
         TransferredBytes {
             read_bytes: self.own_bytes.read_bytes.max(self.step_bytes.read_bytes),
-            written_bytes: self.own_bytes.written_bytes.max(self.step_bytes.written_bytes),
+            written_bytes: self
+                .own_bytes
+                .written_bytes
+                .max(self.step_bytes.written_bytes),
         }
     }
 
@@ -264,7 +269,9 @@ fn parse_amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     if text.is_empty() {
         return Ok(0);
     }
-    let unit = SLURM_UNITS.iter().find(|(letter, _)| text.ends_with(*letter));
+    let unit = SLURM_UNITS
+        .iter()
+        .find(|(letter, _)| text.ends_with(*letter));
     let (number, unit) = match unit {
         Some((letter, unit)) => (text.trim_end_matches(*letter), *unit),
         None => (text, 1),

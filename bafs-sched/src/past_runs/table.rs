@@ -245,7 +245,9 @@ mod tests {
             ("a\n\"1\n", "line 2: a quote is not closed"),
             ("a,b\n\"1\"2,3\n", "line 2: '2,3' follows a closing quote"),
         ] {
-            let error = TextTable::parse(text, TableFormat::CommaSeparated).unwrap_err().to_string();
+            let error = TextTable::parse(text, TableFormat::CommaSeparated)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{error}");
         }
         let row = rows[0].number("a", 2, 5).unwrap_err().to_string();

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::PastError;
-use super::table::{TableFormat, Row, TextTable};
+use super::table::{Row, TableFormat, TextTable};
 use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
 use crate::workflow::{Job, VolumeKind, Workflow};
 
@@ -249,6 +249,8 @@ mod tests {
             read => reads => line 1: 'reads' is no column
             compute => cpu => line 1: 'cpu' is no column
         ";
-        assert_each_is_rejected(TRACE_TEXT, slips, |text| from_trace(&traced_workflow(), text));
+        assert_each_is_rejected(TRACE_TEXT, slips, |text| {
+            from_trace(&traced_workflow(), text)
+        });
     }
 }

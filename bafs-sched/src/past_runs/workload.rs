@@ -10,7 +10,7 @@ use bafs_proto::volume::LimitKind;
 
 use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
 use crate::workflow::{
-    CachePolicy, ProgramSpec, Extract, Job, JobIndex, Mount, Scheme, Url, Volume, VolumeIndex,
+    CachePolicy, Extract, Job, JobIndex, Mount, ProgramSpec, Scheme, Url, Volume, VolumeIndex,
     VolumeKind, Workflow, topological_sort,
 };
 
@@ -34,7 +34,10 @@ pub(super) struct PastJob {
 }
 
 /// The workflow of these jobs, and what each did.
-pub(super) fn build_workload(name: &str, jobs: &[PastJob]) -> Result<(Workflow, MeasuredLoad), PastError> {
+pub(super) fn build_workload(
+    name: &str,
+    jobs: &[PastJob],
+) -> Result<(Workflow, MeasuredLoad), PastError> {
     let mut builder = WorkloadBuilder {
         workflow: Workflow {
             name: name.to_owned(),

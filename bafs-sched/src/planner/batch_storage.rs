@@ -60,7 +60,10 @@ impl Environment {
     /// and so many bytes more. Of the largest node anywhere where there is no such cluster.
     pub(super) fn largest_node_beside(&self, batch: BatchData, more_bytes: u128) -> u64 {
         let mut clusters: BTreeMap<&str, (u128, u64)> = BTreeMap::new();
-        for class in self.initial_nodes().filter(|class| class.files >= batch.files) {
+        for class in self
+            .initial_nodes()
+            .filter(|class| class.files >= batch.files)
+        {
             let (bytes, largest) = clusters.entry(&class.cluster).or_default();
             *bytes += u128::from(class.count) * u128::from(class.storage_bytes);
             if class.cpus > 0 {
@@ -77,7 +80,11 @@ impl Environment {
     /// Bytes of scratch volumes of this shape that fit on all nodes at once, beside batch data in
     /// one cluster that computes: in that one which leaves most. How many bytes the cluster that
     /// offers most lacks, when none can hold the batch data.
-    pub(super) fn scratch_room_beside(&self, shape: &Shape, batch: BatchData) -> Result<u128, u128> {
+    pub(super) fn scratch_room_beside(
+        &self,
+        shape: &Shape,
+        batch: BatchData,
+    ) -> Result<u128, u128> {
         let mut clusters: BTreeMap<&str, StorageOffer> = BTreeMap::new();
         for class in self.initial_nodes() {
             let count = u128::from(class.count);
@@ -91,14 +98,19 @@ impl Environment {
                 offer.other_scratch_bytes += count * shape.held_bytes(class, 0);
             }
         }
-        let all: u128 = clusters.values().map(|offer| offer.unshared_scratch_bytes).sum();
+        let all: u128 = clusters
+            .values()
+            .map(|offer| offer.unshared_scratch_bytes)
+            .sum();
         let computing = clusters.values().filter(|offer| offer.has_processors);
         let rooms = computing.map(|offer| {
             if offer.bytes < batch.bytes {
                 return Err(batch.bytes - offer.bytes);
             }
             let left = offer.bytes - batch.bytes;
-            let beside = offer.batch_node_scratch_bytes.min(shape.round_to_volumes(left));
+            let beside = offer
+                .batch_node_scratch_bytes
+                .min(shape.round_to_volumes(left));
             Ok(all - offer.unshared_scratch_bytes + offer.other_scratch_bytes + beside)
         });
         let (mut most, mut lacking) = (None, u128::MAX);

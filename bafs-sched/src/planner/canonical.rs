@@ -6,7 +6,7 @@
 //! | pipeline | jobs that `parent` or a scratch volume connects; a chain, all equally long |
 //! | batch volume of a depth | the one cache volume that exactly the jobs of that depth mount |
 //! | depth + 1 private volumes | scratch volumes of one size; job i mounts i and i + 1 |
-//! | the same, [`Layout::Shared`] | one scratch volume that all jobs of the pipeline mount |
+//! | the same, [`PrivateLayout::Shared`] | one scratch volume that all jobs of the pipeline mount |
 //!
 //! A shared scratch volume stands for the private volumes of all stages at once: it is held as a
 //! whole from the pipeline's first job to its last, running or not.
@@ -76,9 +76,9 @@ impl CanonicalWorkload {
         // A comma behind the last part is no further one.
         let parts = text.trim_end().strip_suffix(',').unwrap_or(text);
         for part in parts.split(',') {
-            let (key, value) = part
-                .split_once('=')
-                .ok_or_else(|| CanonicalParseError(format!("'{part}' is not of the form KEY=VALUE")))?;
+            let (key, value) = part.split_once('=').ok_or_else(|| {
+                CanonicalParseError(format!("'{part}' is not of the form KEY=VALUE"))
+            })?;
             let (key, value) = (key.trim(), value.trim());
             let wrong = |why: String| CanonicalParseError(format!("{key}={value}: {why}"));
             let size = |value| parse_size(value).map_err(|e| wrong(e.to_string()));
@@ -95,7 +95,9 @@ impl CanonicalWorkload {
                     let run_s = parse_duration(value).map_err(|e| wrong(e.to_string()))?;
                     run.replace(run_s as f64).is_some()
                 }
-                "var" => variability.replace(parse_fraction(value).map_err(wrong)?).is_some(),
+                "var" => variability
+                    .replace(parse_fraction(value).map_err(wrong)?)
+                    .is_some(),
                 _ => {
                     return Err(wrong(
                         "known keys are width, depth, batch, private, run, var".into(),
@@ -326,7 +328,10 @@ fn measure_private_volumes(
             .all(|&member| scratch_volumes_of(workflow, member).len() == 2)
         && members.windows(2).all(|pair| {
             let next = scratch_volumes_of(workflow, pair[1]);
-            scratch_volumes_of(workflow, pair[0]).intersection(&next).count() == 1
+            scratch_volumes_of(workflow, pair[0])
+                .intersection(&next)
+                .count()
+                == 1
         });
     if chained {
         return Ok((size, false));
@@ -484,7 +489,11 @@ mod tests {
         let canonical = CanonicalWorkload::recognise(&workflow_from_text(&text), 0.0).unwrap();
         assert_eq!(canonical.layout, PrivateLayout::Shared);
         let shape = canonical.shape();
-        let bytes = (shape.running_bytes, shape.waiting_bytes, shape.retained_bytes);
+        let bytes = (
+            shape.running_bytes,
+            shape.waiting_bytes,
+            shape.retained_bytes,
+        );
         assert_eq!(bytes, (1_000_000_000, 1_000_000_000, 1_000_000_000));
     }
 
@@ -519,7 +528,10 @@ mod tests {
             mount all z /all
             mount all a /all";
         let canonical = CanonicalWorkload::recognise(&workflow_from_text(reversed), 0.0).unwrap();
-        assert_eq!((canonical.layout, canonical.depth), (PrivateLayout::Shared, 2));
+        assert_eq!(
+            (canonical.layout, canonical.depth),
+            (PrivateLayout::Shared, 2)
+        );
     }
 
     #[test]
@@ -586,7 +598,10 @@ mod tests {
             ),
         ] {
             assert!(CHAIN.contains(wrong), "{wrong}");
-            let found = CanonicalWorkload::recognise(&workflow_from_text(&CHAIN.replacen(wrong, right, 1)), 0.0);
+            let found = CanonicalWorkload::recognise(
+                &workflow_from_text(&CHAIN.replacen(wrong, right, 1)),
+                0.0,
+            );
             let error = found.unwrap_err().to_string();
             assert!(error.contains(expected), "{right}: {error}");
         }

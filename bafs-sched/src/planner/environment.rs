@@ -207,7 +207,9 @@ impl Environment {
     /// What is missing, zero or too much; of no line in particular.
     pub fn validate(self) -> Result<Self, EnvironmentError> {
         if self.home_bytes_per_s == 0 {
-            return Err(global_error("home-rate is missing; write home-rate = \"1 MB/s\""));
+            return Err(global_error(
+                "home-rate is missing; write home-rate = \"1 MB/s\"",
+            ));
         }
         if self.local_bytes_per_s == 0 {
             return Err(global_error(
@@ -215,7 +217,9 @@ impl Environment {
             ));
         }
         if self.nodes.is_empty() {
-            return Err(global_error("there are no nodes; write a [[nodes]] section"));
+            return Err(global_error(
+                "there are no nodes; write a [[nodes]] section",
+            ));
         }
         let all: u64 = self.nodes.iter().map(|class| u64::from(class.count)).sum();
         if all > NODES_MAX {
@@ -365,7 +369,9 @@ impl Environment {
 
     /// The nodes that are there at the beginning.
     pub(super) fn initial_nodes(&self) -> impl Iterator<Item = &NodeClass> {
-        self.nodes.iter().filter(|class| class.is_present_at_start())
+        self.nodes
+            .iter()
+            .filter(|class| class.is_present_at_start())
     }
 }
 
@@ -390,7 +396,10 @@ fn parse_nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, Environm
                  home-latency and home-burst, or another `cluster`",
                 class.cluster
             );
-            return Err(error_at_line(line_number(text, table.span().start), message));
+            return Err(error_at_line(
+                line_number(text, table.span().start),
+                message,
+            ));
         }
         nodes.push(class);
     }

@@ -231,7 +231,10 @@ mod tests {
             (saturated - (25_000.0 - 8_800.0)).abs() < 60.0,
             "{saturated}"
         );
-        let (exact, asymptote) = (expected_response_s(65_536, 1.0, 1e3), expected_response_s(65_537, 1.0, 1e3));
+        let (exact, asymptote) = (
+            expected_response_s(65_536, 1.0, 1e3),
+            expected_response_s(65_537, 1.0, 1e3),
+        );
         assert!((exact - asymptote).abs() < 20.0, "{exact} {asymptote}");
         // Half as much to do as the link carries.
         let at_knee = |customers| expected_response_s(customers, 1.0, 65_536.0);

@@ -2,8 +2,8 @@
 //! are divided among the nodes of one cluster. Exact where a search of bounded length can tell. It
 //! knows no strategies.
 
-use super::environment::Environment;
 use super::batch_storage::BatchData;
+use super::environment::Environment;
 
 /// Volumes times nodes, for each cluster that may hold the batch data, up to which places are
 /// looked for at all.
@@ -60,7 +60,11 @@ impl Bin {
 }
 
 /// Looks for places for all pieces beside batch data in any of the clusters that compute.
-pub(super) fn pack_volumes(pieces: &ScratchSizes, environment: &Environment, batch: BatchData) -> PackingResult {
+pub(super) fn pack_volumes(
+    pieces: &ScratchSizes,
+    environment: &Environment,
+    batch: BatchData,
+) -> PackingResult {
     let count = pieces
         .iter()
         .fold(0u64, |sum, piece| sum.saturating_add(piece.1));
@@ -79,7 +83,8 @@ pub(super) fn pack_volumes(pieces: &ScratchSizes, environment: &Environment, bat
     if places.saturating_mul(clusters.len() as u64) > GREEDY_STEPS_MAX {
         return PackingResult::Unknown;
     }
-    let one_by_one = |(piece, count): &(ScratchSize, u64)| std::iter::repeat_n(*piece, *count as usize);
+    let one_by_one =
+        |(piece, count): &(ScratchSize, u64)| std::iter::repeat_n(*piece, *count as usize);
     let pieces: Vec<ScratchSize> = pieces.iter().flat_map(one_by_one).collect();
     let (mut found, mut looks_left) = (PackingResult::DoesNotFit, SEARCH_STEPS_MAX);
     for cluster in clusters {
@@ -100,8 +105,16 @@ pub(super) fn pack_volumes(pieces: &ScratchSizes, environment: &Environment, bat
     found
 }
 
-fn pack_beside_batch(pieces: &[ScratchSize], bins: Vec<Bin>, batch: BatchData, looks_left: &mut u64) -> PackingResult {
-    let room: u128 = bins.iter().map(|bin| u128::from(bin.batch_room(batch))).sum();
+fn pack_beside_batch(
+    pieces: &[ScratchSize],
+    bins: Vec<Bin>,
+    batch: BatchData,
+    looks_left: &mut u64,
+) -> PackingResult {
+    let room: u128 = bins
+        .iter()
+        .map(|bin| u128::from(bin.batch_room(batch)))
+        .sum();
     let Some(spare) = room.checked_sub(batch.bytes) else {
         return PackingResult::DoesNotFit;
     };
@@ -130,7 +143,12 @@ fn pack_beside_batch(pieces: &[ScratchSize], bins: Vec<Bin>, batch: BatchData, l
 }
 
 /// The largest first, each where it costs least room for batch data, then where least is left.
-fn can_pack_greedily(pieces: &[ScratchSize], mut bins: Vec<Bin>, batch: BatchData, mut spare: u128) -> bool {
+fn can_pack_greedily(
+    pieces: &[ScratchSize],
+    mut bins: Vec<Bin>,
+    batch: BatchData,
+    mut spare: u128,
+) -> bool {
     for piece in pieces {
         let places = bins.iter_mut().filter_map(|bin| {
             let then = bin.with_volume(*piece)?;
@@ -202,7 +220,11 @@ mod tests {
     use super::*;
     use crate::planner::NodeClass;
 
-    fn pack_sizes(classes: Vec<NodeClass>, pieces: &[(u64, u64)], batch_bytes: u128) -> PackingResult {
+    fn pack_sizes(
+        classes: Vec<NodeClass>,
+        pieces: &[(u64, u64)],
+        batch_bytes: u128,
+    ) -> PackingResult {
         let environment = Environment {
             nodes: classes,
             home_bytes_per_s: 1,
@@ -244,6 +266,9 @@ mod tests {
         let nodes = || (0..3_000).map(class).collect::<Vec<_>>();
         assert_eq!(pack_sizes(nodes(), &[(60, 10)], 1), PackingResult::Unknown);
         assert_eq!(pack_sizes(nodes(), &[(60, 10)], 0), PackingResult::Fits);
-        assert_eq!(pack_sizes(nodes(), &[(60, 3_001)], 0), PackingResult::Unknown);
+        assert_eq!(
+            pack_sizes(nodes(), &[(60, 3_001)], 0),
+            PackingResult::Unknown
+        );
     }
 }

@@ -3,11 +3,11 @@
 
 use serde::Serialize;
 
-use super::simulated_plan::SimulatedPlan;
 use super::environment::Environment;
 use super::prediction::predict_allocation;
 use super::printed_equations::predict_printed_allocation;
 use super::shape::Shape;
+use super::simulated_plan::SimulatedPlan;
 use super::strategy::{Allocation, Strategy};
 
 /// Seconds within which predictions count as equal: no model is better than that.
@@ -56,7 +56,11 @@ pub fn plan_workload(shape: Shape, environment: &Environment) -> Plan {
 }
 
 /// The same with the model corrected by what simulations said of a like workload.
-pub fn plan_with_simulations(shape: Shape, environment: &Environment, advice: Option<&SimulatedPlan>) -> Plan {
+pub fn plan_with_simulations(
+    shape: Shape,
+    environment: &Environment,
+    advice: Option<&SimulatedPlan>,
+) -> Plan {
     let environment = &*environment.usable_nodes(&shape);
     let too_wide = shape.why_too_wide(environment);
     let timed = |seconds: Option<f64>| seconds.filter(|_| too_wide.is_none());
@@ -78,7 +82,9 @@ pub fn plan_with_simulations(shape: Shape, environment: &Environment, advice: Op
     let choice = choose_candidate(&candidates);
     let refusal = match choice {
         Some(_) => None,
-        None => Some(too_wide.unwrap_or_else(|| describe_refusal(&candidates, &shape, environment))),
+        None => {
+            Some(too_wide.unwrap_or_else(|| describe_refusal(&candidates, &shape, environment)))
+        }
     };
     Plan {
         shape,
@@ -129,9 +135,12 @@ pub(crate) fn is_need_worthwhile(need_s: f64, strategy_s: f64) -> bool {
 fn choose_candidate(candidates: &[StrategyCandidate]) -> Option<StrategyChoice> {
     let is_none = |candidate: &StrategyCandidate| candidate.allocation.strategy == Strategy::Need;
     let all = || candidates.iter().filter(|it| it.is_eligible());
-    let planned = all().filter(|it| !is_none(it)).map(StrategyCandidate::comparison_s);
+    let planned = all()
+        .filter(|it| !is_none(it))
+        .map(StrategyCandidate::comparison_s);
     let planned_s = planned.fold(f64::INFINITY, f64::min);
-    let eligible = || all().filter(|it| !is_none(it) || is_need_worthwhile(it.comparison_s(), planned_s));
+    let eligible =
+        || all().filter(|it| !is_none(it) || is_need_worthwhile(it.comparison_s(), planned_s));
     let least_s = eligible()
         .map(StrategyCandidate::comparison_s)
         .fold(f64::INFINITY, f64::min);
@@ -142,7 +151,9 @@ fn choose_candidate(candidates: &[StrategyCandidate]) -> Option<StrategyChoice> 
     let others = all().filter(|candidate| candidate.allocation.strategy != strategy);
     let second = others.min_by(|a, b| {
         let by_price = || a.tie_break_key().cmp(&b.tie_break_key());
-        a.comparison_s().total_cmp(&b.comparison_s()).then_with(by_price)
+        a.comparison_s()
+            .total_cmp(&b.comparison_s())
+            .then_with(by_price)
     });
     let reason = match second {
         Some(second) => describe_margin(best, second),
@@ -196,7 +207,11 @@ fn describe_margin(best: &StrategyCandidate, second: &StrategyCandidate) -> Stri
     )
 }
 
-fn describe_refusal(candidates: &[StrategyCandidate], shape: &Shape, environment: &Environment) -> String {
+fn describe_refusal(
+    candidates: &[StrategyCandidate],
+    shape: &Shape,
+    environment: &Environment,
+) -> String {
     if candidates.iter().any(StrategyCandidate::is_endless) {
         return "at this rate of failures no strategy is ever done: failed pipelines are repeated \
                 more often than others finish"

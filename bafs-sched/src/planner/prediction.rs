@@ -172,14 +172,17 @@ impl RoundModel<'_> {
     }
 
     fn running(&self) -> u64 {
-        self.allocation.running_pipelines(self.shape, self.environment)
+        self.allocation
+            .running_pipelines(self.shape, self.environment)
     }
 
     /// No barriers: each pipeline is one customer of the link to home.
     fn depth_first_s(&self, caches: CacheState) -> f64 {
         let (running, depth) = (self.running(), self.shape.depth as f64);
         let batch_bytes = match caches {
-            CacheState::Initial | CacheState::Cold => self.shape.batch_total_bytes as f64 * self.missing_fraction,
+            CacheState::Initial | CacheState::Cold => {
+                self.shape.batch_total_bytes as f64 * self.missing_fraction
+            }
             CacheState::Warm => 0.0,
         };
         let endpoint_bytes = self.shape.endpoint_in_bytes + self.shape.endpoint_out_bytes;
@@ -360,7 +363,8 @@ impl RoundModel<'_> {
 
     /// What a job does besides reading batch data.
     fn non_batch_s(&self, running: u64) -> f64 {
-        2.0 * self.shape.private_io_bytes / self.link_rate_per_job(running) + self.compute_times().mean_s
+        2.0 * self.shape.private_io_bytes / self.link_rate_per_job(running)
+            + self.compute_times().mean_s
     }
 
     /// The part of a node's link that each of the running jobs has.
@@ -392,7 +396,11 @@ impl RoundModel<'_> {
         let passed_on = self.shape.batch_read_bytes * (1.0 - holders / readers);
         let all = self.environment.local_bytes_per_s as f64 * holders;
         let demand_s = (at_peers + passed_on) / all;
-        own_s.max(expected_response_s(running, demand_s, self.non_batch_s(running)))
+        own_s.max(expected_response_s(
+            running,
+            demand_s,
+            self.non_batch_s(running),
+        ))
     }
 
     /// (C2) The share of jobs that read a cache through another node, which passes on what it has

@@ -16,7 +16,11 @@ pub fn predict_printed(
     environment: &Environment,
 ) -> Option<f64> {
     let environment = &*environment.usable_nodes(shape);
-    predict_printed_allocation(&strategy.plan_allocation(shape, environment), shape, environment)
+    predict_printed_allocation(
+        &strategy.plan_allocation(shape, environment),
+        shape,
+        environment,
+    )
 }
 
 /// The same when it is known how the strategy runs this shape, on nodes as its jobs see them.
@@ -87,7 +91,11 @@ fn printed_part_s(
     let cold = total_batch / serial + 2.0 * t_private + t_compute;
     let warm = total_batch / local + 2.0 * t_private + t_compute;
     let phases = (shape.width as f64 / printed_concurrency(strategy, shape, environment)).ceil();
-    let first = if caches == CacheState::Warm { warm } else { cold };
+    let first = if caches == CacheState::Warm {
+        warm
+    } else {
+        cold
+    };
     first + (phases - 1.0) * warm
 }
 
@@ -124,7 +132,9 @@ fn printed_concurrency(strategy: Strategy, shape: &Shape, environment: &Environm
     if strategy != Strategy::Slice {
         return v_exec;
     }
-    let n = Strategy::Minimal.plan_allocation(shape, environment).concurrency;
+    let n = Strategy::Minimal
+        .plan_allocation(shape, environment)
+        .concurrency;
     let jobs = shape.width as f64 * shape.depth as f64;
     let ends = (2.0 * n as f64).min(jobs);
     (ends * capped(n) + (jobs - ends) * v_exec) / jobs

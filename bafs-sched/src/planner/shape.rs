@@ -109,7 +109,10 @@ impl Shape {
         shape.set_computing(workflow, |job| {
             workflow.job(job).runtime_s.unwrap_or(0) as f64
         });
-        (shape, describe_approximations(workflow, &pipelines, &levels))
+        (
+            shape,
+            describe_approximations(workflow, &pipelines, &levels),
+        )
     }
 
     fn set_volumes(&mut self, workflow: &Workflow) {
@@ -255,8 +258,9 @@ impl Shape {
                 volumes * u128::from(self.width) * u128::from(self.volume_files)
             }
             false => {
-                let files =
-                    |(piece, count): &(ScratchSize, u64)| u128::from(piece.files) * u128::from(*count);
+                let files = |(piece, count): &(ScratchSize, u64)| {
+                    u128::from(piece.files) * u128::from(*count)
+                };
                 self.scratch.iter().map(files).sum()
             }
         };
@@ -394,7 +398,11 @@ impl ConnectedPipelines {
     }
 }
 
-fn describe_approximations(workflow: &Workflow, pipelines: &ConnectedPipelines, levels: &[u32]) -> Vec<String> {
+fn describe_approximations(
+    workflow: &Workflow,
+    pipelines: &ConnectedPipelines,
+    levels: &[u32],
+) -> Vec<String> {
     let mut notes = vec![
         "for its storage every pipeline counts as the largest one at its largest stage, and bytes \
          are added up, but where all scratch volumes are held: what is only likely, or lacks so \

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::plan_choice::Plan;
 use super::environment::Environment;
+use super::plan_choice::Plan;
 use super::strategy::Strategy;
 
 /// A model that is right, in thousandths.
@@ -78,8 +78,15 @@ impl SimulatedPlan {
             is_near(before.0.into(), after.0.into(), cpus.into())
                 && is_near(before.1, after.1, storage_bytes)
         };
-        let after = self.node_totals.iter().skip(1).chain(self.node_totals.last());
-        self.node_totals.iter().zip(after).any(|(a, b)| is_between(a, b))
+        let after = self
+            .node_totals
+            .iter()
+            .skip(1)
+            .chain(self.node_totals.last());
+        self.node_totals
+            .iter()
+            .zip(after)
+            .any(|(a, b)| is_between(a, b))
     }
 
     /// A prediction of the model, in seconds, with what the simulation says of it.
@@ -114,7 +121,10 @@ mod tests {
     /// The model believes in Slice, and AllBatch and Minimal are behind.
     fn mixed_plan() -> Plan {
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s";
-        let plan = plan_workload(CanonicalWorkload::parse(text).unwrap().shape(), &test_environment());
+        let plan = plan_workload(
+            CanonicalWorkload::parse(text).unwrap().shape(),
+            &test_environment(),
+        );
         let choice = plan.choice.as_ref().map(|choice| choice.strategy);
         assert_eq!(choice, Some(Strategy::Slice));
         plan
@@ -149,7 +159,10 @@ mod tests {
 
     #[test]
     fn simulated_plan_requires_a_simulation() {
-        assert_eq!(SimulatedPlan::new(&mixed_plan(), &test_environment(), |_| None), None);
+        assert_eq!(
+            SimulatedPlan::new(&mixed_plan(), &test_environment(), |_| None),
+            None
+        );
     }
 
     #[test]

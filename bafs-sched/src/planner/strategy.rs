@@ -5,11 +5,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::batch_storage::BatchData;
 use super::environment::Environment;
 use super::packing::{PackingResult, pack_volumes};
-use super::batch_storage::BatchData;
 use super::shape::Shape;
-use crate::logic::{JobStartOrder, AllocationRules};
+use crate::logic::{AllocationRules, JobStartOrder};
 
 /// Which data are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -142,7 +142,9 @@ impl Strategy {
             Self::AllPrivate => shape.batch_bytes + shape.retained_by_all(),
             Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
             // A running pipeline holds what a waiting one does, and its output as well.
-            Self::Slice => shape.batch_bytes + shape.waiting_bytes * width + shape.running_extra_bytes(),
+            Self::Slice => {
+                shape.batch_bytes + shape.waiting_bytes * width + shape.running_extra_bytes()
+            }
             Self::Minimal | Self::Need => shape.batch_bytes + shape.running_bytes,
             Self::Remote => 0,
         }
@@ -185,7 +187,9 @@ impl Strategy {
             (_, Some(_)) => (shortage, true),
             _ => match pack_volumes(&shape.scratch, environment, self.batch_data(shape)) {
                 PackingResult::Fits => (None, true),
-                PackingResult::DoesNotFit => (Some(Shortage::Placement { missing_volumes: 1 }), true),
+                PackingResult::DoesNotFit => {
+                    (Some(Shortage::Placement { missing_volumes: 1 }), true)
+                }
                 PackingResult::Unknown => (None, false),
             },
         }
@@ -205,7 +209,8 @@ impl Strategy {
         let (on_one_node, largest) = match self {
             // Volumes lie where their jobs run, which is where their batch data are.
             Self::Need => {
-                let largest = environment.largest_node_beside(self.batch_data(shape), shape.running_bytes);
+                let largest =
+                    environment.largest_node_beside(self.batch_data(shape), shape.running_bytes);
                 (shape.running_bytes, largest)
             }
             _ => {
@@ -264,7 +269,9 @@ impl Strategy {
             Some(_) => false,
         };
         // Nodes that leave may take room that is needed to the end.
-        let is_leaving = environment.initial_nodes().any(|class| class.departure_s.is_some());
+        let is_leaving = environment
+            .initial_nodes()
+            .any(|class| class.departure_s.is_some());
         let is_doubtful = (is_divided || is_leaving) && shortage.is_none() || is_by_files;
         let is_certain = is_exact && (self == Self::Remote || !is_doubtful);
         let mut allocation = Allocation {
@@ -351,7 +358,9 @@ impl Shape {
     /// files.
     fn has_room_for_files(&self, environment: &Environment) -> bool {
         let files = self.total_files();
-        let mut storing = environment.initial_nodes().filter(|it| it.storage_bytes > 0);
+        let mut storing = environment
+            .initial_nodes()
+            .filter(|it| it.storage_bytes > 0);
         self.batch_total_bytes == 0 || storing.all(|class| u128::from(class.files) >= files)
     }
 
@@ -421,7 +430,10 @@ impl Allocation {
 
     fn set_concurrency(&mut self, shape: &Shape, environment: &Environment) {
         let width = u128::from(shape.width);
-        let concurrency = self.strategy.fitting_pipelines(shape, environment).min(width);
+        let concurrency = self
+            .strategy
+            .fitting_pipelines(shape, environment)
+            .min(width);
         self.concurrency = concurrency as u64;
         self.part_width = match self.strategy {
             Strategy::Minimal => self.concurrency,

@@ -2,11 +2,14 @@
 //! other. Models where bytes go and how long that takes; decides nothing.
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::job_report::VolumeUse;
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::{Error, ErrorCode};
 
-use super::engine::{SimulationEvent, SimulatedExecution, VolumeFill, FillSource, FlowOwner, SimulatedExtract, Simulation};
+use super::engine::{
+    FillSource, FlowOwner, SimulatedExecution, SimulatedExtract, Simulation, SimulationEvent,
+    VolumeFill,
+};
 use super::load::WorkStep;
 use super::transfer::is_last_flow;
 use crate::logic::{Action, Event, MountedVolume};
@@ -46,7 +49,8 @@ impl Simulation {
             Action::DeleteVolume { id, server } => {
                 if self.is_up(server) {
                     self.delete_volume(id, server);
-                    self.pending_events.push_back(Event::VolumeDeleted { volume: id });
+                    self.pending_events
+                        .push_back(Event::VolumeDeleted { volume: id });
                 }
             }
             Action::StartJob {
@@ -75,14 +79,16 @@ impl Simulation {
                     let there = &self.nodes[self.node_position(server)].volumes;
                     let mut lost = volumes;
                     lost.retain(|id| !there.contains_key(id));
-                    self.pending_events.push_back(Event::VolumesProbed { server, lost });
+                    self.pending_events
+                        .push_back(Event::VolumesProbed { server, lost });
                 }
             }
             Action::FindVolumes { server, volumes } => {
                 let there = &self.nodes[self.node_position(server)].volumes;
                 let mut found = volumes;
                 found.retain(|id| self.is_up(server) && there.contains_key(id));
-                self.pending_events.push_back(Event::VolumesFound { server, found });
+                self.pending_events
+                    .push_back(Event::VolumesFound { server, found });
             }
             Action::Finish { .. } => {}
         }
@@ -114,7 +120,8 @@ impl Simulation {
             .insert(id, (volume, bytes))
             .is_some()
         {
-            self.pending_events.push_back(Event::VolumeCreated { volume: id });
+            self.pending_events
+                .push_back(Event::VolumeCreated { volume: id });
             return;
         }
         let cluster = self.nodes[node].cluster;
@@ -127,11 +134,14 @@ impl Simulation {
                     None => {
                         let class = self.class_of(node as u32);
                         let seed = self.scenario.seed ^ (u64::from(volume.0) << 16);
-                        let skew = class.has_hash_imbalance.then_some(seed ^ u64::from(cluster));
+                        let skew = class
+                            .has_hash_imbalance
+                            .then_some(seed ^ u64::from(cluster));
                         let latency_us = class.local_latency_us;
                         let fastest = self.links[self.peers_link(cluster) as usize].flow_rate_max();
                         let link = self.add_link(fastest, latency_us);
-                        self.caches.find_or_create(cluster, volume, policy, (link, skew))
+                        self.caches
+                            .find_or_create(cluster, volume, policy, (link, skew))
                     }
                 };
                 let cache = self.caches.get(cache);
@@ -148,17 +158,25 @@ impl Simulation {
                 let filled = fill
                     .is_some()
                     .then(|| self.scenario.load.fill_bytes(volume, held));
-                self.volume_contents.note_created(id, filled.unwrap_or(0), bytes);
+                self.volume_contents
+                    .note_created(id, filled.unwrap_or(0), bytes);
                 if let Some(filled) = filled {
                     let flows = self.start_home_flows(node as u32, filled, FlowOwner::Fill(id));
                     let from = FillSource::Home;
-                    self.fills.insert(id, VolumeFill { source: from, flows });
+                    self.fills.insert(
+                        id,
+                        VolumeFill {
+                            source: from,
+                            flows,
+                        },
+                    );
                 }
             }
         }
         self.record_sample();
         if !self.fills.contains_key(&id) {
-            self.pending_events.push_back(Event::VolumeCreated { volume: id });
+            self.pending_events
+                .push_back(Event::VolumeCreated { volume: id });
         }
     }
 
@@ -183,7 +201,8 @@ impl Simulation {
                 self.pause_warming(self.home_link(cluster));
                 if let Some(index) = self.caches.find(cluster, volume) {
                     let cache = self.caches.get(index);
-                    let (link, rate) = (cache.link, cache.remove_instance(node as u32, bytes, local));
+                    let (link, rate) =
+                        (cache.link, cache.remove_instance(node as u32, bytes, local));
                     if cache.instance_count() == 0 {
                         self.forget_warming(cluster, index);
                     }
@@ -242,7 +261,8 @@ impl Simulation {
         self.result.executions += 1;
         self.running_jobs += 1;
         self.record_sample();
-        self.pending_events.push_back(Event::JobStarted { execution: id });
+        self.pending_events
+            .push_back(Event::JobStarted { execution: id });
         self.advance_execution(at);
     }
 
@@ -261,7 +281,11 @@ impl Simulation {
                 }
             }
             let seed = self.scenario.seed;
-            match self.scenario.load.work_step(self.workflow_jobs(), seed, job, step) {
+            match self
+                .scenario
+                .load
+                .work_step(self.workflow_jobs(), seed, job, step)
+            {
                 WorkStep::Read(mount, bytes) => self.read_volume(at, mount, bytes),
                 WorkStep::Write(mount, bytes) => {
                     let volume = self.executions[at as usize].volumes[mount].id;
@@ -356,7 +380,11 @@ impl Simulation {
     }
 
     fn end_execution(&mut self, at: u32) {
-        let SimulatedExecution { id, started_us: started, .. } = self.executions[at as usize];
+        let SimulatedExecution {
+            id,
+            started_us: started,
+            ..
+        } = self.executions[at as usize];
         let wall_ms = (self.now - started) / 1_000;
         let computed_ms = self.node_compute_us(at) / 1_000;
         let is_lost = self.has_lost_volume(at);
@@ -364,7 +392,9 @@ impl Simulation {
         self.record_span(at, !is_lost);
         self.remove_execution(at);
         let outcome = match is_lost {
-            true => JobOutcome::EnvironmentFailed(Error::new(ErrorCode::VolumeLost, "a volume is gone")),
+            true => {
+                JobOutcome::EnvironmentFailed(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
+            }
             false => JobOutcome::Exited(0),
         };
         self.pending_events.push_back(Event::JobEnded {
@@ -408,7 +438,9 @@ impl Simulation {
         let (node, job) = (execution.node, execution.job);
         let flows = std::mem::take(&mut execution.pending_flows);
         self.execution_of[job.as_usize()] = NO_EXECUTION;
-        self.nodes[node as usize].executions.retain(|other| *other != at);
+        self.nodes[node as usize]
+            .executions
+            .retain(|other| *other != at);
         self.cut_pending_flows(flows);
         self.running_jobs -= 1;
         self.free_executions.push(at);
@@ -418,12 +450,14 @@ impl Simulation {
     fn kill_execution(&mut self, id: ExecutionId) {
         let Some((job, _)) = self.scheduler.execution(id) else {
             // It was given up with its node.
-            self.pending_events.push_back(Event::JobUnknown { execution: id });
+            self.pending_events
+                .push_back(Event::JobUnknown { execution: id });
             return;
         };
         let at = self.execution_of[job.as_usize()];
         if at == NO_EXECUTION || self.executions[at as usize].id != id {
-            self.pending_events.push_back(Event::JobUnknown { execution: id });
+            self.pending_events
+                .push_back(Event::JobUnknown { execution: id });
             return;
         }
         self.record_span(at, false);

@@ -9,7 +9,7 @@
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::cluster_caches::WaitingReader;
-use super::engine::{SimulationEvent, FlowOwner, Simulation};
+use super::engine::{FlowOwner, Simulation, SimulationEvent};
 use super::link::SECOND_US;
 use super::node::Scan;
 use crate::logic::Event;
@@ -61,7 +61,8 @@ impl Simulation {
         let rest = bytes - self.nodes[node].cached_bytes(&scan);
         let holder = self.node_position(server) as u32;
         self.executions[at as usize].scan = Some((scan, holder));
-        let through_memory = memory_rate.map(|rate| TransferStep::Memory(memory_time_us(bytes, rate)));
+        let through_memory =
+            memory_rate.map(|rate| TransferStep::Memory(memory_time_us(bytes, rate)));
         if rest == 0 {
             if let Some(memory) = through_memory {
                 self.start_transfer(at, memory);
@@ -71,7 +72,8 @@ impl Simulation {
         // What came in the background so far counts.
         self.pause_warming(self.home_link(cluster));
         let coming = self.fetch_missing(at, index, scan);
-        let is_narrow = self.caches.get(index).instance_count() < self.computing_nodes[cluster as usize];
+        let is_narrow =
+            self.caches.get(index).instance_count() < self.computing_nodes[cluster as usize];
         let is_own = holder as usize == node;
         let cache = self.caches.get(index);
         let at_peers = cache.bytes_from_peers(holder, bytes, rest);

@@ -4,7 +4,7 @@ use bafs_proto::volume::LimitKind;
 
 use crate::planner::{CanonicalWorkload, PrivateLayout};
 use crate::workflow::{
-    CachePolicy, ProgramSpec, Extract, Job, JobIndex, Mount, Url, Volume, VolumeIndex, VolumeKind,
+    CachePolicy, Extract, Job, JobIndex, Mount, ProgramSpec, Url, Volume, VolumeIndex, VolumeKind,
     Workflow,
 };
 
@@ -91,7 +91,13 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &CanonicalWorkload, pipeline
     }
 }
 
-fn build_job(canonical: &CanonicalWorkload, pipeline: u32, depth: u32, at: JobIndex, mounts: Vec<Mount>) -> Job {
+fn build_job(
+    canonical: &CanonicalWorkload,
+    pipeline: u32,
+    depth: u32,
+    at: JobIndex,
+    mounts: Vec<Mount>,
+) -> Job {
     let parent = (depth > 0).then(|| JobIndex(at.0 - 1));
     let child = (depth + 1 < canonical.depth).then(|| JobIndex(at.0 + 1));
     Job {

@@ -109,7 +109,13 @@ impl ClusterCache {
         let is_short = || self.instance_bytes.values().any(|part| *part < bytes);
         let seed = match self.placement_seed {
             Some(seed) if is_short() => seed,
-            _ => return ScanDistribution::uniform(self.space_bytes, self.instance_bytes.len() as u64, bytes),
+            _ => {
+                return ScanDistribution::uniform(
+                    self.space_bytes,
+                    self.instance_bytes.len() as u64,
+                    bytes,
+                );
+            }
         };
         match self.scan_distribution {
             Some((known, spread)) if known == bytes => spread,
@@ -134,7 +140,9 @@ impl ClusterCache {
             return 0;
         }
         let is_rolling = !is_roomy && self.policy == CachePolicy::Lru;
-        let left = self.lru_remainder.filter(|(scan, _)| is_rolling && *scan == bytes);
+        let left = self
+            .lru_remainder
+            .filter(|(scan, _)| is_rolling && *scan == bytes);
         let found = left.map_or(self.resident_bytes, |(_, found)| found);
         let transfer = HomeTransfer {
             bytes: bytes.saturating_sub(found.max(passed)).max(1),
@@ -202,7 +210,10 @@ impl ClusterCache {
     /// So many bytes were read by the instance of a node, from the beginning on. With room for all
     /// it keeps what it got from its peers, where blocks are placed as real nodes do.
     pub(super) fn note_read(&mut self, holder: u32, bytes: u64) {
-        let is_whole = self.instance_bytes.get(&holder).is_some_and(|part| *part >= bytes);
+        let is_whole = self
+            .instance_bytes
+            .get(&holder)
+            .is_some_and(|part| *part >= bytes);
         if is_whole && self.placement_seed.is_some() {
             let brought = self.peer_read_bytes.entry(holder).or_default();
             *brought = bytes.max(*brought);
@@ -307,7 +318,11 @@ mod tests {
         cache.note_read(1, 80);
         let at_peers = [0, 1].map(|node| cache.bytes_from_peers(node, 80, 80));
         assert_eq!(at_peers, [0, 40]);
-        assert_eq!(cache.bytes_from_peers(0, 100, 100), 10, "the rest is new to it");
+        assert_eq!(
+            cache.bytes_from_peers(0, 100, 100),
+            10,
+            "the rest is new to it"
+        );
         assert_eq!(
             cache.bytes_from_peers(0, 100, 40),
             10,
@@ -343,7 +358,10 @@ mod tests {
         let scans = [(); 2].map(|()| scan_cache(&mut lru, 100_000_000));
         assert_eq!(scans, mb([100, 100]));
         let mut mru = test_cache(CachePolicy::Mru, &[40, 40]);
-        assert_eq!([scan_cache(&mut mru, 100), scan_cache(&mut mru, 100)], [100, 20]);
+        assert_eq!(
+            [scan_cache(&mut mru, 100), scan_cache(&mut mru, 100)],
+            [100, 20]
+        );
     }
 
     #[test]

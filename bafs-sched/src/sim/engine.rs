@@ -1,5 +1,5 @@
 //! The simulation itself: what is due next, and who is told. Decides nothing: the scheduler core
-//! does, and `serve.rs` obeys.
+//! does, and `serve_action.rs` obeys.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -7,19 +7,21 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
 
+use super::cache_reads::TransferStep;
 use super::cluster_caches::ClusterCaches;
-use super::volume_copies::VolumeContents;
 use super::link::{FlowId, Link, SECOND_US};
 use super::load::WorkflowJobs;
-use super::node::{SimulatedNode, Scan, node_index, build_nodes};
+use super::node::{Scan, SimulatedNode, build_nodes, node_index};
 use super::policy::Scenario;
-use super::cache_reads::TransferStep;
-use super::simulation_result::{UsageSample, UsageSamples, SimulationResult, ExecutionSpan, StalledRunError};
+use super::simulation_result::{
+    ExecutionSpan, SimulationResult, StalledRunError, UsageSample, UsageSamples,
+};
 use super::transfer::{FlowPair, PendingFlow};
+use super::volume_copies::VolumeContents;
 use super::warming::Warmings;
-use crate::seeded_rng::SeededRng;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
+use crate::seeded_rng::SeededRng;
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
 /// The simulator counts so far, in microseconds: sums of two times must not overflow.
@@ -248,7 +250,10 @@ impl Simulation {
     ///
     /// # Errors
     /// As [`Simulation::run`].
-    pub fn run_timed(mut self, watch: &mut impl StepTimer) -> Result<SimulationResult, StalledRunError> {
+    pub fn run_timed(
+        mut self,
+        watch: &mut impl StepTimer,
+    ) -> Result<SimulationResult, StalledRunError> {
         while !self.is_over_after_events(watch) {
             self.advance(watch)?;
         }
@@ -260,7 +265,10 @@ impl Simulation {
     ///
     /// # Errors
     /// As [`Simulation::run`].
-    pub fn run_until(mut self, limit_us: u64) -> Result<(Option<SimulationResult>, u64), StalledRunError> {
+    pub fn run_until(
+        mut self,
+        limit_us: u64,
+    ) -> Result<(Option<SimulationResult>, u64), StalledRunError> {
         while !self.is_over_after_events(&mut NoStepTimer) {
             self.advance(&mut NoStepTimer)?;
             if self.now > limit_us {
@@ -402,7 +410,9 @@ impl Simulation {
         self.now = at;
         match due {
             SimulationEvent::FlowMayEnd(link) => self.check_link_at(link, at),
-            SimulationEvent::Computed(execution, generation) => self.finish_flow(execution, generation),
+            SimulationEvent::Computed(execution, generation) => {
+                self.finish_flow(execution, generation)
+            }
             SimulationEvent::RandomNodeFails => {
                 self.schedule_failure();
                 let node = self.rng.next_below(self.nodes.len() as u64) as u32;
@@ -515,7 +525,10 @@ impl Simulation {
 
     pub(super) fn record_span(&mut self, execution: u32, is_done: bool) {
         let SimulatedExecution {
-            job, node, started_us: started, ..
+            job,
+            node,
+            started_us: started,
+            ..
         } = self.executions[execution as usize];
         self.result.busy_us += u128::from(self.now - started);
         if is_done {
@@ -547,7 +560,11 @@ impl Simulation {
 }
 
 /// The links of all nodes and clusters, in the order of [`Simulation::links`].
-fn build_links(scenario: &Scenario, nodes: &[SimulatedNode], clusters: usize) -> Vec<Link<FlowOwner>> {
+fn build_links(
+    scenario: &Scenario,
+    nodes: &[SimulatedNode],
+    clusters: usize,
+) -> Vec<Link<FlowOwner>> {
     let environment = &scenario.environment;
     let usual = environment.local_bytes_per_s;
     let mut links = Vec::with_capacity(2 * (nodes.len() + clusters));
@@ -581,7 +598,11 @@ fn build_links(scenario: &Scenario, nodes: &[SimulatedNode], clusters: usize) ->
     links
 }
 
-fn count_computing_nodes(scenario: &Scenario, nodes: &[SimulatedNode], clusters: usize) -> Vec<u32> {
+fn count_computing_nodes(
+    scenario: &Scenario,
+    nodes: &[SimulatedNode],
+    clusters: usize,
+) -> Vec<u32> {
     let mut computing = vec![0; clusters];
     for node in nodes {
         let class = &scenario.environment.nodes[node.class as usize];

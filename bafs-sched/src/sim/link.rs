@@ -209,7 +209,9 @@ impl<T: Copy + Ord> Link<T> {
             return;
         };
         let flows = (self.flows.len() - self.cut_flows.len()).max(1) as u128;
-        let each = end.saturating_sub(self.served).min(self.burst_credit / flows);
+        let each = end
+            .saturating_sub(self.served)
+            .min(self.burst_credit / flows);
         self.served += each;
         // What cannot be divided among them is no byte.
         self.burst_credit = match self.burst_credit - each * flows {
@@ -302,7 +304,11 @@ mod tests {
         link.start_flow(SECOND_US, 115, 4);
         assert_eq!(flow_ends(&mut link), [(1_200, 3), (2_250, 4)]);
         link.start_flow(10 * SECOND_US, 100, 5);
-        assert_eq!(flow_ends(&mut link), [(10_500, 5)], "a long rest saves no more");
+        assert_eq!(
+            flow_ends(&mut link),
+            [(10_500, 5)],
+            "a long rest saves no more"
+        );
     }
 
     #[test]

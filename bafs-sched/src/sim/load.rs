@@ -87,14 +87,22 @@ impl LoadModel {
     }
 
     /// The `step`th thing that a job does; what takes no time is there too.
-    pub(super) fn work_step(&self, jobs: WorkflowJobs<'_>, seed: u64, job: JobIndex, step: usize) -> WorkStep {
+    pub(super) fn work_step(
+        &self,
+        jobs: WorkflowJobs<'_>,
+        seed: u64,
+        job: JobIndex,
+        step: usize,
+    ) -> WorkStep {
         let mounts = jobs.workflow.job(job).mounts.len();
         if step < mounts {
             return WorkStep::Read(step, self.mount_load(jobs, job, step).read_bytes);
         }
         match step - mounts {
             0 => WorkStep::Compute(self.compute_us(jobs.workflow, seed, job)),
-            at if at <= mounts => WorkStep::Write(at - 1, self.mount_load(jobs, job, at - 1).written_bytes),
+            at if at <= mounts => {
+                WorkStep::Write(at - 1, self.mount_load(jobs, job, at - 1).written_bytes)
+            }
             _ => WorkStep::End,
         }
     }
@@ -154,7 +162,12 @@ impl LoadModel {
     }
 }
 
-fn declared_load(jobs: WorkflowJobs<'_>, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+fn declared_load(
+    jobs: WorkflowJobs<'_>,
+    job: JobIndex,
+    volume: VolumeIndex,
+    writable: bool,
+) -> MountLoad {
     let spec = jobs.workflow.volume(volume);
     // What the scheduler makes up for it says nothing of what is in it.
     let all = match jobs.unsized_volumes.contains(&volume) {

@@ -1,7 +1,7 @@
 //! How the blocks of a cache fall on its nodes, and what a node that gets more than it can keep
 //! fetches again. Knows no flows.
 //!
-//! Nodes place extents by rendezvous hashing with bounded loads (`bafs-server`, `placement`): each
+//! Nodes place extents by rendezvous hashing with bounded loads (`bafs-listener`, `placement`): each
 //! gets about its share, none more than a little beyond it, nor more than it can keep while there
 //! is room elsewhere. Integers only, so the same nodes get the same on every machine.
 
@@ -57,7 +57,10 @@ impl ScanDistribution {
             retained_bytes: bytes,
             refetched_bytes: 0,
         };
-        for (load, space) in hashed_loads(parts, bytes, seed).into_iter().zip(parts.values()) {
+        for (load, space) in hashed_loads(parts, bytes, seed)
+            .into_iter()
+            .zip(parts.values())
+        {
             // They keep whole blocks.
             let over = load.saturating_sub(space / BLOCK_BYTES * BLOCK_BYTES);
             spread.retained_bytes -= over.min(spread.retained_bytes);
@@ -240,7 +243,8 @@ mod tests {
     fn exactly_sized_caches_refetch_about_a_tenth() {
         let parts = |parts: [u64; 4]| parts.into_iter().zip(0..).map(|(part, node)| (node, part));
         let again = |bytes: u64, of: [u64; 4]| {
-            let of = |seed| ScanDistribution::hashed(&parts(of).collect(), bytes, seed).refetched_bytes;
+            let of =
+                |seed| ScanDistribution::hashed(&parts(of).collect(), bytes, seed).refetched_bytes;
             (0..20).map(of).sum::<u64>() as f64 / (20 * bytes) as f64
         };
         let small = again(16 * MB, [3_967_259, 3_967_259, 3_967_259, 4_098_223]);
@@ -274,7 +278,9 @@ mod tests {
     fn only_exactly_sized_caches_lose_hashed_blocks() {
         let lost = |part: u64| -> Vec<u64> {
             let of = |seed| ScanDistribution::hashed(&equal_parts(4, part), 16 * MB, seed);
-            (0..20).map(|seed| 16 * MB - of(seed).retained_bytes).collect()
+            (0..20)
+                .map(|seed| 16 * MB - of(seed).retained_bytes)
+                .collect()
         };
         let tight = lost(4 * MB);
         assert!(

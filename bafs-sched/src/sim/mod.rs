@@ -2,35 +2,38 @@
 //! simulated nodes, links and caches. Table of contents.
 //!
 //! [`Simulation`] runs one workflow under one [`Policy`]; the same [`Scenario`] gives the same
-//! [`Run`], byte for byte, on every machine. `docs/PLANNING.md` says what is modelled.
+//! [`SimulationResult`], byte for byte, on every machine. `docs/PLANNING.md` says what is modelled.
 
-mod simulated_plan;
+mod action_handling;
+mod cache_reads;
 mod canonical;
 mod cluster_caches;
-mod trial_candidate;
-mod volume_copies;
-mod strategy_trials;
 mod engine;
 mod link;
 mod load;
+mod load_imbalance;
 mod node;
 mod outages;
 mod policy;
 mod random;
-mod cache_reads;
-mod simulation_result;
 mod remote_comparison;
-mod action_handling;
-mod load_imbalance;
+mod simulated_plan;
+mod simulation_result;
+mod strategy_trials;
 pub mod study;
 mod transfer;
+mod trial_candidate;
+mod volume_copies;
 mod warming;
 
-pub use simulated_plan::derive_simulated_plan;
 pub use canonical::build_canonical_workflow;
-pub use strategy_trials::{TrialScope, TrialsOutcome, PLAN_JOBS_FAILING_MAX, PLAN_JOBS_MAX, TrialResult, decide_by_simulation};
-pub use engine::{Simulation, NoStepTimer, StepTimer};
+pub use engine::{NoStepTimer, Simulation, StepTimer};
 pub use load::{JobLoad, LoadModel, MeasuredLoad, MountLoad};
 pub use policy::{Policy, Scenario};
-pub use simulation_result::{UsageSample, SimulationResult, ExecutionSpan, StalledRunError};
 pub use remote_comparison::compare_remote_io;
+pub use simulated_plan::derive_simulated_plan;
+pub use simulation_result::{ExecutionSpan, SimulationResult, StalledRunError, UsageSample};
+pub use strategy_trials::{
+    PLAN_JOBS_FAILING_MAX, PLAN_JOBS_MAX, TrialResult, TrialScope, TrialsOutcome,
+    decide_by_simulation,
+};

@@ -68,7 +68,8 @@ impl SimulatedNode {
     /// ago have left.
     pub(super) fn cache_scan(&mut self, scan: &Scan) {
         let held = self.resident_bytes(scan);
-        self.memory_contents.retain(|held| held.volume != scan.volume);
+        self.memory_contents
+            .retain(|held| held.volume != scan.volume);
         let bytes = match scan.policy {
             _ if scan.bytes <= self.memory_bytes => scan.bytes.max(held),
             CachePolicy::Lru => 0,

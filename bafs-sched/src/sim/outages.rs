@@ -1,7 +1,7 @@
 //! When simulated nodes come, leave and fail, and when the catalog notices. What is on them is gone
 //! then; nothing is moved here.
 
-use super::engine::{SimulationEvent, FillSource, Simulation};
+use super::engine::{FillSource, Simulation, SimulationEvent};
 use super::link::SECOND_US;
 use super::node::{node_info, server_id};
 use super::random::draw_exponential;
@@ -21,7 +21,10 @@ impl Simulation {
     pub(super) fn add_node(&mut self, node: u32) {
         if !self.has_left(node) {
             self.nodes[node as usize].is_up = true;
-            self.schedule_event(self.now + ADVERT_DELAY_US, SimulationEvent::CatalogNotices(node));
+            self.schedule_event(
+                self.now + ADVERT_DELAY_US,
+                SimulationEvent::CatalogNotices(node),
+            );
         }
     }
 
@@ -37,7 +40,10 @@ impl Simulation {
 
     pub(super) fn remove_node(&mut self, node: u32) {
         self.reset_node(node);
-        self.schedule_event(self.now + ADVERT_TTL_US, SimulationEvent::CatalogNotices(node));
+        self.schedule_event(
+            self.now + ADVERT_TTL_US,
+            SimulationEvent::CatalogNotices(node),
+        );
     }
 
     /// What the list of nodes says that is new is told to the core.
@@ -51,7 +57,10 @@ impl Simulation {
         let seen = |at: u32| node_info(at as usize, self.class_of(at));
         let nodes = up.into_iter().map(seen).collect();
         let missed = down.into_iter().map(|at| server_id(at as usize)).collect();
-        self.pending_events.push_back(Event::NodesListed { nodes, unlisted: missed });
+        self.pending_events.push_back(Event::NodesListed {
+            nodes,
+            unlisted: missed,
+        });
     }
 
     pub(super) fn notice_node(&mut self, at: u32) {
@@ -67,7 +76,10 @@ impl Simulation {
     pub(super) fn schedule_failure(&mut self) {
         if let Some(mtbf_s) = self.scenario.environment.mtbf_s {
             let wait = draw_exponential(&mut self.rng, mtbf_s.saturating_mul(SECOND_US));
-            self.schedule_event(self.now.saturating_add(wait), SimulationEvent::RandomNodeFails);
+            self.schedule_event(
+                self.now.saturating_add(wait),
+                SimulationEvent::RandomNodeFails,
+            );
         }
     }
 
@@ -76,10 +88,16 @@ impl Simulation {
             let class = self.class_of(node);
             let (from_s, until_s) = (class.arrival_s, class.departure_s);
             if from_s > 0 {
-                self.schedule_event(from_s.saturating_mul(SECOND_US), SimulationEvent::NodeArrives(node));
+                self.schedule_event(
+                    from_s.saturating_mul(SECOND_US),
+                    SimulationEvent::NodeArrives(node),
+                );
             }
             if let Some(until_s) = until_s {
-                self.schedule_event(until_s.saturating_mul(SECOND_US), SimulationEvent::NodeLeaves(node));
+                self.schedule_event(
+                    until_s.saturating_mul(SECOND_US),
+                    SimulationEvent::NodeLeaves(node),
+                );
             }
         }
     }
@@ -100,7 +118,10 @@ impl Simulation {
         let is_up = self.nodes[node as usize].is_up;
         if is_up && !self.nodes[node as usize].executions.is_empty() {
             let lost_us = self.scheduler.settings().node_timeout_ms * 1_000;
-            self.schedule_event(self.now + lost_us + POLL_PAUSE_US, SimulationEvent::NodeGivenUp(node));
+            self.schedule_event(
+                self.now + lost_us + POLL_PAUSE_US,
+                SimulationEvent::NodeGivenUp(node),
+            );
         }
         self.fail_node(node);
     }
@@ -114,7 +135,8 @@ impl Simulation {
 
     fn lose_node(&mut self, node: u32) {
         let server = server_id(node as usize);
-        self.pending_events.push_back(Event::ServerSilent { server });
+        self.pending_events
+            .push_back(Event::ServerSilent { server });
     }
 
     pub(super) fn fail_node(&mut self, node: u32) {
@@ -125,8 +147,14 @@ impl Simulation {
         self.reset_node(node);
         let restart = self.scenario.environment.restart_s;
         let back = self.now.saturating_add(restart.saturating_mul(SECOND_US));
-        self.schedule_event(back.saturating_add(ADVERT_DELAY_US), SimulationEvent::NodeReplaced(node));
-        self.schedule_event(self.now + ADVERT_TTL_US, SimulationEvent::CatalogNotices(node));
+        self.schedule_event(
+            back.saturating_add(ADVERT_DELAY_US),
+            SimulationEvent::NodeReplaced(node),
+        );
+        self.schedule_event(
+            self.now + ADVERT_TTL_US,
+            SimulationEvent::CatalogNotices(node),
+        );
     }
 
     /// A node fails: what was on it is gone.
@@ -168,7 +196,8 @@ mod tests {
 
     #[test]
     fn each_failure_is_noticed_after_its_own_time() {
-        let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
+        let canonical =
+            CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
         let environment = Environment {
             nodes: vec![NodeClass::new(3, 1, 1_000)],
             home_bytes_per_s: 1,
@@ -186,7 +215,11 @@ mod tests {
         simulation.notice_node(0);
         simulation.pending_events.clear();
         simulation.update_listing();
-        let Some(Event::NodesListed { nodes, unlisted: missed }) = simulation.pending_events.pop_front() else {
+        let Some(Event::NodesListed {
+            nodes,
+            unlisted: missed,
+        }) = simulation.pending_events.pop_front()
+        else {
             panic!("no list");
         };
         assert_eq!(missed, [server_id(0)], "the second one is not missed yet");
@@ -195,7 +228,8 @@ mod tests {
 
     #[test]
     fn waiting_scheduler_loses_a_refusing_server_early() {
-        let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
+        let canonical =
+            CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
         let took_s = |node: u32, restart_s: u64| {
             let environment = Environment {
                 nodes: vec![NodeClass::new(2, 1, 1_000)],

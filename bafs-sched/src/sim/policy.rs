@@ -3,8 +3,10 @@
 
 use std::fmt;
 
-use crate::logic::{CheckpointPolicy, StrategySelectorConfig, IoMode, JobStartOrder, AllocationRules, Settings};
-use crate::planner::{SimulatedPlan, Environment, Shape, Strategy};
+use crate::logic::{
+    AllocationRules, CheckpointPolicy, IoMode, JobStartOrder, Settings, StrategySelectorConfig,
+};
+use crate::planner::{Environment, Shape, SimulatedPlan, Strategy};
 
 use super::load::LoadModel;
 
@@ -119,9 +121,14 @@ impl Scenario {
         let away_ms = self.environment.restart_s.saturating_mul(100 * 1_000);
         let wait_ms = away_ms.saturating_add(last_from_ms);
         Settings {
-            io: if is_remote { IoMode::Remote } else { IoMode::Volumes },
+            io: if is_remote {
+                IoMode::Remote
+            } else {
+                IoMode::Volumes
+            },
             allocation_rules: rules,
-            strategy_selector: (self.policy == Policy::Adaptive).then(|| self.selector_config(shape)),
+            strategy_selector: (self.policy == Policy::Adaptive)
+                .then(|| self.selector_config(shape)),
             checkpoint_policy: self.checkpoint,
             slack_permille: self.slack_permille,
             nodes_timeout_ms: wait_ms,

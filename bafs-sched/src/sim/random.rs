@@ -1,8 +1,8 @@
 //! Random times by integer (or exactly rounded) arithmetic alone, so that they are the same on
 //! every machine. Holds no state.
 
-use crate::seeded_rng::SeededRng;
 use crate::deterministic_math::natural_logarithm;
+use crate::seeded_rng::SeededRng;
 
 /// Uniform numbers whose sum stands for one normal number.
 const UNIFORMS: u32 = 12;
@@ -11,7 +11,9 @@ const UNIFORMS: u32 = 12;
 /// below zero. The normal number is the sum of twelve uniform ones.
 pub(super) fn draw_normal(rng: &mut SeededRng, mean: u64, deviation_ppm: u64) -> u64 {
     const ONE: i128 = 1 << 32;
-    let sum: i128 = (0..UNIFORMS).map(|_| i128::from(rng.next_below(1 << 32))).sum();
+    let sum: i128 = (0..UNIFORMS)
+        .map(|_| i128::from(rng.next_below(1 << 32)))
+        .sum();
     let deviations = sum - i128::from(UNIFORMS / 2) * ONE;
     let unit = i128::from(mean) * i128::from(deviation_ppm) / 1_000_000;
     let varied = i128::from(mean) + unit * deviations / ONE;

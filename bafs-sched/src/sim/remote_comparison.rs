@@ -1,9 +1,12 @@
 //! Remote I/O beside what a plan chose: never a candidate, as every byte crosses the link to home,
 //! but told where it is faster. Chooses nothing.
 
-use super::trial_candidate::TrialCandidate;
-use super::strategy_trials::{PLAN_JOBS_MAX, PLAN_CACHE_PARTS_MAX, PLAN_RECORDS_MAX, TrialResult, count_cache_parts, trial_scenario};
 use super::load::LoadModel;
+use super::strategy_trials::{
+    PLAN_CACHE_PARTS_MAX, PLAN_JOBS_MAX, PLAN_RECORDS_MAX, TrialResult, count_cache_parts,
+    trial_scenario,
+};
+use super::trial_candidate::TrialCandidate;
 use crate::planner::{Environment, Plan, Strategy};
 use crate::workflow::Workflow;
 

@@ -1,10 +1,12 @@
 //! What a scheduler that plans by itself is told before a run: the plan with its candidates
 //! simulated, as `bafs plan` makes it. Follows nothing.
 
-use super::strategy_trials::{TrialScope, TrialsOutcome, decide_by_simulation};
 use super::load::LoadModel;
 use super::simulation_result::StalledRunError;
-use crate::planner::{SimulatedPlan, CanonicalWorkload, Environment, Plan, Shape, Strategy, plan_workload};
+use super::strategy_trials::{TrialScope, TrialsOutcome, decide_by_simulation};
+use crate::planner::{
+    CanonicalWorkload, Environment, Plan, Shape, SimulatedPlan, Strategy, plan_workload,
+};
 use crate::workflow::Workflow;
 
 /// Sizes of volumes, or run times of jobs, that may be unknown, as a share of all of them: what is
@@ -46,7 +48,11 @@ pub fn derive_simulated_plan(
 }
 
 /// What was found, as advice: nothing when nothing was simulated.
-pub(super) fn plan_from_trials(plan: &Plan, environment: &Environment, doubts: &TrialsOutcome) -> Option<SimulatedPlan> {
+pub(super) fn plan_from_trials(
+    plan: &Plan,
+    environment: &Environment,
+    doubts: &TrialsOutcome,
+) -> Option<SimulatedPlan> {
     let TrialsOutcome::Completed(tried) = doubts else {
         return None;
     };

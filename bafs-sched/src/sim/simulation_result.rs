@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::logic::{StrategyChange, Outcome};
+use crate::logic::{Outcome, StrategyChange};
 
 /// Totals of a simulated run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -117,7 +117,9 @@ impl UsageSamples {
 
     /// Those that are kept, and the last one.
     pub(super) fn into_samples(mut self) -> Vec<UsageSample> {
-        let last = self.last_sample.filter(|last| self.samples.last() != Some(last));
+        let last = self
+            .last_sample
+            .filter(|last| self.samples.last() != Some(last));
         self.samples.extend(last);
         self.samples
     }

@@ -7,14 +7,15 @@
 
 use serde::Serialize;
 
-use super::trial_candidate::{
-    TrialCandidate, is_clear, is_undecided, drop_hopeless, drop_slower, time_limit_us, us_to_s, discard_seed, find_twin,
-};
 use super::load::LoadModel;
 use super::policy::{Policy, Scenario};
 use super::simulation_result::StalledRunError;
+use super::trial_candidate::{
+    TrialCandidate, discard_seed, drop_hopeless, drop_slower, find_twin, is_clear, is_undecided,
+    time_limit_us, us_to_s,
+};
 use crate::planner::{
-    Allocation, StrategyCandidate, StrategyChoice, Environment, Plan, Strategy, is_need_worthwhile,
+    Allocation, Environment, Plan, Strategy, StrategyCandidate, StrategyChoice, is_need_worthwhile,
 };
 use crate::workflow::{VolumeKind, Workflow};
 
@@ -166,7 +167,10 @@ fn decide_within_records(
     };
     let (seeds, hopeless) = match (is_failing, load.is_variable()) {
         (true, _) => (SEEDS_FAILING_MAX, HOPELESS_FACTOR_FAILING),
-        (false, true) => (SEEDS_VARYING_MAX.min(affordable as u64), HOPELESS_FACTOR_VARYING),
+        (false, true) => (
+            SEEDS_VARYING_MAX.min(affordable as u64),
+            HOPELESS_FACTOR_VARYING,
+        ),
         (false, false) => (1, 0.0),
     };
     let field = TrialRunner {
@@ -226,7 +230,11 @@ struct TrialRunner<'f> {
 impl TrialRunner<'_> {
     /// Simulates all with one seed after the other, until the best is known or so many records
     /// were looked at.
-    fn run_trials(&self, trials: &mut [TrialCandidate], mut records: u64) -> Result<(), StalledRunError> {
+    fn run_trials(
+        &self,
+        trials: &mut [TrialCandidate],
+        mut records: u64,
+    ) -> Result<(), StalledRunError> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut runs = self.runs_max;
         for seed in 0..self.seeds {
@@ -264,11 +272,17 @@ impl TrialRunner<'_> {
     }
 
     /// Simulates those that are left with one seed; answers how many records were looked at.
-    fn run_seed(&self, trials: &mut [TrialCandidate], seed: u64, records: u64) -> Result<u64, StalledRunError> {
+    fn run_seed(
+        &self,
+        trials: &mut [TrialCandidate],
+        seed: u64,
+        records: u64,
+    ) -> Result<u64, StalledRunError> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut left = records;
         for at in 0..trials.len() {
-            let same = find_twin(trials, at).and_then(|twin| trials[twin].times_us.get(seed as usize));
+            let same =
+                find_twin(trials, at).and_then(|twin| trials[twin].times_us.get(seed as usize));
             if let Some(&same) = same.filter(|_| !trials[at].is_dropped) {
                 trials[at].times_us.push(same);
                 continue;
@@ -470,8 +484,8 @@ fn describe_failures(trials: &[TrialCandidate]) -> String {
 mod tests {
     use super::*;
     use crate::planner::CanonicalWorkload;
-    use crate::sim::trial_candidate::tests::{failed_candidate, timed_candidate, candidates_of};
     use crate::sim::build_canonical_workflow;
+    use crate::sim::trial_candidate::tests::{candidates_of, failed_candidate, timed_candidate};
 
     const HARD_WORKLOAD: &str = "width=60,depth=3,batch=5GB,private=0.5GB,run=5000s,var=0.1";
 
@@ -532,7 +546,14 @@ mod tests {
             variability_ppm: 100_000,
         };
         let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
-        let doubts = decide_within_records(&mut plan, TrialScope::Ties, work, environment, &load, records);
+        let doubts = decide_within_records(
+            &mut plan,
+            TrialScope::Ties,
+            work,
+            environment,
+            &load,
+            records,
+        );
         (plan, doubts.expect("it ends"))
     }
 
@@ -545,11 +566,18 @@ mod tests {
         assert!(all > 4 * few, "it is much: {all}");
         let (looked_at, trials) = run_first_seed(&environment, few);
         assert!(looked_at < few + few / 4, "{looked_at}");
-        assert!(trials.iter().all(|trial| trial.is_over_budget), "{trials:?}");
+        assert!(
+            trials.iter().all(|trial| trial.is_over_budget),
+            "{trials:?}"
+        );
         let (plan, doubts) = decide_plan(&environment, few);
         let reason = plan.choice.clone().expect("the model's").reason;
         assert!(reason.contains("too much to simulate"), "{reason}");
-        assert_eq!(decide_plan(&environment, few), (plan, doubts), "the same again");
+        assert_eq!(
+            decide_plan(&environment, few),
+            (plan, doubts),
+            "the same again"
+        );
     }
 
     #[test]
@@ -575,7 +603,8 @@ mod tests {
 
     fn choose_from(trials: &[TrialCandidate]) -> Plan {
         let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
-        let mut plan = crate::planner::plan_workload(canonical.shape(), &failing_environment(7_200));
+        let mut plan =
+            crate::planner::plan_workload(canonical.shape(), &failing_environment(7_200));
         choose_fastest(&mut plan, trials);
         plan
     }

@@ -4,18 +4,19 @@
 
 use serde::Serialize;
 
-use super::simulated_plan::plan_from_trials;
 use super::canonical::build_canonical_workflow;
-use super::strategy_trials::{TrialScope, decide_by_simulation};
 use super::engine::Simulation;
 use super::load::LoadModel;
 use super::policy::{Policy, Scenario};
+use super::simulated_plan::plan_from_trials;
 use super::simulation_result::{SimulationResult, StalledRunError};
-use crate::seeded_rng::SeededRng;
+use super::strategy_trials::{TrialScope, decide_by_simulation};
 use crate::deterministic_math::power;
 use crate::planner::{
-    SimulatedPlan, StrategyCandidate, CanonicalWorkload, Environment, PrivateLayout, NodeClass, Plan, RESTART_S_DEFAULT, Strategy, plan_workload,
+    CanonicalWorkload, Environment, NodeClass, Plan, PrivateLayout, RESTART_S_DEFAULT,
+    SimulatedPlan, Strategy, StrategyCandidate, plan_workload,
 };
+use crate::seeded_rng::SeededRng;
 use crate::workflow::Workflow;
 
 const MB: f64 = 1e6;
@@ -290,7 +291,10 @@ pub fn random_point(seed: u64) -> StudyPoint {
 ///
 /// # Errors
 /// When a simulated run does not end as it should: a defect.
-pub fn compare_strategies(point: &StudyPoint, seeds: u64) -> Result<StrategyComparison, StalledRunError> {
+pub fn compare_strategies(
+    point: &StudyPoint,
+    seeds: u64,
+) -> Result<StrategyComparison, StalledRunError> {
     let shape = point.canonical.shape();
     let mut plan = plan_workload(shape, &point.environment);
     let choice = |plan: &Plan| plan.choice.as_ref().map(|choice| choice.strategy);
@@ -314,7 +318,7 @@ pub fn compare_strategies(point: &StudyPoint, seeds: u64) -> Result<StrategyComp
 /// all, or is too much to simulate, has no time.
 ///
 /// # Errors
-/// As [`compare`].
+/// As [`compare_strategies`].
 pub fn sketch_point(point: &StudyPoint) -> Result<Vec<StrategyTime>, StalledRunError> {
     let plan = plan_workload(point.canonical.shape(), &point.environment);
     let mut timing = StrategyTimer::new(point, 1);
@@ -356,7 +360,10 @@ impl<'t> StrategyTimer<'t> {
     }
 
     /// Those that are possible and need no consent.
-    fn time_candidates(&mut self, candidates: &[StrategyCandidate]) -> Result<Vec<StrategyTime>, StalledRunError> {
+    fn time_candidates(
+        &mut self,
+        candidates: &[StrategyCandidate],
+    ) -> Result<Vec<StrategyTime>, StalledRunError> {
         let mut timed = Vec::new();
         for candidate in candidates {
             let strategy = candidate.allocation.strategy;
@@ -390,7 +397,9 @@ impl<'t> StrategyTimer<'t> {
             if is_bounded {
                 limit_us = (HOPELESS_FACTOR * self.best_s * 1e6) as u64;
                 let most = HOPELESS_FACTOR as u64 * self.records_examined_most;
-                scenario.records_examined_max = self.records_examined_max.min(most.max(RECORDS_EXAMINED_MIN));
+                scenario.records_examined_max = self
+                    .records_examined_max
+                    .min(most.max(RECORDS_EXAMINED_MIN));
             }
             let simulation = Simulation::new(self.workflow.clone(), scenario);
             let (run, looked_at) = simulation.run_until(limit_us)?;
@@ -490,7 +499,8 @@ mod tests {
         let (_, base) = &baseline_workloads()[0];
         let mut large = thesis_environment();
         large.nodes[0].count = 400;
-        let widest = |environment: &Environment| StudyVariable::Width.point_in(environment, base, 5, 6);
+        let widest =
+            |environment: &Environment| StudyVariable::Width.point_in(environment, base, 5, 6);
         let (small, large) = (widest(&thesis_environment()), widest(&large));
         assert_eq!((small.x, small.canonical.width), (20.0, 1_000));
         assert_eq!((large.x, large.canonical.width), (20.0, 8_000));

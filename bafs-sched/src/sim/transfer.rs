@@ -5,7 +5,7 @@
 //! counts on a node's own link only where that is slower than others of its cluster: else the link
 //! to home itself lets no flow have more.
 
-use super::engine::{VolumeFill, FillSource, FlowOwner, Simulation};
+use super::engine::{FillSource, FlowOwner, Simulation, VolumeFill};
 use super::link::FlowId;
 
 /// Flows of what passes two links at most, with these.
@@ -41,7 +41,11 @@ impl Simulation {
         match execution.volumes[mount].server {
             None => {
                 let owner = FlowOwner::Execution(at, execution.generation);
-                for (link, flow) in self.start_home_flows(node, bytes, owner).into_iter().flatten() {
+                for (link, flow) in self
+                    .start_home_flows(node, bytes, owner)
+                    .into_iter()
+                    .flatten()
+                {
                     let passing = PendingFlow {
                         link,
                         flow,
@@ -52,7 +56,10 @@ impl Simulation {
             }
             Some(server) if self.node_position(server) == node as usize => {
                 let load = &self.scenario.load;
-                if load.mount_load(self.workflow_jobs(), execution.job, mount).is_bind_mount {
+                if load
+                    .mount_load(self.workflow_jobs(), execution.job, mount)
+                    .is_bind_mount
+                {
                     return;
                 }
                 self.transfer_over(at, 2 * node + 1, bytes);

@@ -1,10 +1,10 @@
 //! Candidates of a plan as they are simulated, one seed after the other: who is left, and who is
 //! clearly slower. Neither chooses nor knows what a plan is.
 
-use super::strategy_trials::TrialResult;
 use super::engine::Simulation;
 use super::policy::Scenario;
 use super::simulation_result::{SimulationResult, StalledRunError};
+use super::strategy_trials::TrialResult;
 use crate::logic::PLAN_HINT;
 use crate::planner::Strategy;
 use crate::workflow::Workflow;
@@ -151,7 +151,8 @@ pub(super) fn drop_slower(trials: &mut [TrialCandidate]) {
         return;
     };
     for trial in trials {
-        trial.is_dropped |= trial.strategy != best.strategy && is_slower(trial, &best, CLEAR_STANDARD_ERRORS);
+        trial.is_dropped |=
+            trial.strategy != best.strategy && is_slower(trial, &best, CLEAR_STANDARD_ERRORS);
     }
 }
 
@@ -160,7 +161,8 @@ pub(super) fn drop_slower(trials: &mut [TrialCandidate]) {
 pub(super) fn find_twin(trials: &[TrialCandidate], at: usize) -> Option<usize> {
     let own = &trials[at];
     let is_known = own.times_us.len() >= SEEDS_MIN_FAILING;
-    let is_same = |other: &TrialCandidate| !other.is_dropped && other.times_us.starts_with(&own.times_us);
+    let is_same =
+        |other: &TrialCandidate| !other.is_dropped && other.times_us.starts_with(&own.times_us);
     trials[..at].iter().position(|it| is_known && is_same(it))
 }
 
@@ -226,7 +228,11 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::sim) fn failed_candidate(strategy: Strategy, times_s: &[f64], why: &str) -> TrialCandidate {
+    pub(in crate::sim) fn failed_candidate(
+        strategy: Strategy,
+        times_s: &[f64],
+        why: &str,
+    ) -> TrialCandidate {
         TrialCandidate {
             is_dropped: true,
             failure: Some(why.to_owned()),
@@ -235,14 +241,19 @@ pub(super) mod tests {
     }
 
     pub(in crate::sim) fn candidates_of(strategies: &[Strategy]) -> Vec<TrialCandidate> {
-        strategies.iter().copied().map(TrialCandidate::new).collect()
+        strategies
+            .iter()
+            .copied()
+            .map(TrialCandidate::new)
+            .collect()
     }
 
     #[test]
     fn best_strategy_is_clear_only_beyond_the_scatter() {
         let slice = timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]);
-        let is_clear_from =
-            |other_s: &[f64]| is_clear(&[slice.clone(), timed_candidate(Strategy::Minimal, other_s)]);
+        let is_clear_from = |other_s: &[f64]| {
+            is_clear(&[slice.clone(), timed_candidate(Strategy::Minimal, other_s)])
+        };
         assert!(
             is_clear_from(&[103.0, 122.5, 113.5]),
             "seed by seed it is always 3 s longer"
@@ -283,12 +294,18 @@ pub(super) mod tests {
             timed_candidate(Strategy::Minimal, &[101.0, 119.0, 113.0]),
         ];
         drop_slower(&mut trials);
-        assert!(trials.iter().all(|it| !it.is_dropped), "three seeds are few");
+        assert!(
+            trials.iter().all(|it| !it.is_dropped),
+            "three seeds are few"
+        );
         for it in &mut trials {
             it.times_us.extend_from_within(..);
         }
         drop_slower(&mut trials);
-        assert_eq!(trials.each_ref().map(|it| it.is_dropped), [true, false, false]);
+        assert_eq!(
+            trials.each_ref().map(|it| it.is_dropped),
+            [true, false, false]
+        );
     }
 
     #[test]
@@ -320,7 +337,10 @@ pub(super) mod tests {
             timed_candidate(Strategy::Slice, &times),
             timed_candidate(Strategy::Minimal, &times),
         ];
-        assert_eq!((find_twin(&trials, 0), find_twin(&trials, 1)), (None, Some(0)));
+        assert_eq!(
+            (find_twin(&trials, 0), find_twin(&trials, 1)),
+            (None, Some(0))
+        );
         trials[0].times_us.push(7);
         assert_eq!(find_twin(&trials, 1), Some(0), "it ran with one more");
         trials[0].times_us[2] += 1;
@@ -336,7 +356,10 @@ pub(super) mod tests {
     fn dropped_candidate_is_not_waited_for() {
         let mut slow = timed_candidate(Strategy::Minimal, &[]);
         slow.is_dropped = true;
-        assert!(is_clear(&[timed_candidate(Strategy::Slice, &[100.0]), slow]));
+        assert!(is_clear(&[
+            timed_candidate(Strategy::Slice, &[100.0]),
+            slow
+        ]));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode};
 
-use super::engine::{VolumeFill, FillSource, FlowOwner, Simulation};
+use super::engine::{FillSource, FlowOwner, Simulation, VolumeFill};
 use crate::logic::{Event, MountedVolume};
 
 /// What scratch volumes and their copies hold.
@@ -61,9 +61,17 @@ impl VolumeContents {
         };
         let older = base.and_then(|base| self.0.get(&base));
         let before = older.map_or(0, |older| older.written_bytes);
-        let moved = content.held_bytes().min(content.written_bytes.saturating_sub(before));
+        let moved = content
+            .held_bytes()
+            .min(content.written_bytes.saturating_sub(before));
         let moved = moved.max(1);
-        self.0.insert(id, VolumeContent { copied_bytes: moved, ..content });
+        self.0.insert(
+            id,
+            VolumeContent {
+                copied_bytes: moved,
+                ..content
+            },
+        );
         moved
     }
 
@@ -100,7 +108,13 @@ impl Simulation {
         let flow = self.start_flow(link, moved, FlowOwner::Fill(id));
         let from = FillSource::Node(from as u32);
         let flows = [Some((link, flow)), None];
-        self.fills.insert(id, VolumeFill { source: from, flows });
+        self.fills.insert(
+            id,
+            VolumeFill {
+                source: from,
+                flows,
+            },
+        );
         self.record_sample();
     }
 
@@ -116,7 +130,11 @@ impl Simulation {
         let fact = match self.fills.remove(&id).map(|fill| fill.source) {
             Some(FillSource::Node(_)) => Event::VolumeCopied {
                 volume: id,
-                received_bytes: self.volume_contents.0.get(&id).map_or(0, |copy| copy.copied_bytes),
+                received_bytes: self
+                    .volume_contents
+                    .0
+                    .get(&id)
+                    .map_or(0, |copy| copy.copied_bytes),
             },
             Some(FillSource::Home) | None => Event::VolumeCreated { volume: id },
         };
@@ -134,7 +152,11 @@ mod tests {
         let mut copying = VolumeContents::default();
         copying.note_created(volume, 0, 100);
         copying.note_written(volume, 30);
-        assert_eq!(copying.begin_copy(copy, volume, None), 30, "of the 100 declared");
+        assert_eq!(
+            copying.begin_copy(copy, volume, None),
+            30,
+            "of the 100 declared"
+        );
         copying.note_written(volume, 5);
         assert_eq!(copying.begin_copy(newer, volume, Some(copy)), 5);
         // The volume is lost, and the copy in its place written over and over.

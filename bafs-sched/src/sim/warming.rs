@@ -29,7 +29,11 @@ impl Simulation {
         let cache = there.and_then(|volume| Some((volume, self.caches.find(cluster, volume)?)));
         if let Some((volume, cache)) = cache {
             let known = self.warmings.read_bytes_max.get(&volume).copied();
-            let most_read = || self.scenario.load.read_bytes_max(self.workflow_jobs(), volume);
+            let most_read = || {
+                self.scenario
+                    .load
+                    .read_bytes_max(self.workflow_jobs(), volume)
+            };
             let bytes = known.unwrap_or_else(most_read);
             self.warmings.read_bytes_max.insert(volume, bytes);
             self.warmings.wanted_bytes.insert((cluster, cache), bytes);

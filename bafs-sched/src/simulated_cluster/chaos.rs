@@ -7,7 +7,10 @@ use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use super::{CALL_TIMEOUT_MS, VolumeWrites, ClusterEvent, ClusterExecution, Faults, ClusterNode, NodeSpec, SimulatedCluster};
+use super::{
+    CALL_TIMEOUT_MS, ClusterEvent, ClusterExecution, ClusterNode, Faults, NodeSpec,
+    SimulatedCluster, VolumeWrites,
+};
 use crate::io::connectivity::Connectivity;
 use crate::io::listing_tracker::ListingTracker;
 use crate::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
@@ -103,7 +106,13 @@ fn chaos_cluster(seed: u64, faults: Faults) -> SimulatedCluster {
         cleanup_timeout_ms: 600_000,
         ..usual
     };
-    SimulatedCluster::new(seed, chaos_workflow(), settings, vec![node; CHAOS_NODES], faults)
+    SimulatedCluster::new(
+        seed,
+        chaos_workflow(),
+        settings,
+        vec![node; CHAOS_NODES],
+        faults,
+    )
 }
 
 impl SimulatedCluster {
@@ -113,8 +122,16 @@ impl SimulatedCluster {
     /// When it does not end complete.
     pub fn run_without_faults() -> BTreeMap<u32, u64> {
         let mut world = chaos_cluster(0, Faults::default());
-        assert_eq!(world.run_to_end(LIMIT_MS), Outcome::Complete, "without any fault");
-        assert_eq!(world.outputs.len(), CHAOS_WIDTH as usize, "every file is at home");
+        assert_eq!(
+            world.run_to_end(LIMIT_MS),
+            Outcome::Complete,
+            "without any fault"
+        );
+        assert_eq!(
+            world.outputs.len(),
+            CHAOS_WIDTH as usize,
+            "every file is at home"
+        );
         world.outputs
     }
 
@@ -170,7 +187,8 @@ impl SimulatedCluster {
         let leaks = world.count_leaks();
         let progress = world.scheduler.progress();
         let is_same = world.outputs == *calm && world.mismatches == 0;
-        let restarted = |(_, event): &&(Time, Event)| matches!(event, Event::SchedulerResumed { .. });
+        let restarted =
+            |(_, event): &&(Time, Event)| matches!(event, Event::SchedulerResumed { .. });
         let cut_off = |(_, event): &&(Time, Event)| matches!(event, Event::CutOff { .. });
         ChaosResult {
             cut_offs: world.records.iter().filter(cut_off).count() as u64,
@@ -188,7 +206,12 @@ impl SimulatedCluster {
     /// that were given up: these end with their leases.
     fn count_leaks(&mut self) -> u64 {
         let end = self.now.plus_ms(60_000);
-        while self.due_events.keys().next().is_some_and(|(at, _)| *at < end) {
+        while self
+            .due_events
+            .keys()
+            .next()
+            .is_some_and(|(at, _)| *at < end)
+        {
             let Some(((at, _), due)) = self.due_events.pop_first() else {
                 break;
             };
@@ -196,9 +219,13 @@ impl SimulatedCluster {
             self.restore_nodes();
             match due {
                 ClusterEvent::ServeAction(action) => self.serve_action(action),
-                ClusterEvent::ExecutionEnds(server, execution) => self.end_execution(server, execution),
+                ClusterEvent::ExecutionEnds(server, execution) => {
+                    self.end_execution(server, execution)
+                }
                 ClusterEvent::NodeReturns(server) => self.node(server).died_at = None,
-                ClusterEvent::ApplyEvent(_) | ClusterEvent::NodeDies(_) | ClusterEvent::SecondPasses => {}
+                ClusterEvent::ApplyEvent(_)
+                | ClusterEvent::NodeDies(_)
+                | ClusterEvent::SecondPasses => {}
             }
         }
         // What is on a node that was given up and not seen again, its lease ends.
@@ -266,7 +293,10 @@ impl SimulatedCluster {
             .filter(|(_, at)| *at == server)
             .collect();
         for (execution, _) in running {
-            self.schedule_due(100, ClusterEvent::ApplyEvent(Event::JobUnknown { execution }));
+            self.schedule_due(
+                100,
+                ClusterEvent::ApplyEvent(Event::JobUnknown { execution }),
+            );
         }
     }
 
@@ -292,16 +322,25 @@ impl SimulatedCluster {
         let report = self.nodes[&server].reports.get(&execution).cloned();
         let is_known = report.is_some() || self.nodes[&server].executions.contains_key(&execution);
         if is_known {
-            self.schedule_due(10, ClusterEvent::ApplyEvent(Event::JobStarted { execution }));
+            self.schedule_due(
+                10,
+                ClusterEvent::ApplyEvent(Event::JobStarted { execution }),
+            );
         }
         if let Some(report) = report {
-            self.schedule_due(30, ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }));
+            self.schedule_due(
+                30,
+                ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }),
+            );
         }
         let is_begun = !self.node(server).started_executions.insert(execution);
         if is_begun && !is_known {
             // What it left when it was begun is unknown.
             let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
-            self.schedule_due(10, ClusterEvent::ApplyEvent(Event::JobStartFailed { execution, error }));
+            self.schedule_due(
+                10,
+                ClusterEvent::ApplyEvent(Event::JobStartFailed { execution, error }),
+            );
         }
         is_known || is_begun
     }
@@ -392,7 +431,10 @@ impl SimulatedCluster {
                     .unreachable
                     .map_or(0, |(_, back)| back.ms_since(self.now));
                 if let Some(report) = report {
-                    self.schedule_due(back + 10, ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }));
+                    self.schedule_due(
+                        back + 10,
+                        ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }),
+                    );
                 }
             }
             return;

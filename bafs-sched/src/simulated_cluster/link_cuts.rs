@@ -4,7 +4,7 @@
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 
-use super::{SchedulerCut, ClusterEvent, SimulatedCluster};
+use super::{ClusterEvent, SchedulerCut, SimulatedCluster};
 use crate::logic::{Event, NodeInfo};
 
 /// A cut is so long at most, in milliseconds: longer than any call is repeated.
@@ -35,7 +35,10 @@ impl SimulatedCluster {
         if self.is_alive(server) {
             volumes.retain(|id| !self.nodes[&server].volumes.contains_key(id));
             let lost = volumes;
-            self.schedule_due(10, ClusterEvent::ApplyEvent(Event::VolumesProbed { server, lost }));
+            self.schedule_due(
+                10,
+                ClusterEvent::ApplyEvent(Event::VolumesProbed { server, lost }),
+            );
         }
     }
 
@@ -43,12 +46,17 @@ impl SimulatedCluster {
         let (is_there, there) = (self.is_alive(server), &self.nodes[&server].volumes);
         volumes.retain(|id| is_there && there.contains_key(id));
         let found = volumes;
-        self.schedule_due(10, ClusterEvent::ApplyEvent(Event::VolumesFound { server, found }));
+        self.schedule_due(
+            10,
+            ClusterEvent::ApplyEvent(Event::VolumesFound { server, found }),
+        );
     }
 
     /// What cannot pass now comes when the link is back, as calls are repeated.
     pub(super) fn delay_until_connected(&mut self, due: ClusterEvent) {
-        let left_ms = self.scheduler_cut.map_or(0, |cut| cut.until.ms_since(self.now));
+        let left_ms = self
+            .scheduler_cut
+            .map_or(0, |cut| cut.until.ms_since(self.now));
         let delay_ms = left_ms + 1 + self.rng.next_below(200);
         self.schedule_due(delay_ms, due);
     }
@@ -56,7 +64,11 @@ impl SimulatedCluster {
     /// What the driver does each second: it waits for jobs of nodes, asks those that are silent,
     /// and tells the core what follows.
     pub(super) fn check_silent_nodes(&mut self, has_catalog: bool, nodes: Vec<NodeInfo>) {
-        let running: Vec<ServerId> = self.scheduler.running_executions().map(|(_, at)| at).collect();
+        let running: Vec<ServerId> = self
+            .scheduler
+            .running_executions()
+            .map(|(_, at)| at)
+            .collect();
         let asked = self
             .connectivity
             .nodes_to_probe(&self.scheduler, self.now)
@@ -79,7 +91,10 @@ impl SimulatedCluster {
             self.connectivity.note_listing(listed, self.now);
             let (contact, scheduler) = (&self.connectivity, &self.scheduler);
             let is_heard = |server| contact.has_recent_answer(scheduler, server, self.now);
-            if let Some(news) = self.listing_tracker.find_changes(scheduler, nodes, is_heard) {
+            if let Some(news) = self
+                .listing_tracker
+                .find_changes(scheduler, nodes, is_heard)
+            {
                 self.apply_event(news);
             }
         }

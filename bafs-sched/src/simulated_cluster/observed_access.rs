@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
 
-use super::{VolumeWrites, ClusterEvent, ClusterNode, SimulatedCluster};
+use super::{ClusterEvent, ClusterNode, SimulatedCluster, VolumeWrites};
 use crate::logic::{Event, MountedVolume, NodeInfo, Space};
 use crate::workflow::{JobIndex, Mount};
 
@@ -19,7 +19,11 @@ impl SimulatedCluster {
             let volume = workflow.volume(mount.volume);
             let names = (spec.name.clone(), volume.name.clone());
             let declared = (!mount.writable, mount.writable);
-            let (reads, writes) = self.observed_access.get(&names).copied().unwrap_or(declared);
+            let (reads, writes) = self
+                .observed_access
+                .get(&names)
+                .copied()
+                .unwrap_or(declared);
             let file = |is_used| if is_used { "file" } else { "" }.to_owned();
             VolumeUse {
                 name: names.1,

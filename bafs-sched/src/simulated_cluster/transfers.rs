@@ -47,7 +47,12 @@ impl SimulatedCluster {
         self.schedule_due(copying_ms, ClusterEvent::ApplyEvent(event));
     }
 
-    pub(super) fn serve_extract(&mut self, extract: ExtractionId, index: u32, source: MountedVolume) {
+    pub(super) fn serve_extract(
+        &mut self,
+        extract: ExtractionId,
+        index: u32,
+        source: MountedVolume,
+    ) {
         let lost = Event::ExtractFailed {
             extract,
             error: unreachable_error(),

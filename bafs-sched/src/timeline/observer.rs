@@ -7,10 +7,11 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 
 use super::{
-    CopyDecisionRecord, ExecutionRecord, ExecutionOutcome, VolumeRole, JobStatus, VolumeRecord, NodeRecord, ExtractAttempt, Timeline,
+    CopyDecisionRecord, ExecutionOutcome, ExecutionRecord, ExtractAttempt, JobStatus, NodeRecord,
+    Timeline, VolumeRecord, VolumeRole,
 };
 use crate::logic::{
-    Action, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, CopyDecision, Scheduler,
+    Action, CopyDecision, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, Scheduler,
 };
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
@@ -87,14 +88,23 @@ impl Observer {
             }
             Event::VolumeDeleted { volume } => self.note_deleted(*volume, false),
             Event::VolumesProbed { lost, .. } => {
-                lost.iter().for_each(|volume| self.note_deleted(*volume, true));
+                lost.iter()
+                    .for_each(|volume| self.note_deleted(*volume, true));
             }
             Event::JobEnded { execution, report } => self.note_ended(*execution, report),
             Event::JobStartFailed { execution, error } => {
-                self.close_execution(*execution, ExecutionOutcome::Failed, format!("not started: {error}"));
+                self.close_execution(
+                    *execution,
+                    ExecutionOutcome::Failed,
+                    format!("not started: {error}"),
+                );
             }
             Event::JobUnknown { execution } => {
-                self.close_execution(*execution, ExecutionOutcome::Abandoned, "its node restarted".to_owned());
+                self.close_execution(
+                    *execution,
+                    ExecutionOutcome::Abandoned,
+                    "its node restarted".to_owned(),
+                );
             }
             Event::FileExtracted { extract, bytes } => self.note_extracted(*extract, Some(*bytes)),
             Event::ExtractFailed { extract, .. } => self.note_extracted(*extract, None),
@@ -243,7 +253,13 @@ impl Observer {
                 server,
                 size,
                 ..
-            } => self.note_creation(*id, source.volume, *server, size.bytes, Some(VolumeRole::Copy)),
+            } => self.note_creation(
+                *id,
+                source.volume,
+                *server,
+                size.bytes,
+                Some(VolumeRole::Copy),
+            ),
             Action::StartJob {
                 execution,
                 job,
@@ -400,7 +416,9 @@ impl Observer {
             ),
             CopyOutcome::Failed => "failed or overtaken".to_owned(),
             CopyOutcome::UsedForRecovery(ms) => format!("saved {ms} ms of work"),
-            CopyOutcome::Replaced(moved) => format!("replaced, after {} ms of copying", moved.duration_ms),
+            CopyOutcome::Replaced(moved) => {
+                format!("replaced, after {} ms of copying", moved.duration_ms)
+            }
             CopyOutcome::Unused(moved) => format!("never needed, {} ms in vain", moved.duration_ms),
         };
         CopyDecisionRecord {

@@ -6,9 +6,9 @@
 //! asked about: each writer and the readers up to the next writer, and each of these readers and
 //! that next writer. All other pairs follow, because "is before" is transitive.
 
-use super::model::{JobIndex, Volume, VolumeKind, Workflow};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::job_order::{OrderSearch, SearchTooLong};
+use super::model::{JobIndex, Volume, VolumeKind, Workflow};
 
 /// One job's use of a volume, over all its mounts of it.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +56,12 @@ struct AccessCheck<'w, 'd> {
 }
 
 impl AccessCheck<'_, '_> {
-    fn volume(&mut self, volume: &Volume, filled: bool, uses: &[JobAccess]) -> Result<(), SearchTooLong> {
+    fn volume(
+        &mut self,
+        volume: &Volume,
+        filled: bool,
+        uses: &[JobAccess],
+    ) -> Result<(), SearchTooLong> {
         let first_writer = uses.iter().position(|used| used.writable);
         if !filled && self.check_first_use(volume, uses, first_writer)? {
             return Ok(());
@@ -123,7 +128,13 @@ impl AccessCheck<'_, '_> {
         Ok(true)
     }
 
-    fn report_unordered(&mut self, volume: &Volume, filled: bool, one: JobAccess, other: JobAccess) {
+    fn report_unordered(
+        &mut self,
+        volume: &Volume,
+        filled: bool,
+        one: JobAccess,
+        other: JobAccess,
+    ) {
         // In the order of the text, which is how the user thinks of them.
         let (one, other) = if one.location <= other.location {
             (one, other)

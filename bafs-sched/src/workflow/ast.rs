@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use bafs_proto::volume::LimitKind;
 
-use super::model::VolumeKind;
 use super::diagnostic::SourceLocation;
 use super::job_description::DescriptionKey;
+use super::model::VolumeKind;
 use super::url::Url;
 
 /// A word of the text, without its quotes.

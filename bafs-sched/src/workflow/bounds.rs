@@ -1,9 +1,9 @@
 //! Bounds of one job and one volume that servers and agents have, so that none is met only when the
 //! job is to run. The bounds of texts are where texts are read.
 
-use super::model::{Job, Volume, VolumeKind};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{CACHE_FILES_MAX, MOUNT_BYTES_MAX, MOUNTS_MAX};
+use super::model::{Job, Volume, VolumeKind};
 
 /// Refuses more mounts of a job than an agent takes. `places` are those of its mounts.
 pub(super) fn check_mount_count(
@@ -37,7 +37,11 @@ pub(super) fn check_mount_count(
 }
 
 /// Refuses a cache of more files than a node takes.
-pub(super) fn check_cache_files(volume: &Volume, location: SourceLocation, diagnostics: &mut Diagnostics) {
+pub(super) fn check_cache_files(
+    volume: &Volume,
+    location: SourceLocation,
+    diagnostics: &mut Diagnostics,
+) {
     let is_cache = matches!(volume.kind, VolumeKind::Cache { .. });
     if is_cache && volume.size_files > CACHE_FILES_MAX {
         let message = format!(

@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 
 use super::access::{JobAccess, check_access};
 use super::ast::{
-    Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
-    RetryDeclaration, JobSettings, SharedDirectoryDeclaration, VolumeDeclaration, Word,
+    Access, Declarations, ExtractDeclaration, JobDeclaration, JobSettings, MountDeclaration,
+    ParentDeclaration, RetryDeclaration, SharedDirectoryDeclaration, VolumeDeclaration, Word,
 };
 use super::bounds::{check_cache_files, check_mount_count};
-use super::model::{
-    ProgramSpec, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
-};
 use super::command::{CommandPaths, check_command_words, complete_command};
 use super::diagnostic::{Diagnostics, SourceLocation};
+use super::job_order::find_cycles;
 use super::limits::{
     BYTES_PER_FILE_DEFAULT, CACHE_FILES_MAX, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN,
 };
+use super::model::{
+    Extract, Job, JobIndex, Mount, ProgramSpec, Volume, VolumeIndex, VolumeKind, Workflow,
+};
 use super::names::NameTable;
-use super::job_order::find_cycles;
 use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
 use super::url::{Scheme, Url};
@@ -213,7 +213,9 @@ impl WorkflowChecker<'_> {
 
     fn set_retries(&mut self, declarations: &[RetryDeclaration]) {
         for RetryDeclaration { job, retries } in declarations {
-            let Some(index) = self.find_job(job) else { continue };
+            let Some(index) = self.find_job(job) else {
+                continue;
+            };
             if let Some(before) = self.notes[index.as_usize()].retries_location {
                 let before = self.diagnostics.describe_location(before);
                 let message = format!(
@@ -230,8 +232,12 @@ impl WorkflowChecker<'_> {
     fn share_directories(&mut self, declarations: Vec<SharedDirectoryDeclaration>) {
         for SharedDirectoryDeclaration { path, jobs } in declarations {
             for job in &jobs {
-                let Some(index) = self.find_job(job) else { continue };
-                let shared = &mut self.workflow.jobs[index.as_usize()].command.shared_directories;
+                let Some(index) = self.find_job(job) else {
+                    continue;
+                };
+                let shared = &mut self.workflow.jobs[index.as_usize()]
+                    .command
+                    .shared_directories;
                 if !shared.contains(&path) {
                     shared.push(path.clone());
                     shared.sort();
@@ -246,11 +252,15 @@ impl WorkflowChecker<'_> {
             if edges.len() as u64 + parents.len() as u64 * children.len() as u64 > EDGES_MAX {
                 let message = format!("more than {EDGES_MAX} pairs of parent and child");
                 let hint = "put a job in between: all parents before it, all children after it";
-                self.diagnostics.error_hint(parents[0].location, message, hint);
+                self.diagnostics
+                    .error_hint(parents[0].location, message, hint);
                 self.is_complete = false;
                 break;
             }
-            let parents: Vec<JobIndex> = parents.iter().filter_map(|word| self.find_job(word)).collect();
+            let parents: Vec<JobIndex> = parents
+                .iter()
+                .filter_map(|word| self.find_job(word))
+                .collect();
             for word in children {
                 let Some(child) = self.find_job(word) else {
                     continue;
@@ -311,7 +321,9 @@ impl WorkflowChecker<'_> {
                 write_back: !is_cache && access == Access::WriteBack,
             };
             self.workflow.jobs[job_index.as_usize()].mounts.push(mount);
-            self.notes[job_index.as_usize()].mount_locations.push(path.location);
+            self.notes[job_index.as_usize()]
+                .mount_locations
+                .push(path.location);
             self.workflow.volumes[volume_index.as_usize()]
                 .users
                 .push(job_index);
@@ -389,7 +401,13 @@ impl WorkflowChecker<'_> {
     fn complete_commands(&mut self) {
         for (job, notes) in self.workflow.jobs.iter_mut().zip(&self.notes) {
             let volumes = &self.workflow.volumes;
-            complete_command(job, &notes.paths, volumes, self.is_complete, self.diagnostics);
+            complete_command(
+                job,
+                &notes.paths,
+                volumes,
+                self.is_complete,
+                self.diagnostics,
+            );
         }
     }
 
@@ -507,7 +525,12 @@ impl WorkflowChecker<'_> {
         }
     }
 
-    fn check_target(&mut self, target: &Url, at: SourceLocation, targets: &mut BTreeMap<Url, SourceLocation>) {
+    fn check_target(
+        &mut self,
+        target: &Url,
+        at: SourceLocation,
+        targets: &mut BTreeMap<Url, SourceLocation>,
+    ) {
         if !target.scheme.is_writable() {
             let message = format!("'{target}' cannot be written: the scheme is read-only");
             self.diagnostics

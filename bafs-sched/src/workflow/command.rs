@@ -2,9 +2,9 @@
 //! kernel takes. It does not look at what the program does.
 
 use super::ast::Word;
-use super::model::{ProgramSpec, Job, Mount, Volume, VolumeKind};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{WORD_BYTES_MAX, WORDS_BYTES_COMMON, WORDS_BYTES_MAX};
+use super::model::{Job, Mount, ProgramSpec, Volume, VolumeKind};
 use super::path::{self, PathError};
 
 /// The paths as the description says them.
@@ -23,7 +23,12 @@ pub(super) fn complete_command(
     diagnostics: &mut Diagnostics,
 ) {
     let directory = match &paths.directory {
-        Some(word) => check_path(path::parse_absolute(&word.text), word, "directory", diagnostics),
+        Some(word) => check_path(
+            path::parse_absolute(&word.text),
+            word,
+            "directory",
+            diagnostics,
+        ),
         None => Some(default_directory(&job.mounts, volumes)),
     };
     job.command.directory = directory.unwrap_or_else(|| "/".to_owned());
@@ -43,7 +48,12 @@ pub(super) fn complete_command(
 
 /// Refuses arguments and an environment that no node can give to a program, and warns of those that
 /// only nodes with a large stack can.
-pub(super) fn check_command_words(job: &str, command: &ProgramSpec, at: SourceLocation, diagnostics: &mut Diagnostics) {
+pub(super) fn check_command_words(
+    job: &str,
+    command: &ProgramSpec,
+    at: SourceLocation,
+    diagnostics: &mut Diagnostics,
+) {
     let arguments = command.arguments.iter().map(String::len);
     let variable = |(name, value): &(String, String)| name.len() + 1 + value.len();
     let environment = command.environment.iter().map(variable);
@@ -80,7 +90,11 @@ fn check_path(
     diagnostics: &mut Diagnostics,
 ) -> Option<String> {
     path.map_err(|error| {
-        let message = format!("the path '{}' of '{key}' {}", word.text, error.description());
+        let message = format!(
+            "the path '{}' of '{key}' {}",
+            word.text,
+            error.description()
+        );
         diagnostics.error(word.location, message);
     })
     .ok()

@@ -7,17 +7,19 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::ast::{
-    Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword,
-    MountDeclaration, ParentDeclaration, RetryDeclaration, JobSettings, SharedDirectoryDeclaration,
+    Access, Declarations, Description, ExtractDeclaration, JobDeclaration, JobSettings, Keyword,
+    MountDeclaration, ParentDeclaration, RetryDeclaration, SharedDirectoryDeclaration,
     VolumeDeclaration, Word, bytes_of,
 };
-use super::model::{CachePolicy, VolumeKind};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::expand::LoopScope;
+use super::job_description::{
+    DescriptionKey, build_settings, parse_description, parse_integer, parse_shared_directory,
+};
 use super::limits::{DESCRIPTION_BYTES_MAX, FILES_MAX, NAME_BYTES_MAX, RETRIES_MAX};
-use super::spelling::find_nearest;
+use super::model::{CachePolicy, VolumeKind};
 use super::quantities::parse_size;
-use super::job_description::{DescriptionKey, parse_integer, parse_description, build_settings, parse_shared_directory};
+use super::spelling::find_nearest;
 use super::url::Url;
 
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
@@ -290,7 +292,10 @@ impl WordCursor<'_, '_> {
     }
 
     /// What follows the name of a volume. The name comes back when there is an error.
-    fn parse_volume_rest(&mut self, name: Word) -> Result<VolumeDeclaration, (Word, ReportedError)> {
+    fn parse_volume_rest(
+        &mut self,
+        name: Word,
+    ) -> Result<VolumeDeclaration, (Word, ReportedError)> {
         match self.volume_kind() {
             Ok((mut kind, size_bytes, size_place)) => {
                 let is_known = size_bytes.is_some();
@@ -440,7 +445,9 @@ impl WordCursor<'_, '_> {
         let word = self.word("a URL")?;
         word.text.parse().map_err(|error: super::url::UrlError| {
             match error.hint {
-                Some(hint) => self.diagnostics.error_hint(word.location, error.message, hint),
+                Some(hint) => self
+                    .diagnostics
+                    .error_hint(word.location, error.message, hint),
                 None => self.diagnostics.error(word.location, error.message),
             }
             ReportedError

@@ -111,7 +111,10 @@ impl fmt::Display for DiagnosticWithSource<'_> {
             let before = (column as usize).saturating_sub(1);
             let skipped = before.saturating_sub(EXCERPT_COLUMNS_MAX / 2);
             let shown = source.trim_start_matches('\u{feff}').chars().skip(skipped);
-            let shown: String = shown.take(EXCERPT_COLUMNS_MAX).map(escape_control).collect();
+            let shown: String = shown
+                .take(EXCERPT_COLUMNS_MAX)
+                .map(escape_control)
+                .collect();
             // Tabs stay tabs, so that the caret stands below its character in any terminal.
             let blank = |c| if c == '\t' { '\t' } else { ' ' };
             let margin: String = shown.chars().take(before - skipped).map(blank).collect();
@@ -216,7 +219,12 @@ impl Diagnostics {
         self.errors.insert(at, message.into(), Some(hint.into()));
     }
 
-    pub(super) fn warn(&mut self, at: SourceLocation, message: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn warn(
+        &mut self,
+        at: SourceLocation,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
         self.warnings.insert(at, message.into(), Some(hint.into()));
     }
 
@@ -289,7 +297,10 @@ impl Diagnostics {
 
 impl DiagnosticList {
     fn insert(&mut self, at: SourceLocation, message: String, hint: Option<String>) {
-        let (message, hint) = (escape_controls(&message), hint.as_deref().map(escape_controls));
+        let (message, hint) = (
+            escape_controls(&message),
+            hint.as_deref().map(escape_controls),
+        );
         let apart = if at.is_in_loop {
             String::new()
         } else {
@@ -305,7 +316,11 @@ impl DiagnosticList {
 
 /// Text that a terminal shows and does not obey: a workflow may come from a stranger.
 fn escape_controls(text: &str) -> String {
-    let mut shown: String = text.chars().take(MESSAGE_CHARS_MAX).map(escape_control).collect();
+    let mut shown: String = text
+        .chars()
+        .take(MESSAGE_CHARS_MAX)
+        .map(escape_control)
+        .collect();
     if text.chars().nth(MESSAGE_CHARS_MAX).is_some() {
         shown.push_str("...");
     }

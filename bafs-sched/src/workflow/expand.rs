@@ -1,7 +1,7 @@
 //! Runs the loops: substitutes their variables and hands every statement on, turn by turn. It does
 //! not know what a statement means.
 
-use super::ast::{Loop, SyntaxNode, Statement, Word};
+use super::ast::{Loop, Statement, SyntaxNode, Word};
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{DECLARED_BYTES_MAX, PAD_WIDTH_MAX, STATEMENTS_MAX};
@@ -17,7 +17,11 @@ pub(super) struct LoopScope {
 struct TooManyStatements;
 
 /// Takes every statement of a text to `declarer`, loops unrolled.
-pub(super) fn expand_text(text: &str, declarer: &mut DeclarationBuilder<'_>, diagnostics: &mut Diagnostics) {
+pub(super) fn expand_text(
+    text: &str,
+    declarer: &mut DeclarationBuilder<'_>,
+    diagnostics: &mut Diagnostics,
+) {
     let mut parser = Parser::new(text);
     let mut expander = Expander {
         declarer,
@@ -100,7 +104,11 @@ impl Expander<'_, '_> {
         Ok(())
     }
 
-    fn expand_iteration(&mut self, repeated: &Loop, value: String) -> Result<(), TooManyStatements> {
+    fn expand_iteration(
+        &mut self,
+        repeated: &Loop,
+        value: String,
+    ) -> Result<(), TooManyStatements> {
         // Turns count too, or a long loop around nothing would run for ever.
         self.count_statement(repeated.location)?;
         if let Some(innermost) = self.scope.bindings.last_mut() {
@@ -125,7 +133,10 @@ impl Expander<'_, '_> {
 struct RangeError;
 
 /// The bounds, both included, when an item of a loop is a range. A quoted item never is one.
-fn parse_range(item: &Word, diagnostics: &mut Diagnostics) -> Result<Option<(u64, u64)>, RangeError> {
+fn parse_range(
+    item: &Word,
+    diagnostics: &mut Diagnostics,
+) -> Result<Option<(u64, u64)>, RangeError> {
     let text = item.text.as_str();
     let Some((first, last)) = text.split_once("..").filter(|_| item.quote.is_none()) else {
         return Ok(None);

@@ -2,13 +2,13 @@
 //! values mean. Where the text comes from, and in which job it ends up, is `declare.rs`.
 
 use super::ast::{Description, DescriptionEntry, JobSettings, Word};
-use super::model::SHARED_DIRECTORIES;
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::expand::LoopScope;
 use super::lex::Lexer;
 use super::limits::{CPUS_MAX, PRIORITY_MAX, RETRIES_MAX};
-use super::spelling::find_nearest;
+use super::model::SHARED_DIRECTORIES;
 use super::quantities::{QuantityError, parse_duration, parse_size};
+use super::spelling::find_nearest;
 
 /// A key that means something here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +82,8 @@ const FOREIGN_KEYS: [(&str, &str); 6] = [
 ];
 
 /// Why a key is accepted that nothing heeds: no node knows what memory it has for jobs.
-const MEMORY_IGNORED_HINT: &str = "bound the jobs of a node by 'request_cpus' or 'bafs node --slots'";
+const MEMORY_IGNORED_HINT: &str =
+    "bound the jobs of a node by 'request_cpus' or 'bafs node --slots'";
 
 /// What one line of a description was.
 pub(super) enum DescriptionLine {
@@ -100,7 +101,11 @@ pub(super) struct DescriptionReader {
 
 impl DescriptionReader {
     /// Reads one line that has content.
-    pub(super) fn read_line(&mut self, lexer: &mut Lexer<'_>, diagnostics: &mut Diagnostics) -> DescriptionLine {
+    pub(super) fn read_line(
+        &mut self,
+        lexer: &mut Lexer<'_>,
+        diagnostics: &mut Diagnostics,
+    ) -> DescriptionLine {
         let key = lexer.key();
         let words = lexer.words(diagnostics);
         match (key, words.first()) {
@@ -273,7 +278,9 @@ impl DescriptionValue {
         if let Some(extra) = self.words.get(1) {
             let message = format!("'{name}' takes one word, '{}' is a second one", extra.text);
             let hint = match self.key {
-                DescriptionKey::Executable => "put arguments into 'arguments'; quote a name with blanks",
+                DescriptionKey::Executable => {
+                    "put arguments into 'arguments'; quote a name with blanks"
+                }
                 _ => "quote a name with blanks",
             };
             diagnostics.error_hint(extra.location, message, hint);
@@ -334,7 +341,9 @@ impl DescriptionValue {
 
     fn integer(&self, min: u64, max: u64, diagnostics: &mut Diagnostics) -> Option<u32> {
         match self.words.as_slice() {
-            [word] => parse_integer(word, min, max, self.name(), diagnostics).map(|value| value as u32),
+            [word] => {
+                parse_integer(word, min, max, self.name(), diagnostics).map(|value| value as u32)
+            }
             _ => {
                 let message = format!("'{}' takes one number", self.name());
                 diagnostics.error(self.location, message);

@@ -1,8 +1,8 @@
 //! Questions about the order of jobs: is there a cycle, does one job come before another. It knows
 //! parents and children only, no volumes.
 
-use super::model::{Job, JobIndex, topological_sort};
 use super::limits::{DIAGNOSTICS_MAX, SEARCH_EDGES_MAX};
+use super::model::{Job, JobIndex, topological_sort};
 
 /// Cycles that share no job, as many as are reported; each begins with its smallest index.
 pub(super) fn find_cycles(jobs: &[Job]) -> Vec<Vec<JobIndex>> {

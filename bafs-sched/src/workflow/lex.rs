@@ -104,7 +104,11 @@ impl<'t> Lexer<'t> {
         if text.contains('\0') {
             diagnostics.error(place, "a word contains a NUL character");
         }
-        Word { text, location: place, quote }
+        Word {
+            text,
+            location: place,
+            quote,
+        }
     }
 
     fn quoted(&mut self, quote: char, text: &mut String, diagnostics: &mut Diagnostics) {

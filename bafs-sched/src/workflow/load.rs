@@ -2,11 +2,11 @@
 //! files beside this one.
 
 use super::check::check_workflow;
-use super::model::Workflow;
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostic, Diagnostics, SourceLocation, WorkflowRejected};
 use super::expand::expand_text;
 use super::limits::FILE_BYTES_MAX;
+use super::model::Workflow;
 
 /// A workflow that may run, and what its author should know.
 #[derive(Debug, Clone, PartialEq, Eq)]

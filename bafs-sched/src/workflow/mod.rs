@@ -9,37 +9,39 @@ mod access;
 mod ast;
 mod bounds;
 mod check;
-mod model;
 mod command;
 mod declarations;
 mod diagnostic;
 mod expand;
+mod job_description;
+mod job_order;
 mod lex;
 mod limits;
 mod load;
+mod model;
 mod names;
-mod spelling;
-mod job_order;
 mod overlaps;
 mod parse;
-mod pipelines;
 mod path;
+mod pipelines;
 mod quantities;
-mod job_description;
+mod spelling;
 mod url;
 
-pub(crate) use model::topological_sort;
-pub use model::{
-    CachePolicy, ProgramSpec, Extract, FirstUsers, Job, JobIndex, Mount, SHARED_DIRECTORIES, Volume,
-    VolumeIndex, VolumeKind, Workflow,
-};
-pub use diagnostic::{Diagnostic, WorkflowRejected, Severity};
+pub use diagnostic::{Diagnostic, Severity, WorkflowRejected};
+pub(crate) use job_order::OrderSearch;
 pub(crate) use limits::EDGES_MAX;
 pub(crate) use limits::FILES_MAX;
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
 pub use load::{CheckedWorkflow, parse_workflow};
+pub(crate) use model::topological_sort;
+pub use model::{
+    CachePolicy, Extract, FirstUsers, Job, JobIndex, Mount, ProgramSpec, SHARED_DIRECTORIES,
+    Volume, VolumeIndex, VolumeKind, Workflow,
+};
+pub use quantities::{
+    QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size,
+};
 pub use spelling::find_nearest;
-pub(crate) use job_order::OrderSearch;
-pub use quantities::{QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::model::{VolumeIndex, VolumeKind, Workflow};
 use super::diagnostic::{Diagnostics, SourceLocation};
+use super::model::{VolumeIndex, VolumeKind, Workflow};
 use super::url::{Scheme, Url};
 
 /// Where a file goes: the volume that it comes from, and where that is declared.
@@ -24,7 +24,10 @@ pub(super) fn check_overlaps(
     }
     let mut by_key: BTreeMap<HomePathKey, Vec<(&Url, LocatedTarget)>> = BTreeMap::new();
     for (url, target) in targets {
-        by_key.entry(home_path_key(url)).or_default().push((url, *target));
+        by_key
+            .entry(home_path_key(url))
+            .or_default()
+            .push((url, *target));
     }
     for (position, (volume, place)) in workflow.volumes.iter().zip(places).enumerate() {
         let (source, is_cache) = match &volume.kind {
@@ -32,7 +35,8 @@ pub(super) fn check_overlaps(
             VolumeKind::Scratch { fill: Some(source) } => (source, false),
             VolumeKind::Scratch { fill: None } => continue,
         };
-        let is_own = |(_, (from, _)): &(&Url, LocatedTarget)| !is_cache && from.as_usize() == position;
+        let is_own =
+            |(_, (from, _)): &(&Url, LocatedTarget)| !is_cache && from.as_usize() == position;
         let Some((target, (from, at))) = find_overlapping(&by_key, source, is_own) else {
             continue;
         };
@@ -85,7 +89,8 @@ fn find_overlapping<'u>(
     source: &Url,
     is_own: impl Fn(&(&'u Url, LocatedTarget)) -> bool,
 ) -> Option<(&'u Url, LocatedTarget)> {
-    let of_another = |all: &Vec<(&'u Url, LocatedTarget)>| all.iter().find(|it| !is_own(it)).copied();
+    let of_another =
+        |all: &Vec<(&'u Url, LocatedTarget)>| all.iter().find(|it| !is_own(it)).copied();
     let whole = home_path_key(source);
     let mut above = whole.clone();
     while above.2.pop().is_some() {

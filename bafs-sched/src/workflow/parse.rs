@@ -1,14 +1,14 @@
 //! Text to nodes: statements, inline job bodies and loops, recovered after each error so that the
-//! rest of the file is read too. What the words of a statement mean is `declare.rs`.
+//! rest of the file is read too. What the words of a statement mean is `declarations.rs`.
 
 use std::rc::Rc;
 
-use super::ast::{Keyword, Loop, SyntaxNode, Statement, Word};
+use super::ast::{Keyword, Loop, Statement, SyntaxNode, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};
+use super::job_description::{DescriptionLine, DescriptionReader};
 use super::lex::Lexer;
 use super::limits::LOOP_DEPTH_MAX;
 use super::spelling::find_nearest;
-use super::job_description::{DescriptionReader, DescriptionLine};
 
 const KEYWORDS: [(&str, Keyword); 9] = [
     ("job", Keyword::Job),
@@ -226,7 +226,8 @@ impl<'t> Parser<'t> {
                 break;
             }
             let line_start = self.lexer.clone();
-            let DescriptionLine::Other(words) = reader.read_line(&mut self.lexer, diagnostics) else {
+            let DescriptionLine::Other(words) = reader.read_line(&mut self.lexer, diagnostics)
+            else {
                 continue;
             };
             let Some(first) = words.first() else { continue };

@@ -2,7 +2,7 @@
 
 use bafs_proto::path::is_control_or_bidirectional;
 
-use super::limits::{PATH_NAME_BYTES_MAX, PATH_BYTES_MAX};
+use super::limits::{PATH_BYTES_MAX, PATH_NAME_BYTES_MAX};
 
 /// Directories that the kernel fills; a volume there would hide them from the job.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -113,7 +113,10 @@ mod tests {
         assert_eq!(parse_mount_point("/system"), Ok("/system".to_owned()));
         assert_eq!(parse_mount_point("/a/../b"), Err(PathError::DotComponent));
         let long = "x".repeat(256);
-        assert_eq!(parse_absolute(&format!("/a/{long}/b")), Err(PathError::ComponentTooLong));
+        assert_eq!(
+            parse_absolute(&format!("/a/{long}/b")),
+            Err(PathError::ComponentTooLong)
+        );
         assert_eq!(parse_relative(&long), Err(PathError::ComponentTooLong));
         assert_eq!(parse_relative(&"a/".repeat(2_048)), Err(PathError::TooLong));
         assert_eq!(parse_relative("a//b"), Ok("a/b".to_owned()));

@@ -71,7 +71,10 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
     }
     if unit.is_empty() {
         let hint = format!("write '{number} MB', or '{number} B' if you mean bytes");
-        return Err(quantity_error(format!("the size '{number}' has no unit"), hint));
+        return Err(quantity_error(
+            format!("the size '{number}' has no unit"),
+            hint,
+        ));
     }
     let decimal = DECIMAL_UNITS
         .iter()

@@ -3,7 +3,10 @@
 /// The candidate with the fewest slips of the pen (insert, delete, replace, swap) from `word`;
 /// none when even that one is too different. Case does not count.
 #[must_use]
-pub fn find_nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn find_nearest<'a>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     let word: Vec<char> = word.to_lowercase().chars().collect();
     // None in a letter, one in a short name, up to three in a long one: more would be guessing.
     let mut slips_max = if word.len() < 2 {

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{
@@ -12,6 +11,7 @@ use bafs_proto::message::{
     RenewVolumesReply, Reply, Request, ServerKind, ServerList, WatchJobs,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::token::Token;
@@ -68,7 +68,10 @@ impl OneNodeCluster {
                 if let Some(code) = state.catalog_fault {
                     return Err(Error::new(code, "no list today"));
                 }
-                let node = state.node_address.clone().unwrap_or_else(|| "cluster".to_owned());
+                let node = state
+                    .node_address
+                    .clone()
+                    .unwrap_or_else(|| "cluster".to_owned());
                 let mut servers = node_and_home_adverts(&node);
                 servers.retain(|it| it.kind != ServerKind::Home || !state.is_home_unlisted);
                 Reply::QueryServers(ServerList { servers })
@@ -121,7 +124,10 @@ impl OneNodeCluster {
                     state.extract_fault_count += 1;
                     return Err(Error::new(code, "nothing is heard of home"));
                 }
-                *state.files_at_home.entry(call.target_path.clone()).or_default() += 1;
+                *state
+                    .files_at_home
+                    .entry(call.target_path.clone())
+                    .or_default() += 1;
                 Reply::ExtractFile(PutReceipt {
                     extraction: call.extraction,
                     path: call.target_path,
@@ -221,7 +227,10 @@ impl OneNodeCluster {
 }
 
 impl Service for OneNodeCluster {
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let (request, token) = (incoming.request, incoming.token);
             let is_gone = {

@@ -13,8 +13,8 @@ use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::read::prefetch;
 use super::route::View;
-use crate::logic::read_ahead::BlockRead;
 use crate::logic::blocks::CopyClass;
+use crate::logic::read_ahead::BlockRead;
 
 /// Most bytes on their way ahead of all readers of a node: they are in memory until they landed.
 const AHEAD_BYTES_MAX: u64 = 64 << 20;

@@ -21,7 +21,7 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 
 use super::fault;
-use super::journal::{self, JournalEntry, Journal};
+use super::journal::{self, Journal, JournalEntry};
 use super::keep::is_full;
 use super::near::{self, NearMap};
 pub(crate) use super::run::Run;
@@ -160,7 +160,9 @@ impl CacheDisk {
                 } if length <= block_bytes => {
                     live.insert(key, (age, length, digest, class));
                 }
-                JournalEntry::Keep { key, .. } | JournalEntry::Drop { key } => drop(live.remove(&key)),
+                JournalEntry::Keep { key, .. } | JournalEntry::Drop { key } => {
+                    drop(live.remove(&key))
+                }
             }
         }
         let lost = live.keys().filter(|key| left.contains(&key.file));
@@ -331,7 +333,7 @@ impl CacheDisk {
         }
     }
 
-    /// As [`Disk::tidy`], for who knows that the generation goes on.
+    /// As [`CacheDisk::tidy`], for who knows that the generation goes on.
     pub(super) fn free_left(&self) -> Result<()> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         if left.is_empty() {
@@ -340,7 +342,8 @@ impl CacheDisk {
         }
         let (stay, go): (Vec<_>, Vec<_>) = {
             let table = self.table();
-            left.drain(..).partition(|(key, _)| table.is_file_held(key.file))
+            left.drain(..)
+                .partition(|(key, _)| table.is_file_held(key.file))
         };
         *left = stay;
         let freed = self.punch(&go);
@@ -432,7 +435,7 @@ impl CacheDisk {
         self.retired.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Undoes [`Disk::retire`]: its successor could not be made.
+    /// Undoes [`CacheDisk::retire`]: its successor could not be made.
     pub(crate) fn resume(&self) {
         *self.retired.write().unwrap_or_else(PoisonError::into_inner) = false;
     }

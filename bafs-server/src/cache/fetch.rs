@@ -31,9 +31,9 @@ use super::peers::{CacheName, Peers};
 use super::pins::Pins;
 use super::route::View;
 use crate::home_clients::HomeClients;
-use crate::logic::read_ahead::SequentialReaders;
 use crate::logic::blocks::CopyClass;
 use crate::logic::placement::extent_bytes;
+use crate::logic::read_ahead::SequentialReaders;
 use crate::logic::rendezvous::Candidate;
 
 /// A fetch outlives the readers that wait for it, so that a slow home is not asked twice; after
@@ -228,7 +228,12 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     /// A fetcher that shows `token` to its peers, which reach it at `address`.
-    pub(crate) fn new(homes: Arc<HomeClients>, token: Token, server: ServerId, address: String) -> Self {
+    pub(crate) fn new(
+        homes: Arc<HomeClients>,
+        token: Token,
+        server: ServerId,
+        address: String,
+    ) -> Self {
         Self {
             pool: homes.pool().clone(),
             homes,

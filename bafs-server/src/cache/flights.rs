@@ -16,8 +16,8 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use crate::logic::blocks::BlockKey;
 use crate::logic::block_claims::BlockClaims;
+use crate::logic::blocks::BlockKey;
 
 /// A block with the digest of its origin.
 pub(crate) type Block = (Bytes, Digest);
@@ -157,7 +157,9 @@ impl Flights {
     /// Who asked in vain for one of these blocks, and may have read it since.
     pub(crate) fn claimants(&self, keys: impl Iterator<Item = BlockKey>) -> BTreeSet<ServerId> {
         let state = self.lock();
-        keys.flat_map(|key| state.claims.claimants(key)).copied().collect()
+        keys.flat_map(|key| state.claims.claimants(key))
+            .copied()
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, InflightState> {

@@ -78,7 +78,8 @@ impl Fetcher {
                 break;
             }
             let peer = view.peer(server);
-            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::monotonic_ms()))
+            let Some(peer) =
+                peer.filter(|_| !self.peers().is_suspect(server, clock::monotonic_ms()))
             else {
                 continue;
             };
@@ -188,7 +189,8 @@ impl Fetcher {
             // It answers, but home does not answer it, or the source changed: not its fault.
             Err(error) if is_faultless(error.code) => {
                 if error.code == ErrorCode::HomeUnreachable {
-                    self.peers().note_homeless(peer.server, clock::monotonic_ms());
+                    self.peers()
+                        .note_homeless(peer.server, clock::monotonic_ms());
                 }
             }
             // Nor that nobody waits any more.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::fd_passing::{HandoffReply, HandoffRequest, CacheHandoff, HandoffHeader};
+use bafs_proto::fd_passing::{CacheHandoff, HandoffHeader, HandoffReply, HandoffRequest};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::net::BoxFuture;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use super::bring::Brought;
 use super::fetch::{Comparison, Fetcher, Generation};
 use super::{Caches, blocking, bring_for, source_changed};
-use crate::fd_passing::{HandlerReply, HandoffFactory, HandoffHandler, Handoff};
+use crate::fd_passing::{HandlerReply, Handoff, HandoffFactory, HandoffHandler};
 
 /// How long agents may take to give back whole files when a generation ends: their jobs are killed
 /// meanwhile.

@@ -130,7 +130,8 @@ pub(super) async fn read_for_heir(
         digests.push(landed.as_ref().map_or(absent, |(_, digest)| *digest));
         body.extend_from_slice(landed.as_ref().map_or(&[][..], |(bytes, _)| bytes));
     }
-    let given = (0..run.count).filter(|n| ![Digest::ABSENT, Digest::EVICTED].contains(&digests[*n]));
+    let given =
+        (0..run.count).filter(|n| ![Digest::ABSENT, Digest::EVICTED].contains(&digests[*n]));
     hand_down(fetcher, generation, &run, given.collect(), heir).await?;
     Ok((digests, body.freeze()))
 }

@@ -214,7 +214,11 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the disk does not do it; the old journal stays.
-    pub(crate) fn compact(&self, blocks: usize, live: impl FnOnce() -> Vec<JournalEntry>) -> Result<()> {
+    pub(crate) fn compact(
+        &self,
+        blocks: usize,
+        live: impl FnOnce() -> Vec<JournalEntry>,
+    ) -> Result<()> {
         let mut state = self.lock();
         // Somebody else may have written it anew meanwhile.
         if !state.is_long(blocks) {

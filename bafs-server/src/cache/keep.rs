@@ -100,7 +100,9 @@ impl CacheDisk {
             return self.free_later(pieces);
         }
         let mut table = self.table();
-        pieces.iter().for_each(|(key, _)| table.cancel_reservation(*key));
+        pieces
+            .iter()
+            .for_each(|(key, _)| table.cancel_reservation(*key));
         drop(table);
         self.drop_empty_files();
     }
@@ -219,7 +221,9 @@ impl CacheDisk {
             return false;
         }
         let mut table = self.table();
-        victims.iter().for_each(|victim| table.release_space(victim.key));
+        victims
+            .iter()
+            .for_each(|victim| table.release_space(victim.key));
         drop(table);
         self.drop_empty_files();
         true
@@ -228,7 +232,11 @@ impl CacheDisk {
     /// Blocks that are gone because somebody removed their file, put another thing in its place or
     /// cut it. They must be out of the table before the file grows again: as long as it is short
     /// they cannot be read, but then zeros are in their places.
-    fn cut_off(&self, file: FileIndex, opened: &File) -> std::io::Result<Vec<(BlockKey, StoredBlock)>> {
+    fn cut_off(
+        &self,
+        file: FileIndex,
+        opened: &File,
+    ) -> std::io::Result<Vec<(BlockKey, StoredBlock)>> {
         // While the table is held nothing is put that was written after the look.
         let table = self.table();
         let size = opened.metadata()?.len();

@@ -43,7 +43,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::message::{
-    Advert, BlockData, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, ReadKind,
+    Advert, BlockData, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadKind, ReadManifest,
 };
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
@@ -334,7 +334,10 @@ impl Caches {
         if let (ReadKind::PeerProbe(member), CacheRef::Cooperative(_)) = (&call.kind, &call.cache) {
             self.fetcher.meet(&generation, member);
         }
-        let is_read = !matches!(call.kind, ReadKind::Expedite | ReadKind::CheckPresence | ReadKind::Touch);
+        let is_read = !matches!(
+            call.kind,
+            ReadKind::Expedite | ReadKind::CheckPresence | ReadKind::Touch
+        );
         if call.must_verify
             && is_read
             && let Some(run) = run_of(&generation, blocks)?

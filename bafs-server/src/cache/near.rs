@@ -17,14 +17,14 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{BlockMap, BlockLayout};
+use bafs_tree::{BlockLayout, BlockMap};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::disk::{CacheDisk, open_blocks};
 use super::fault;
 use super::manifest::Manifest;
-use crate::logic::blocks::{BlockKey, BlockChange};
+use crate::logic::blocks::{BlockChange, BlockKey};
 
 /// File whose lock every agent with a map holds.
 const USERS: &str = "users";
@@ -94,8 +94,8 @@ impl CacheDisk {
         Ok(files)
     }
 
-    /// The open file of a file that is wholly here, which stays so until [`Disk::let_go`] (waits
-    /// for the disk); `None` when its bytes are to be compared before, by [`Disk::compare`].
+    /// The open file of a file that is wholly here, which stays so until [`CacheDisk::let_go`] (waits
+    /// for the disk); `None` when its bytes are to be compared before, by [`CacheDisk::compare`].
     ///
     /// # Errors
     /// `WrongState` when it is not wholly here, or not checked yet; `SourceChanged` when the
@@ -125,7 +125,7 @@ impl CacheDisk {
         }
     }
 
-    /// Has all blocks of a file stay until [`Disk::let_go`], and tells where it is.
+    /// Has all blocks of a file stay until [`CacheDisk::let_go`], and tells where it is.
     ///
     /// # Errors
     /// `WrongState` when it is not wholly here, or not checked yet.
@@ -200,7 +200,7 @@ impl CacheDisk {
         Ok(true)
     }
 
-    /// Undoes [`Disk::hold`], unless somebody still has the open file; says whether it did (waits
+    /// Undoes [`CacheDisk::hold`], unless somebody still has the open file; says whether it did (waits
     /// for the disk).
     pub(super) fn let_go(&self, file: FileIndex) -> bool {
         let one_at_a_time = self.holding();

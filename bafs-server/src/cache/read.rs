@@ -356,7 +356,9 @@ pub(super) fn count_hits(generation: &Generation, run: &Run, is_here: impl Fn(us
     generation.meter.add("cache_hits_local", blocks);
     generation.meter.add("cache_hit_local_bytes", bytes);
     if ahead_bytes > 0 {
-        generation.meter.add("cache_read_ahead_used_bytes", ahead_bytes);
+        generation
+            .meter
+            .add("cache_read_ahead_used_bytes", ahead_bytes);
     }
 }
 

@@ -14,7 +14,7 @@ use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use bafs_proto::message::SourceKind;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
 use super::temporary_directory::TemporaryDirectory;
-use super::{ExecutorConfig, minimal_report, agent_log};
+use super::{ExecutorConfig, agent_log, minimal_report};
 
 /// Longest report line, in bytes.
 const REPORT_LINE_BYTES_MAX: u64 = 16 << 20;
@@ -57,8 +57,12 @@ async fn run_agent(
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
     let name = &call.job.name;
-    let temporary =
-        TemporaryDirectory::create(&config.temporary_directory, call.execution, name, config.temporary_quota)?;
+    let temporary = TemporaryDirectory::create(
+        &config.temporary_directory,
+        call.execution,
+        name,
+        config.temporary_quota,
+    )?;
     let (mut child, input, output) = spawn(config, call, &temporary)?;
     let path = config.log_directory.join(format!("{}.log", call.execution));
     let logging = child
@@ -125,7 +129,8 @@ async fn run_spawned(
             return report.map(truncate_report);
         }
         AgentEnd::Exited(status) => {
-            let rest = tokio::time::timeout(Duration::from_millis(EXIT_TIMEOUT_MS), &mut reading).await;
+            let rest =
+                tokio::time::timeout(Duration::from_millis(EXIT_TIMEOUT_MS), &mut reading).await;
             match rest {
                 Ok(Ok(Ok(report))) => return Ok(truncate_report(report)),
                 _ => Err(agent_died_error(

@@ -76,7 +76,10 @@ pub(super) fn read_output(
     let (stdout, stderr) = (read("out")?, read("err")?);
     let is_kept = stdout.is_some() || stderr.is_some() || {
         // The agent's own log came before them, and goes before them.
-        has_ended && output_path_prefix(logs, execution).with_extension("log").exists()
+        has_ended
+            && output_path_prefix(logs, execution)
+                .with_extension("log")
+                .exists()
     };
     Ok(is_kept.then(|| (stdout.unwrap_or_default(), stderr.unwrap_or_default())))
 }
@@ -222,7 +225,8 @@ mod tests {
         let path = directory.path().join("1.log");
         let mut log = AgentLog::open(path.clone()).expect("open");
         fs::remove_file(&path).expect("remove");
-        log.write(&vec![b'x'; LOG_FILE_BYTES_MAX as usize]).expect("write");
+        log.write(&vec![b'x'; LOG_FILE_BYTES_MAX as usize])
+            .expect("write");
         log.write(b"the end").expect("write");
         assert_eq!(fs::read(&path).expect("read"), b"the end");
     }

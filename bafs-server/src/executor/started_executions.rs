@@ -91,7 +91,10 @@ mod tests {
         let path = directory.path().join("starts");
         let mut first = StartedExecutions::open(&path).expect("open");
         first.record(ExecutionId(1)).expect("note");
-        assert!(!first.is_from_earlier_incarnation(ExecutionId(1)), "it is of this life");
+        assert!(
+            !first.is_from_earlier_incarnation(ExecutionId(1)),
+            "it is of this life"
+        );
         append_to(&path)
             .and_then(|mut file| file.write_all(b"\n7"))
             .expect("a cut line");
@@ -112,6 +115,9 @@ mod tests {
         }
         let later = StartedExecutions::open(&path).expect("open");
         assert_eq!(later.earlier.len(), EXECUTIONS_PER_FILE_MAX + 10);
-        assert!(later.is_from_earlier_incarnation(ExecutionId(all)) && !later.is_from_earlier_incarnation(ExecutionId(1)));
+        assert!(
+            later.is_from_earlier_incarnation(ExecutionId(all))
+                && !later.is_from_earlier_incarnation(ExecutionId(1))
+        );
     }
 }

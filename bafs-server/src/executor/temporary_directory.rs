@@ -83,7 +83,12 @@ impl TemporaryQuota {
     /// A share for each of so many slots of what is left beside volumes, which may have `offered`
     /// bytes in all, and take `unreserved` of them later.
     #[must_use]
-    pub fn beside_volumes_quota(disk: DiskSpace, offered: u64, unreserved: u64, slots: u32) -> Self {
+    pub fn beside_volumes_quota(
+        disk: DiskSpace,
+        offered: u64,
+        unreserved: u64,
+        slots: u32,
+    ) -> Self {
         let now = disk.free_bytes.saturating_sub(unreserved);
         // Volumes may not have taken yet what they reserved.
         let later = disk.all_bytes.saturating_sub(offered);
@@ -184,7 +189,10 @@ impl TemporaryDirectory {
         }
     }
 
-    async fn sample_usage(&self, last: TemporaryUsage) -> io::Result<(TemporaryUsage, Option<(u64, u64)>)> {
+    async fn sample_usage(
+        &self,
+        last: TemporaryUsage,
+    ) -> io::Result<(TemporaryUsage, Option<(u64, u64)>)> {
         let free_bytes = free_disk_bytes(&self.path)?;
         let taken = last.free_bytes.saturating_sub(free_bytes);
         let room = self.limit.bytes.saturating_sub(last.used_bytes);
@@ -287,7 +295,8 @@ mod tests {
     #[test]
     fn slots_share_the_disk_space_beside_volumes() {
         const GB: u64 = 1_000_000_000;
-        let share = TemporaryQuota::beside_volumes_quota(disk(100 * GB, 80 * GB), 40 * GB, 40 * GB, 4);
+        let share =
+            TemporaryQuota::beside_volumes_quota(disk(100 * GB, 80 * GB), 40 * GB, 40 * GB, 4);
         assert_eq!((share.bytes, share.files), (5 * GB, 125_000));
         let reserved = TemporaryQuota::beside_volumes_quota(disk(100 * GB, 80 * GB), 40 * GB, 0, 4);
         assert!(reserved.bytes * 4 <= 60 * GB, "{reserved:?}");

@@ -129,7 +129,8 @@ impl DirectoryHome {
     /// Finds a path below it that a token grants: where symbolic links lead must be granted too.
     fn find(&self, token: &Token, path: &str) -> Result<(Arc<Export>, ExportEntry)> {
         let export = self.open_export()?.export.clone();
-        let found = export.find_allowed(path, |path| self.require_right(token, path, Right::Read))?;
+        let found =
+            export.find_allowed(path, |path| self.require_right(token, path, Right::Read))?;
         Ok((export, found))
     }
 
@@ -190,7 +191,8 @@ impl HomeBackend for DirectoryHomes {
                 let allow = |path: &str| directory.require_right(&token, path, Right::Write);
                 directory.with_puts(|puts| puts.begin(&begin, allow))
             });
-            done.await.map(|progress| progress_for_caller(put, progress))
+            done.await
+                .map(|progress| progress_for_caller(put, progress))
         })
     }
 
@@ -208,7 +210,9 @@ impl HomeBackend for DirectoryHomes {
                 let allow = |path: &str| directory.require_right(&token, path, Right::Write);
                 directory.with_puts(|puts| puts.write(extract, offset, &data, allow))
             };
-            run_blocking(write).await.map(|progress| progress_for_caller(put, progress))
+            run_blocking(write)
+                .await
+                .map(|progress| progress_for_caller(put, progress))
         })
     }
 
@@ -245,7 +249,9 @@ fn with_caller_path(put: &HomeUpload, receipt: PutReceipt) -> PutReceipt {
 
 fn progress_for_caller(put: &HomeUpload, progress: PutProgress) -> PutProgress {
     PutProgress {
-        receipt: progress.receipt.map(|receipt| with_caller_path(put, receipt)),
+        receipt: progress
+            .receipt
+            .map(|receipt| with_caller_path(put, receipt)),
         ..progress
     }
 }

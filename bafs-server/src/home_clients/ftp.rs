@@ -23,7 +23,9 @@ use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::host::PlainHost;
-use super::listing::{changed_error, chunk_digests, directory_entry, file_entry, make_page, note_unreadable};
+use super::listing::{
+    changed_error, chunk_digests, directory_entry, file_entry, make_page, note_unreadable,
+};
 use super::settings::HomeSetting;
 use super::{HomeUpload, upload_path};
 use connection::FtpConnection;
@@ -51,7 +53,7 @@ pub(super) struct FtpHost {
 }
 
 impl FtpHost {
-    /// The server of `address`, which is `ftp://HOST` or `ftp://HOST:PORT`.
+    /// The server of `address`, which is `ftp://HOST_ROOT` or `ftp://HOST_ROOT:PORT`.
     pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Self {
         let host = address.trim_start_matches("ftp://");
         let has_port = matches!(host.rsplit_once(':'), Some((_, port)) if !port.ends_with(']'));
@@ -161,7 +163,9 @@ impl PlainHost for FtpHost {
         check_unchanged(&mut control, call).await?;
         let data = if length > 0 {
             // It is there: a server that does not find it now does not give it.
-            let read = control.read(&absolute_path(path), call.offset, length).await;
+            let read = control
+                .read(&absolute_path(path), call.offset, length)
+                .await;
             read.map_err(closed_error)?
         } else {
             Vec::new()
@@ -181,19 +185,32 @@ impl PlainHost for FtpHost {
         let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
         for part in above.split('/').filter(|part| !part.is_empty()) {
             upper = child_path(&upper, part);
-            if control.send_command("CWD", &absolute_path(&upper)).await?.code == 250 {
+            if control
+                .send_command("CWD", &absolute_path(&upper))
+                .await?
+                .code
+                == 250
+            {
                 continue;
             }
             let made = control.run_command("MKD", &absolute_path(&upper)).await;
             // Another upload may have made it meanwhile.
-            if made.is_err() && control.send_command("CWD", &absolute_path(&upper)).await?.code != 250 {
+            if made.is_err()
+                && control
+                    .send_command("CWD", &absolute_path(&upper))
+                    .await?
+                    .code
+                    != 250
+            {
                 made?;
             }
         }
         let received_bytes = match query_size(&mut control, &upload_path(put)).await? {
             Some(size) if size <= put.size => size,
             Some(_) => {
-                control.run_command("DELE", &absolute_path(&upload_path(put))).await?;
+                control
+                    .run_command("DELE", &absolute_path(&upload_path(put)))
+                    .await?;
                 0
             }
             None => 0,
@@ -213,7 +230,9 @@ impl PlainHost for FtpHost {
             let text = format!("it has {there} bytes, not {offset}; the upload is resumed there");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
-        control.write(&absolute_path(&temporary), offset, data).await?;
+        control
+            .write(&absolute_path(&temporary), offset, data)
+            .await?;
         self.return_connection(control);
         Ok(PutProgress {
             received_bytes: offset + data.len() as u64,
@@ -242,7 +261,9 @@ impl PlainHost for FtpHost {
         if from.code != 350 {
             return Err(from.refusal_error());
         }
-        control.run_command("RNTO", &absolute_path(&put.path)).await?;
+        control
+            .run_command("RNTO", &absolute_path(&put.path))
+            .await?;
         self.return_connection(control);
         Ok(PutReceipt {
             extraction: put.extract,
@@ -266,7 +287,9 @@ async fn check_unchanged(control: &mut FtpConnection, call: &ReadSource) -> Resu
     match query_facts(control, &call.path).await {
         Ok(found) if found.kind == FtpFileKind::File && identity(found) == call.identity => Ok(()),
         Ok(_) => Err(changed_error(&call.path, "size or time differ")),
-        Err(error) if error.code == ErrorCode::NotFound => Err(changed_error(&call.path, "it is gone")),
+        Err(error) if error.code == ErrorCode::NotFound => {
+            Err(changed_error(&call.path, "it is gone"))
+        }
         Err(error) => Err(error),
     }
 }
@@ -338,7 +361,8 @@ async fn list_names(control: &mut FtpConnection, path: &str) -> Result<Vec<(Stri
     let mut found = Vec::new();
     if control.has_facts {
         for line in control.list_lines("MLSD", &absolute_path(path)).await? {
-            let (facts, name) = facts::parse_facts(&line).ok_or_else(|| unreadable_line_error(&line))?;
+            let (facts, name) =
+                facts::parse_facts(&line).ok_or_else(|| unreadable_line_error(&line))?;
             found.push((name.to_owned(), facts));
         }
     } else {
@@ -346,7 +370,8 @@ async fn list_names(control: &mut FtpConnection, path: &str) -> Result<Vec<(Stri
         // Names that begin with a dot are names.
         let lines = control.list_lines("LIST", "-a").await?;
         for line in lines.iter().filter(|line| !line.starts_with("total ")) {
-            let (kind, name) = facts::parse_long(line).ok_or_else(|| unreadable_line_error(line))?;
+            let (kind, name) =
+                facts::parse_long(line).ok_or_else(|| unreadable_line_error(line))?;
             // Size and time are not exact in this form.
             let kind = if kind == FtpFileKind::File {
                 FtpFileKind::Unknown
@@ -360,7 +385,9 @@ async fn list_names(control: &mut FtpConnection, path: &str) -> Result<Vec<(Stri
             found.push((name.to_owned(), facts));
         }
     }
-    found.retain(|(name, facts)| facts.kind != FtpFileKind::SelfOrParent && !super::is_upload_name(name));
+    found.retain(|(name, facts)| {
+        facts.kind != FtpFileKind::SelfOrParent && !super::is_upload_name(name)
+    });
     for (name, facts) in &mut found {
         if facts.kind == FtpFileKind::Unknown {
             match query_facts(control, &child_path(path, name)).await {

@@ -84,7 +84,11 @@ mod tests {
         assert_eq!(known.current_address(at(Some(1))), "a:2");
         assert_eq!(known.current_address(at(None)), "a:1", "whoever is there");
         known.update(&[]);
-        assert_eq!(known.current_address(at(Some(1))), "a:2", "away for a moment");
+        assert_eq!(
+            known.current_address(at(Some(1))),
+            "a:2",
+            "away for a moment"
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use super::{HomeBackend, HomeUpload};
 
-/// What is asked of a host; each as in [`Home`].
+/// What is asked of a host; each as in [`HomeBackend`].
 pub(super) trait PlainHost: Send + Sync {
     fn list(&self, path: &str) -> impl Future<Output = Result<SourcePage>> + Send;
 
@@ -28,7 +28,11 @@ pub(super) trait PlainHost: Send + Sync {
         data: &[u8],
     ) -> impl Future<Output = Result<PutProgress>> + Send;
 
-    fn commit(&self, put: &HomeUpload, digest: Digest) -> impl Future<Output = Result<PutReceipt>> + Send;
+    fn commit(
+        &self,
+        put: &HomeUpload,
+        digest: Digest,
+    ) -> impl Future<Output = Result<PutReceipt>> + Send;
 }
 
 /// A host at an address.

@@ -44,7 +44,10 @@ pub(super) fn directory_entry(path: &str) -> SourceEntry {
 /// # Errors
 /// `BadPath` when a name cannot be that of a file here, `Malformed` when a file has others below
 /// it or there are too many: an error, never a gap.
-pub(super) fn make_page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings) -> Result<SourcePage> {
+pub(super) fn make_page(
+    entries: Vec<SourceEntry>,
+    mut warnings: SourceWarnings,
+) -> Result<SourcePage> {
     let mut tree: BTreeMap<Vec<String>, SourceEntry> = BTreeMap::new();
     let parts = |path: &str| -> Vec<String> {
         let parts = path.split('/').filter(|part| !part.is_empty());
@@ -59,18 +62,27 @@ pub(super) fn make_page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings)
         let place = parts(&entry.path);
         let is_other = |known: &SourceEntry| known.kind != entry.kind;
         if tree.get(&place).is_some_and(is_other) {
-            return Err(not_a_tree_error(&entry.path, "is both a file and a directory"));
+            return Err(not_a_tree_error(
+                &entry.path,
+                "is both a file and a directory",
+            ));
         }
         for depth in (0..place.len()).rev() {
             let above = tree.entry(place[..depth].to_vec());
             let above = above.or_insert_with(|| directory_entry(&place[..depth].join("/")));
             if above.kind != SourceKind::Directory {
-                return Err(not_a_tree_error(&above.path, "is a file with others below it"));
+                return Err(not_a_tree_error(
+                    &above.path,
+                    "is a file with others below it",
+                ));
             }
         }
         tree.insert(place, entry);
         if tree.len() > MANIFEST_ENTRIES_MAX {
-            return Err(not_a_tree_error("", "has more files than a volume can show"));
+            return Err(not_a_tree_error(
+                "",
+                "has more files than a volume can show",
+            ));
         }
     }
     Ok(SourcePage {

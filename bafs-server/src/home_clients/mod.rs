@@ -4,21 +4,21 @@
 //! An address without `://` is that of a home server; any other is a URL of scheme and host, and
 //! the path is below it.
 
-mod server_home;
 mod directory_home;
 mod ftp;
+mod home_locations;
 mod host;
 mod listing;
 mod object_home;
 mod pack_sender;
+mod server_home;
 mod settings;
 mod sftp;
 #[cfg(test)]
 pub(crate) mod slow_home;
-mod home_locations;
 
-pub use settings::HomeSettings;
 pub(crate) use home_locations::HomeAddress;
+pub use settings::HomeSettings;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,13 +40,13 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use crate::access::AccessChecker;
-use server_home::{ServerHome, HomeServerLocation};
 use directory_home::DirectoryHomes;
 use ftp::FtpHost;
+use home_locations::HomeLocations;
 use host::HostHome;
 use object_home::{BucketHome, WebHome};
+use server_home::{HomeServerLocation, ServerHome};
 use sftp::SftpHost;
-use home_locations::HomeLocations;
 
 /// Time for one call that moves a piece or nothing, in milliseconds: on a home link of 1 MB/s some
 /// fifty pieces may go before one of 1 MiB.
@@ -126,7 +126,11 @@ trait HomeBackend: Send + Sync {
     }
 
     /// Begins an upload or shows where it is. Nothing is visible before the commit.
-    fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
+    fn begin<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>>;
 
     /// Pieces of one upload that may be under way at once; only a home that puts them in order
     /// takes more than one.
@@ -356,7 +360,8 @@ impl HomeClients {
         deadline: Deadline,
     ) -> Result<PutReceipt> {
         self.check_write(put)?;
-        let asked = |home: Arc<dyn HomeBackend>| async move { home.commit(put, digest, deadline).await };
+        let asked =
+            |home: Arc<dyn HomeBackend>| async move { home.commit(put, digest, deadline).await };
         with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
     }
 
@@ -381,7 +386,8 @@ impl HomeClients {
 
     /// Pieces of an upload that a home takes at once.
     pub(crate) fn concurrent_chunks_max(&self, at: HomeAddress<'_>) -> usize {
-        self.backend(at).map_or(1, |home| home.concurrent_chunks_max())
+        self.backend(at)
+            .map_or(1, |home| home.concurrent_chunks_max())
     }
 
     /// Makes a call to a home, where that is now.
@@ -426,7 +432,10 @@ impl HomeClients {
         };
         let setting = self.settings.for_address(address);
         match scheme {
-            "file" => Ok(Arc::new(DirectoryHomes::new(&self.settings, self.access(address)?)?)),
+            "file" => Ok(Arc::new(DirectoryHomes::new(
+                &self.settings,
+                self.access(address)?,
+            )?)),
             "ftp" => Ok(Arc::new(HostHome::new(
                 address,
                 FtpHost::new(address, setting),
@@ -506,7 +515,8 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
     loop {
         match with_deadline(deadline, call()).await {
             Err(error)
-                if error.is_transient() && deadline.remaining() > Duration::from_millis(pause_ms) =>
+                if error.is_transient()
+                    && deadline.remaining() > Duration::from_millis(pause_ms) =>
             {
                 tracing::debug!(%error, "a home will be asked again");
             }

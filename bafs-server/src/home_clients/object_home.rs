@@ -151,7 +151,9 @@ impl ObjectStore {
             Error::new(ErrorCode::DeadlineExceeded, text)
         };
         let answer = tokio::time::timeout(Duration::from_millis(ms), asked).await;
-        answer.map_err(late)?.map_err(|e| self.store_error(path, &e))
+        answer
+            .map_err(late)?
+            .map_err(|e| self.store_error(path, &e))
     }
 
     fn store_error(&self, path: &str, error: &opendal::Error) -> Error {

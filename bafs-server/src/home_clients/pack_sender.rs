@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_FILES_MAX, TOKEN_BYTES_MAX};
-use bafs_proto::message::{PutFilesEntry, PutFile, PutFiles, PutReceipt};
+use bafs_proto::message::{PutFile, PutFiles, PutFilesEntry, PutReceipt};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -109,7 +109,9 @@ impl PackSender {
         let token = files[0].token.clone();
         let call = PutFiles { files };
         let deadline = latest.earlier_of(Deadline::after_ms(PACK_TIMEOUT_MS));
-        let told = self.location.call(&token, call, concatenate(data), deadline);
+        let told = self
+            .location
+            .call(&token, call, concatenate(data), deadline);
         let results = match told.await {
             Ok((told, _)) if told.results.len() == answers.len() => told.results,
             Ok((told, _)) => {
@@ -209,20 +211,23 @@ mod tests {
                 let pack = (call.files.len(), incoming.body.len());
                 self.0.lock().expect("lock").push(pack);
                 let mut at = 0;
-                let results = call.files.into_iter().map(|PutFilesEntry { put, size, .. }| {
-                    let data = &incoming.body[at..at + size as usize];
-                    at += data.len();
-                    assert_eq!(Digest::of(data), put.digest);
-                    match put.path.as_str() {
-                        "refused" => Err(Error::new(ErrorCode::BadPath, "no place")),
-                        _ => Ok(PutReceipt {
-                            extraction: put.extraction,
-                            path: put.path,
-                            size: size.into(),
-                            digest: put.digest,
-                        }),
-                    }
-                });
+                let results = call
+                    .files
+                    .into_iter()
+                    .map(|PutFilesEntry { put, size, .. }| {
+                        let data = &incoming.body[at..at + size as usize];
+                        at += data.len();
+                        assert_eq!(Digest::of(data), put.digest);
+                        match put.path.as_str() {
+                            "refused" => Err(Error::new(ErrorCode::BadPath, "no place")),
+                            _ => Ok(PutReceipt {
+                                extraction: put.extraction,
+                                path: put.path,
+                                size: size.into(),
+                                digest: put.digest,
+                            }),
+                        }
+                    });
                 let results = results.collect();
                 Ok((Reply::PutFiles(PutResults { results }), Bytes::new()))
             })
@@ -232,7 +237,11 @@ mod tests {
     fn sender_fixture() -> (MemoryNetwork, Arc<RecordingService>, Arc<PackSender>) {
         let (network, home) = (MemoryNetwork::new(), Arc::new(RecordingService::default()));
         network.listen(HOME, home.clone());
-        let packs = PackSender::new(HomeServerLocation::new(Pool::new(network.dialer("node")), HOME, None));
+        let packs = PackSender::new(HomeServerLocation::new(
+            Pool::new(network.dialer("node")),
+            HOME,
+            None,
+        ));
         (network, home, packs)
     }
 

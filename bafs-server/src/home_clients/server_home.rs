@@ -57,7 +57,10 @@ pub(super) struct ServerHome {
 impl ServerHome {
     pub(super) fn new(place: HomeServerLocation) -> Self {
         let packs = PackSender::new(place.clone());
-        Self { location: place, packs }
+        Self {
+            location: place,
+            packs,
+        }
     }
 
     /// Makes a call whose answer has no raw data.
@@ -105,7 +108,11 @@ impl HomeBackend for ServerHome {
         Box::pin(self.location.call(token, call, Bytes::new(), deadline))
     }
 
-    fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+    fn begin<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>> {
         let call = BeginPut {
             extraction: put.extract,
             path: put.path.clone(),

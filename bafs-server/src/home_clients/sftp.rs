@@ -25,7 +25,7 @@ use super::host::PlainHost;
 use super::listing::{changed_error, chunk_digests, make_page, note_unreadable};
 use super::settings::HomeSetting;
 use super::{HomeUpload, upload_path};
-use packet::{SftpAttributes, SftpRequestKind, SftpReply};
+use packet::{SftpAttributes, SftpReply, SftpRequestKind};
 use session::SftpSession;
 
 /// Bytes of one read or write: what every server takes.
@@ -126,12 +126,14 @@ impl PlainHost for SftpHost {
     async fn read(&self, call: &ReadSource) -> Result<(SourceData, Bytes)> {
         let path = &call.path;
         let session = self.session().await?;
-        let file = open(&session, path, OPEN_READ, None).await.map_err(|error| {
-            if error.code == ErrorCode::NotFound {
-                return changed_error(path, "it is gone");
-            }
-            error
-        })?;
+        let file = open(&session, path, OPEN_READ, None)
+            .await
+            .map_err(|error| {
+                if error.code == ErrorCode::NotFound {
+                    return changed_error(path, "it is gone");
+                }
+                error
+            })?;
         let left = call.identity.size.saturating_sub(call.offset);
         let length = left.min(u64::from(call.length));
         // Before and after the data; all of it on the way at once.
@@ -161,7 +163,9 @@ impl PlainHost for SftpHost {
         for part in above.split('/').filter(|part| !part.is_empty()) {
             upper = child_path(&upper, part);
             if stat(&session, &upper).await.is_err() {
-                let made = session.send_request(SftpRequestKind::Mkdir, |it| it.text(&absolute_path(&upper)).mode(None));
+                let made = session.send_request(SftpRequestKind::Mkdir, |it| {
+                    it.text(&absolute_path(&upper)).mode(None)
+                });
                 made.await?.check_status()?;
             }
         }
@@ -184,7 +188,13 @@ impl PlainHost for SftpHost {
     async fn write(&self, put: &HomeUpload, offset: u64, data: &[u8]) -> Result<PutProgress> {
         let session = self.session().await?;
         // Nobody else may read it before it is whole.
-        let file = open(&session, &upload_path(put), OPEN_WRITE | OPEN_CREATE, Some(0o600)).await?;
+        let file = open(
+            &session,
+            &upload_path(put),
+            OPEN_WRITE | OPEN_CREATE,
+            Some(0o600),
+        )
+        .await?;
         let mut at = offset;
         let mut written = Vec::new();
         for piece in data.chunks(CHUNK_BYTES as usize) {
@@ -195,7 +205,9 @@ impl PlainHost for SftpHost {
         }
         let replies = join_all(written).await;
         file.close().await?.check_status()?;
-        replies.into_iter().try_for_each(|reply| reply?.check_status())?;
+        replies
+            .into_iter()
+            .try_for_each(|reply| reply?.check_status())?;
         Ok(PutProgress {
             received_bytes: at,
             receipt: None,
@@ -223,7 +235,9 @@ impl PlainHost for SftpHost {
         let (from, to) = (absolute_path(&temporary), absolute_path(&put.path));
         let renamed = if session.has_extension(RENAME_EXTENSION) {
             session
-                .send_request(SftpRequestKind::Extended, |it| it.text(RENAME_EXTENSION).text(&from).text(&to))
+                .send_request(SftpRequestKind::Extended, |it| {
+                    it.text(RENAME_EXTENSION).text(&from).text(&to)
+                })
                 .await
         } else {
             // Fails where there is a file already: it cannot be replaced at once.
@@ -263,7 +277,8 @@ impl<'a> SftpHandle<'a> {
     /// Closes it now; the reply tells whether all went well.
     fn close(mut self) -> BoxFuture<'static, Result<SftpReply>> {
         let handle = self.handle.take().unwrap_or_default();
-        self.session.send_request(SftpRequestKind::Close, |it| it.bytes(&handle))
+        self.session
+            .send_request(SftpRequestKind::Close, |it| it.bytes(&handle))
     }
 }
 
@@ -343,7 +358,12 @@ async fn remove(session: &SftpSession, path: &str) -> Result<()> {
 }
 
 /// Reads an upload back and makes it durable if it is right.
-async fn verify_and_sync(session: &SftpSession, file: &[u8], put: &HomeUpload, digest: Digest) -> Result<()> {
+async fn verify_and_sync(
+    session: &SftpSession,
+    file: &[u8],
+    put: &HomeUpload,
+    digest: Digest,
+) -> Result<()> {
     let mut hasher = DigestHasher::new();
     let mut at = 0;
     // One byte more than there should be, so that too many are noticed.
@@ -366,17 +386,26 @@ async fn verify_and_sync(session: &SftpSession, file: &[u8], put: &HomeUpload, d
     let set = session.send_request(SftpRequestKind::Fsetstat, |it| it.bytes(file).mode(mode));
     set.await?.check_status()?;
     if session.has_extension(SYNC_EXTENSION) {
-        let synced = session.send_request(SftpRequestKind::Extended, |it| it.text(SYNC_EXTENSION).bytes(file));
+        let synced = session.send_request(SftpRequestKind::Extended, |it| {
+            it.text(SYNC_EXTENSION).bytes(file)
+        });
         synced.await?.check_status()?;
     }
     Ok(())
 }
 
 /// Up to `length` bytes from `offset`, fewer only at the end of the file.
-async fn read_chunks(session: &SftpSession, file: &[u8], offset: u64, length: u64) -> Result<Vec<u8>> {
+async fn read_chunks(
+    session: &SftpSession,
+    file: &[u8],
+    offset: u64,
+    length: u64,
+) -> Result<Vec<u8>> {
     let ask = |at: u64, count: u64| {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        session.send_request(SftpRequestKind::Read, |it| it.bytes(file).long(at).number(count))
+        session.send_request(SftpRequestKind::Read, |it| {
+            it.bytes(file).long(at).number(count)
+        })
     };
     let starts = (0..length).step_by(CHUNK_BYTES as usize);
     let wanted = starts.map(|start| (start, CHUNK_BYTES.min(length - start)));
@@ -410,7 +439,8 @@ async fn list_names(session: &SftpSession, path: &str) -> Result<Vec<(String, Sf
     let directory = SftpHandle::new(session, opened.await?.handle()?);
     let (mut all, mut is_empty) = (Vec::new(), true);
     loop {
-        let page = session.send_request(SftpRequestKind::Readdir, |it| it.bytes(directory.handle()));
+        let page =
+            session.send_request(SftpRequestKind::Readdir, |it| it.bytes(directory.handle()));
         let page = page.await?.names()?;
         if page.is_empty() {
             break;
@@ -431,7 +461,12 @@ async fn list_names(session: &SftpSession, path: &str) -> Result<Vec<(String, Sf
     Ok(all)
 }
 
-async fn link_entry(session: &SftpSession, top: &str, name: &str, found: SftpAttributes) -> Result<SourceEntry> {
+async fn link_entry(
+    session: &SftpSession,
+    top: &str,
+    name: &str,
+    found: SftpAttributes,
+) -> Result<SourceEntry> {
     let place = absolute_path(&child_path(top, name));
     let read = session.send_request(SftpRequestKind::Readlink, |it| it.text(&place));
     let target = read.await?.names()?.pop().map(|(target, _)| target);

@@ -39,7 +39,10 @@ impl SlowHome {
 pub(crate) fn slow_homes(address: &str) -> (Arc<HomeClients>, Arc<SlowHome>) {
     let homes = HomeClients::home_servers_only(Pool::new(MemoryNetwork::new().dialer("test")));
     let slow = Arc::new(SlowHome::default());
-    let mut known = homes.backends.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = homes
+        .backends
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     known.insert((address.to_owned(), None), slow.clone());
     drop(known);
     (homes, slow)

@@ -210,7 +210,8 @@ impl Export {
                     // may lead to a place that was never granted.
                     let place = found.child_path(name);
                     if place != upper {
-                        allow(&place).map_err(|error| self.redirected_error(upper, &place, error))?;
+                        allow(&place)
+                            .map_err(|error| self.redirected_error(upper, &place, error))?;
                     }
                     match mkdirat(&found.fd, &*to_bytes(name), Mode::from_raw_mode(0o777)) {
                         Ok(()) | Err(Errno::EXIST) => {}
@@ -269,7 +270,8 @@ impl ExportEntry {
             let text = format!("'{}' is no regular file", self.path);
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        let opened = reopen(self, OFlags::empty()).map_err(|error| system_error(&self.path, error))?;
+        let opened =
+            reopen(self, OFlags::empty()).map_err(|error| system_error(&self.path, error))?;
         Ok(File::from(opened))
     }
 

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, Dir, FileType, fstat, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::export::{Export, ExportEntry, file_type, system_error};
-use crate::source::{OpenedDirectory, PAGE_BYTES_MAX, source_entry, entry_bytes, open_directory};
+use crate::source::{OpenedDirectory, PAGE_BYTES_MAX, entry_bytes, open_directory, source_entry};
 
 struct PageBuilder<'a> {
     export: &'a Export,
@@ -43,7 +43,8 @@ pub(crate) fn list(
         pending_warnings: Vec::new(),
     };
     if after.is_none() {
-        let this = source_entry("", &top.stat, || Err(Errno::INVAL)).map_err(|e| system_error(&top.path, e))?;
+        let this = source_entry("", &top.stat, || Err(Errno::INVAL))
+            .map_err(|e| system_error(&top.path, e))?;
         let this = this.ok_or_else(|| {
             let text = format!("'{}' is neither a file nor a directory", top.path);
             Error::new(ErrorCode::WrongState, text)

@@ -5,23 +5,23 @@
 
 mod arrivals;
 mod data;
+mod directory_use;
 mod export;
 mod listing;
-mod publishing;
-mod directory_use;
 mod packs;
+mod publishing;
 mod puts;
-mod source_reading;
 mod receipts;
 mod refused;
+mod source_reading;
 mod sweep;
 mod throttle;
 mod unfinished;
 
-pub use export::OWN_DIRECTORY as OWN_DIRECTORY;
+pub use directory_use::remove_unused_directory;
+pub use export::OWN_DIRECTORY;
 pub(crate) use export::{Export, ExportEntry};
 pub(crate) use listing::list;
-pub use directory_use::remove_unused_directory;
 pub(crate) use puts::Puts;
 pub(crate) use source_reading::read;
 pub use unfinished::{UnfinishedUpload, list_unfinished_uploads};
@@ -34,12 +34,12 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFilesEntry, PutFile,
-    PutFiles, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
+    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFile, PutFiles,
+    PutFilesEntry, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
     SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
-use bafs_proto::net::{Cancellation, BoxFuture, IncomingRequest, Service};
+use bafs_proto::net::{BoxFuture, Cancellation, IncomingRequest, Service};
 use bafs_proto::path::check_result_path;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
@@ -53,7 +53,9 @@ use crate::clock;
 use crate::counters::{self, Counters, Metrics, ReadMetrics};
 use crate::errors::disk_error;
 use crate::incarnation::Incarnation;
-use crate::serving::{ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address};
+use crate::serving::{
+    ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address,
+};
 use crate::source::source_entry;
 use crate::tree_sessions::TreeSessions;
 use packs::Small;
@@ -110,7 +112,9 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer> {
     });
     let mut running = RunningServer::start(listener, home.clone(), figures)?;
     let sweeping = home.clone();
-    running.add_task(tokio::spawn(async move { sweeping.sweep_periodically().await }));
+    running.add_task(tokio::spawn(
+        async move { sweeping.sweep_periodically().await },
+    ));
     if let Some(catalog) = catalog {
         let address = reachable_address(running.address());
         let pool = pool(&identity)?;
@@ -189,7 +193,9 @@ impl HomeServer {
         let bare = |reply| (reply, Bytes::new());
         match request {
             Request::ListSource(call) => {
-                let page = self.run_blocking(move |home| home.list(&token, &call)).await?;
+                let page = self
+                    .run_blocking(move |home| home.list(&token, &call))
+                    .await?;
                 Ok(bare(Reply::ListSource(page)))
             }
             Request::StatSource(call) => {
@@ -510,7 +516,10 @@ impl Service for HomeServer {
         Some(self.id)
     }
 
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(self.answer(incoming))
     }
 }

@@ -417,7 +417,11 @@ impl Puts {
         allow: &dyn Fn(&str) -> Result<()>,
         last: &mut Option<(String, ExportEntry)>,
     ) -> Result<()> {
-        let PutReceipt { extraction: extract, path, .. } = &record.receipt;
+        let PutReceipt {
+            extraction: extract,
+            path,
+            ..
+        } = &record.receipt;
         let (above, name) = parted(path);
         let parent = match last.take() {
             Some((known, parent)) if known == above => parent,

@@ -47,7 +47,12 @@ impl Puts {
 
     /// Checks that a file has its name whose bytes are not where they came: then it was given
     /// before an interruption. Otherwise they are lost, and the upload begins anew.
-    fn check_published(&self, extract: ExtractionId, upload: &UploadRecord, parent: &ExportEntry) -> Result<()> {
+    fn check_published(
+        &self,
+        extract: ExtractionId,
+        upload: &UploadRecord,
+        parent: &ExportEntry,
+    ) -> Result<()> {
         let (_, name) = parted(&upload.path);
         let there = match statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
             Err(error) if error != Errno::NOENT => return Err(system_error(&upload.path, error)),

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
 use super::data::{digest_of, open_data, seal_file};
-use super::export::{Export, OWN_DIRECTORY};
 use super::directory_use::DirectoryUse;
+use super::export::{Export, OWN_DIRECTORY};
 use super::packs::Limits;
 use super::receipts::Receipts;
 use super::refused::Refused;
@@ -154,7 +154,8 @@ impl Puts {
                 let progress = self.resume(call.extraction, upload, arrival, allow)?;
                 // Its bytes would take the link from those whose turn it is.
                 let is_empty = progress.receipt.is_none() && progress.received_bytes == 0;
-                if is_empty && let Some(why) = self.refused.must_wait(call.extraction, clock::now()) {
+                if is_empty && let Some(why) = self.refused.must_wait(call.extraction, clock::now())
+                {
                     *arrival = None;
                     return Err(why);
                 }
@@ -428,7 +429,12 @@ impl Puts {
 
     /// Checks an upload by what was seen of it as it came, or by reading it again, and makes it
     /// durable if it is right.
-    fn check(&self, call: &CommitPut, upload: &UploadRecord, seen: Option<(u64, Digest)>) -> Result<()> {
+    fn check(
+        &self,
+        call: &CommitPut,
+        upload: &UploadRecord,
+        seen: Option<(u64, Digest)>,
+    ) -> Result<()> {
         let path = self.place(call.extraction).join(DATA);
         let failed = |error: io::Error| fault(&path, error);
         let file = open_data(&path).map_err(failed)?;
@@ -653,8 +659,7 @@ mod tests {
         let commit = receive(&puts, "f", b"first");
         interrupt(&puts, &commit);
         let upload = puts.load_known(EXTRACT).expect("load");
-        puts.publish(EXTRACT, &upload, &|_| Ok(()))
-            .expect("rename");
+        puts.publish(EXTRACT, &upload, &|_| Ok(())).expect("rename");
         fs::write(root.path().join("f"), b"later").expect("write");
         let begin = BeginPut {
             extraction: EXTRACT,
@@ -795,7 +800,8 @@ mod tests {
             state.set_modified(changed).expect("time");
         };
         let left = || -> Vec<u128> {
-            let is_there = |number: &u128| puts.load(ExtractionId(*number)).expect("load").is_some();
+            let is_there =
+                |number: &u128| puts.load(ExtractionId(*number)).expect("load").is_some();
             (1..=5).filter(is_there).collect()
         };
         put(1, 70);

@@ -306,7 +306,11 @@ impl Receipts {
         })
     }
 
-    fn decide_all(&self, log: &mut ReceiptLog, together: Vec<(Vec<SmallFileRecord>, DecisionReply)>) {
+    fn decide_all(
+        &self,
+        log: &mut ReceiptLog,
+        together: Vec<(Vec<SmallFileRecord>, DecisionReply)>,
+    ) {
         let (mut text, mut fresh) = (String::new(), BTreeMap::new());
         let mut decide = |record: &SmallFileRecord| {
             let extract = record.receipt.extraction;
@@ -507,7 +511,13 @@ impl LogContent {
         Ok(found)
     }
 
-    fn add(&mut self, offset: u64, length: usize, record: SmallFileRecord, temporaries: &BTreeSet<String>) {
+    fn add(
+        &mut self,
+        offset: u64,
+        length: usize,
+        record: SmallFileRecord,
+        temporaries: &BTreeSet<String>,
+    ) {
         let placed = match temporaries.contains(&record.temporary) {
             true => Placed::No,
             false => Placed::Seems,
@@ -703,7 +713,10 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=3).for_each(|number| made(&receipts, number));
-        let known = receipts.find(ExtractionId(2)).expect("read").expect("known");
+        let known = receipts
+            .find(ExtractionId(2))
+            .expect("read")
+            .expect("known");
         assert_eq!(known.record, record(2, Time(2)));
         drop(receipts);
         // Of the last line the end did not come to the disk.
@@ -725,7 +738,10 @@ mod tests {
         fs::write(&log, &text).expect("write");
         let (receipts, _) = open(root.path());
         assert_eq!(numbers(&receipts), [2, 4]);
-        let known = receipts.find(ExtractionId(4)).expect("read").expect("known");
+        let known = receipts
+            .find(ExtractionId(4))
+            .expect("read")
+            .expect("known");
         assert_eq!(known.record, record(4, Time(4)));
     }
 
@@ -773,7 +789,10 @@ mod tests {
         let is_there = |number: &u128| receipts.temporary(&format!("t{number}")).exists();
         let left: Vec<_> = (1..=5).filter(is_there).collect();
         assert_eq!(left, [2, 3, 4]);
-        let known = receipts.find(ExtractionId(4)).expect("read").expect("known");
+        let known = receipts
+            .find(ExtractionId(4))
+            .expect("read")
+            .expect("known");
         assert_eq!(known.record.receipt, record(4, now).receipt);
         assert_ne!(known.placed, Placed::No);
         receipts.sweep(now, 0);

@@ -75,7 +75,13 @@ impl Refused {
     }
 
     /// Notes that the disk refused bytes of an upload of which so many are there.
-    pub(super) fn note(&self, extract: ExtractionId, target: String, error: &Error, held_bytes: u64) {
+    pub(super) fn note(
+        &self,
+        extract: ExtractionId,
+        target: String,
+        error: &Error,
+        held_bytes: u64,
+    ) {
         let mut list = self.list();
         let refusal = list.entry(extract).or_default();
         refusal.target = target;

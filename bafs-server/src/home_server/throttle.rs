@@ -126,7 +126,10 @@ pub(super) async fn while_awaited<T>(
     unless_over(awaited, async { going.await.map_err(|_| late())? }).await
 }
 
-async fn unless_over<T>(awaited: &Cancellation, going: impl Future<Output = Result<T>>) -> Result<T> {
+async fn unless_over<T>(
+    awaited: &Cancellation,
+    going: impl Future<Output = Result<T>>,
+) -> Result<T> {
     tokio::select! {
         gone = going => gone,
         () = awaited.clone().cancelled() => {

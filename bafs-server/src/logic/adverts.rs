@@ -55,11 +55,12 @@ impl Adverts {
     /// Takes an advert in place of the server's earlier one, and returns how many servers live.
     ///
     /// # Errors
-    /// [`Refusal`], the earlier advert stays.
+    /// [`AdvertRefusal`], the earlier advert stays.
     pub fn advertise(&mut self, now: Time, advert: Advert) -> Result<usize, AdvertRefusal> {
         self.expire(now);
         let texts = [&advert.name, &advert.address, &advert.group];
-        let unfit = |text: &str| text.len() > TEXT_BYTES_MAX || text.contains(is_control_or_bidirectional);
+        let unfit =
+            |text: &str| text.len() > TEXT_BYTES_MAX || text.contains(is_control_or_bidirectional);
         if texts.iter().any(|text| unfit(text))
             || advert.caches.len() > CACHES_MAX
             || advert.caches.iter().any(|cache| unfit(&cache.cooperative))
@@ -272,7 +273,10 @@ mod tests {
             name: "x".repeat(256),
             ..advert(7)
         };
-        assert_eq!(adverts.advertise(Time(1), long), Err(AdvertRefusal::Malformed));
+        assert_eq!(
+            adverts.advertise(Time(1), long),
+            Err(AdvertRefusal::Malformed)
+        );
         assert_eq!(adverts.advertise(Time(5_000), advert(u64::MAX)), Ok(1));
     }
 
@@ -282,10 +286,16 @@ mod tests {
         for text in ["x\ny", "\u{1b}[31mred", "\u{9b}2J"] {
             let mut named = advert(1);
             text.clone_into(&mut named.name);
-            assert_eq!(adverts.advertise(Time(0), named), Err(AdvertRefusal::Malformed));
+            assert_eq!(
+                adverts.advertise(Time(0), named),
+                Err(AdvertRefusal::Malformed)
+            );
             let mut grouped = advert(1);
             text.clone_into(&mut grouped.group);
-            assert_eq!(adverts.advertise(Time(0), grouped), Err(AdvertRefusal::Malformed));
+            assert_eq!(
+                adverts.advertise(Time(0), grouped),
+                Err(AdvertRefusal::Malformed)
+            );
         }
         let plain = Advert {
             name: "größe 1".to_owned(),

@@ -14,7 +14,7 @@ use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::volume::ReplacementPolicy;
 use lru::LruCache;
 
-use self::files::{FileTable, FileHold};
+use self::files::{FileHold, FileTable};
 
 /// A file system gives space in pieces of this many bytes, so blocks are charged in them.
 pub(crate) const ALLOCATION_UNIT_BYTES: u64 = 4096;
@@ -132,7 +132,11 @@ impl StoredBlock {
 
 impl BlockTable {
     /// A table of a volume that keeps at most so many bytes in so many files.
-    pub(crate) fn new(capacity_bytes: u64, capacity_files: u64, replacement: ReplacementPolicy) -> Self {
+    pub(crate) fn new(
+        capacity_bytes: u64,
+        capacity_files: u64,
+        replacement: ReplacementPolicy,
+    ) -> Self {
         Self {
             capacity_bytes,
             source_bytes: 0,
@@ -192,7 +196,9 @@ impl BlockTable {
     pub(crate) fn is_use_import_due(&self, length: u32) -> bool {
         let enough = UNSYNCED_EVICTIONS_MAX.max(self.len() / 16);
         self.used_bytes + charged_bytes(length) > self.capacity_bytes
-            && self.unsynced_evictions.is_none_or(|unseen| unseen >= enough)
+            && self
+                .unsynced_evictions
+                .is_none_or(|unseen| unseen >= enough)
     }
 
     /// Takes over uses, the latest last.
@@ -237,7 +243,7 @@ impl BlockTable {
     }
 
     /// Takes out blocks of at least so many bytes, because the disk has no room for what was
-    /// promised. They stay charged until [`BlockTable::freed`].
+    /// promised. They stay charged until [`BlockTable::release_space`].
     pub(crate) fn evict_bytes(&mut self, bytes: u64) -> Vec<Victim> {
         let mut victims = Vec::new();
         let mut given = 0;
@@ -245,7 +251,8 @@ impl BlockTable {
             && let Some(victim) = self.next_victim(CopyClass::Primary)
         {
             given += charged_bytes(victim.length);
-            self.blocks_in_transit.insert(victim.key, charged_bytes(victim.length));
+            self.blocks_in_transit
+                .insert(victim.key, charged_bytes(victim.length));
             victims.push(victim);
         }
         victims
@@ -326,7 +333,7 @@ impl BlockTable {
     }
 
     /// Reserves space for a block. The victims are no longer in the table; the caller frees their
-    /// space on disk, says [`BlockTable::freed`] for each, and only then writes.
+    /// space on disk, says [`BlockTable::release_space`] for each, and only then writes.
     ///
     /// Secondary copies go first, and a secondary copy never drives out a primary one. Where they
     /// have little room only some are kept.
@@ -442,7 +449,7 @@ impl BlockTable {
     }
 
     /// Takes a block out because its bytes are bad. Its space stays charged until
-    /// [`BlockTable::freed`], which must not come while its file is held: its place on disk must
+    /// [`BlockTable::release_space`], which must not come while its file is held: its place on disk must
     /// stay as it is. Does nothing if it is no longer the block with this stamp.
     pub(crate) fn remove(&mut self, key: BlockKey, stamp: u64) -> Option<StoredBlock> {
         if !self.has_stamp(key, stamp) {
@@ -463,7 +470,8 @@ impl BlockTable {
         }
         self.note_change((key, None));
         self.former_digests.put(key, held.digest);
-        self.blocks_in_transit.insert(key, charged_bytes(held.length));
+        self.blocks_in_transit
+            .insert(key, charged_bytes(held.length));
         Some(held)
     }
 
@@ -543,11 +551,17 @@ impl BlockTable {
         let (all, kept): (_, u64) = match class {
             CopyClass::Primary => (
                 self.primary_bytes,
-                self.file_holds.values().map(|kept| kept.primary_bytes).sum(),
+                self.file_holds
+                    .values()
+                    .map(|kept| kept.primary_bytes)
+                    .sum(),
             ),
             CopyClass::Secondary => (
                 self.secondary_bytes,
-                self.file_holds.values().map(|kept| kept.secondary_bytes).sum(),
+                self.file_holds
+                    .values()
+                    .map(|kept| kept.secondary_bytes)
+                    .sum(),
             ),
             CopyClass::Pinned => (0, 0),
         };
@@ -677,7 +691,8 @@ mod tests {
     #[test]
     fn a_scan_evicts_few_copies_in_small_caches() {
         let replaced = |source: u64| {
-            let mut table = table(4, ReplacementPolicy::Lru).with_source_bytes(source * u64::from(BLOCK));
+            let mut table =
+                table(4, ReplacementPolicy::Lru).with_source_bytes(source * u64::from(BLOCK));
             for block in 0..2 {
                 assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
             }
@@ -744,7 +759,9 @@ mod tests {
         table.cancel_reservation(key(1));
         assert_eq!(table.used_bytes(), 0);
         let empty = table.take_empty_files();
-        empty.into_iter().for_each(|file| table.finish_file_removal(file));
+        empty
+            .into_iter()
+            .for_each(|file| table.finish_file_removal(file));
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
     }
 

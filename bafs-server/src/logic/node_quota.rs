@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaStatus, NodeQuotaList, NodeQuota};
+use bafs_proto::node_quota::{NodeQuota, NodeQuotaList, NodeQuotaStatus, SetNodeQuota};
 use bafs_proto::time::Time;
 
 use super::space::Amount;
@@ -59,8 +59,13 @@ impl QuotaLedger {
             self.record_quota(now, call.clone(), granted);
         }
         let has_any = |given: &&RunQuota| {
-            let NodeQuotaStatus { desired: want, granted, .. } = given.status;
-            given.status.owner != call.owner && (want != NodeQuota::ZERO || granted != NodeQuota::ZERO)
+            let NodeQuotaStatus {
+                desired: want,
+                granted,
+                ..
+            } = given.status;
+            given.status.owner != call.owner
+                && (want != NodeQuota::ZERO || granted != NodeQuota::ZERO)
         };
         let others = self.quotas.values().filter(has_any);
         Some(NodeQuotaList {
@@ -107,7 +112,12 @@ impl QuotaLedger {
     }
 
     /// What this owner may still take of `free`, which nobody holds.
-    pub fn available_to(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
+    pub fn available_to(
+        &self,
+        owner: &str,
+        free: Amount,
+        held_by: impl Fn(&str) -> Amount,
+    ) -> Amount {
         match self.quotas.contains_key(owner) {
             true => self.available_to_run(owner, free, &held_by),
             false => self.remaining(owner, free, &held_by, |given| given.guaranteed),
@@ -116,7 +126,12 @@ impl QuotaLedger {
 
     /// What others were not given, and in any case what is kept for this run: of what others were
     /// given beyond that, people may have taken a part by hand.
-    fn available_to_run(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
+    fn available_to_run(
+        &self,
+        owner: &str,
+        free: Amount,
+        held_by: impl Fn(&str) -> Amount,
+    ) -> Amount {
         let left = self.remaining(owner, free, &held_by, |given| given.status.granted);
         let Some(own) = self.quotas.get(owner) else {
             return left;
@@ -228,7 +243,11 @@ mod tests {
         let mut allotted = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |serial, owner, ask| {
-            let want = if ask == NodeQuota::ZERO { ask } else { CAPACITY };
+            let want = if ask == NodeQuota::ZERO {
+                ask
+            } else {
+                CAPACITY
+            };
             let call = SetNodeQuota {
                 desired: want,
                 ..call(serial, owner, ask, NodeQuota::ZERO)
@@ -244,7 +263,10 @@ mod tests {
             "it gave all back"
         );
         let other = ask(1, "b", share(100, 4));
-        assert_eq!((other.granted, other.other_owners.len()), (share(100, 4), 0));
+        assert_eq!(
+            (other.granted, other.other_owners.len()),
+            (share(100, 4), 0)
+        );
     }
 
     #[test]
@@ -255,7 +277,10 @@ mod tests {
         allotted.set_quota(Time(0), call, CAPACITY, amount(80), held);
         assert_eq!(allotted.available_to("a", amount(80), held), amount(80));
         // By hand all may be taken that the run does not keep: 80 free, 20 of them kept.
-        assert_eq!(allotted.available_to("by hand", amount(80), held), amount(60));
+        assert_eq!(
+            allotted.available_to("by hand", amount(80), held),
+            amount(60)
+        );
         let other = SetNodeQuota {
             owner: "b".to_owned(),
             ..self::call(1, "b", share(90, 1), NodeQuota::ZERO)

@@ -260,7 +260,10 @@ mod tests {
         let places = places(&[("nr.psq", 256 * MIB)]);
         for servers in [4usize, 8, 15] {
             let more = candidates(&vec![64 * MIB; servers + 1]);
-            let before = owners(&places, &Placement::compute(&places, more[..servers].to_vec()));
+            let before = owners(
+                &places,
+                &Placement::compute(&places, more[..servers].to_vec()),
+            );
             let after = owners(&places, &Placement::compute(&places, more));
             let moved = before.iter().zip(&after).filter(|(a, b)| a != b).count();
             let share = 256 / (servers + 1);

@@ -94,12 +94,19 @@ impl SequentialReaders {
         keeping.forget_if_sparse(step);
         keeping.sequential_blocks = keeping.sequential_blocks.max(orderly);
         let keep = keeping.next_window(step, step.retain_max, u64::MAX);
-        ReadAheadPlan { fetch, retain: keep }
+        ReadAheadPlan {
+            fetch,
+            retain: keep,
+        }
     }
 }
 
 /// The reader whose read this is, as far as it has come now; it becomes the latest.
-fn continue_reader(readers: &mut VecDeque<SequentialReader>, step: BlockRead, near_bytes: u64) -> &mut SequentialReader {
+fn continue_reader(
+    readers: &mut VecDeque<SequentialReader>,
+    step: BlockRead,
+    near_bytes: u64,
+) -> &mut SequentialReader {
     let near = (near_bytes / u64::from(step.block_bytes)).max(1);
     let end = step.first + step.count;
     let is_near = |reading: &SequentialReader| {
@@ -151,12 +158,21 @@ impl SequentialReader {
     /// Lets who reads here and there begin anew.
     fn forget_if_sparse(&mut self, step: BlockRead) {
         if self.requested_blocks * SPARSE_DIVISOR < self.next_block - self.first_block {
-            (self.sequential_blocks, self.requested_blocks, self.first_block) = (0, step.count, self.next_block - step.count);
+            (
+                self.sequential_blocks,
+                self.requested_blocks,
+                self.first_block,
+            ) = (0, step.count, self.next_block - step.count);
         }
     }
 
     /// The blocks ahead of it that were not asked for yet, at most a window of `window_max`.
-    fn next_window(&mut self, step: BlockRead, window_max: u64, blocks_max: u64) -> Option<(u64, u64)> {
+    fn next_window(
+        &mut self,
+        step: BlockRead,
+        window_max: u64,
+        blocks_max: u64,
+    ) -> Option<(u64, u64)> {
         let block_bytes = u64::from(step.block_bytes);
         if self.sequential_blocks * block_bytes < SEQUENTIAL_BYTES_MIN {
             return None;
@@ -196,7 +212,11 @@ mod tests {
     }
 
     /// Reads these blocks one after the other; returns what was asked for ahead.
-    fn go(readers: &mut SequentialReaders, firsts: impl Iterator<Item = u64>, count: u64) -> Vec<(u64, u64)> {
+    fn go(
+        readers: &mut SequentialReaders,
+        firsts: impl Iterator<Item = u64>,
+        count: u64,
+    ) -> Vec<(u64, u64)> {
         firsts
             .filter_map(|first| readers.note_read(step(first, count, 10_000), PLENTY).fetch)
             .collect()
@@ -315,7 +335,10 @@ mod tests {
                 next += 1;
             }
         }
-        assert_eq!(asked.last(), Some(&(READ_AHEAD_BYTES_MAX / u64::from(BLOCK))));
+        assert_eq!(
+            asked.last(),
+            Some(&(READ_AHEAD_BYTES_MAX / u64::from(BLOCK)))
+        );
         assert_eq!(readers.fetching.len(), 1);
     }
 

@@ -51,7 +51,7 @@ impl SpaceLedger {
     /// Promises `amount`, all or nothing.
     ///
     /// # Errors
-    /// [`Short`] with the free amount; nothing is promised then.
+    /// [`SpaceShortage`] with the free amount; nothing is promised then.
     pub fn reserve(&mut self, amount: Amount) -> Result<(), SpaceShortage> {
         let free = self.free();
         if amount.bytes > free.bytes {
@@ -96,7 +96,10 @@ mod tests {
         assert_eq!(space.reserve(amount(60, 2)), Ok(()));
         assert_eq!(space.reserve(amount(41, 1)), Err(SpaceShortage::Bytes(40)));
         assert_eq!(space.reserve(amount(40, 9)), Err(SpaceShortage::Files(8)));
-        assert_eq!(space.reserve(amount(u64::MAX, 1)), Err(SpaceShortage::Bytes(40)));
+        assert_eq!(
+            space.reserve(amount(u64::MAX, 1)),
+            Err(SpaceShortage::Bytes(40))
+        );
         assert_eq!(space.reserve(amount(40, 8)), Ok(()));
         space.release(amount(60, 2));
         assert_eq!(space.free(), amount(60, 2));

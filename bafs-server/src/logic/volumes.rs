@@ -1,22 +1,22 @@
 //! The life of volumes: create, ready, failed, renew, expire, delete, removed. Pure: makes no
 //! directory and writes no table; the driver persists and acts on what is decided here.
 //!
-//! Space stays reserved until the bytes are really gone ([`VolumeTable::removed`]), so that a full
+//! Space stays reserved until the bytes are really gone ([`VolumeTable::release_deleted`]), so that a full
 //! server is impossible by construction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use bafs_proto::Error;
-use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList, NodeQuota};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
+use bafs_proto::node_quota::{NodeQuota, NodeQuotaList, SetNodeQuota};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
 use super::node_quota::QuotaLedger;
-use super::space::{Amount, SpaceShortage, SpaceLedger};
+use super::space::{Amount, SpaceLedger, SpaceShortage};
 
 /// Most volumes of one server.
 pub const VOLUMES_MAX: usize = 16_384;
@@ -138,7 +138,7 @@ impl VolumeTable {
     /// Decides on a new volume and reserves its space.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing is changed then.
+    /// [`CreationRefusal`]; nothing is changed then.
     pub fn create(&mut self, now: Time, spec: &VolumeSpec) -> Result<Creation, CreationRefusal> {
         if let Some(row) = self.rows.get_mut(&spec.id) {
             // The lifetime may have become longer since.
@@ -169,7 +169,10 @@ impl VolumeTable {
         } else {
             self.space.reserve(need)
         };
-        short.map_err(|short| CreationRefusal::NoSpace { shortage: short, is_space_coming: soon })?;
+        short.map_err(|short| CreationRefusal::NoSpace {
+            shortage: short,
+            is_space_coming: soon,
+        })?;
         add_reservation(&mut self.reserved_by_owner, spec);
         let row = VolumeRow {
             spec: spec.clone(),
@@ -267,7 +270,7 @@ impl VolumeTable {
         self.renew(now, id);
     }
 
-    /// Ends a volume. Its bytes are still there: see [`Self::removed`]. Harmless to repeat, and
+    /// Ends a volume. Its bytes are still there: see [`Self::release_deleted`]. Harmless to repeat, and
     /// an id that never was is dead from now on, so that a delayed create cannot revive it.
     pub fn delete(&mut self, now: Time, id: VolumeId) -> Deletion {
         let row = self.rows.remove(&id);
@@ -276,8 +279,15 @@ impl VolumeTable {
             let leaving = (row.spec.owner.clone(), reserved_amount(&row.spec));
             self.deletions_in_progress.insert(id, leaving);
         }
-        let forgotten = if repeated { None } else { self.add_tombstone(now, id) };
-        Deletion { row, evicted_tombstone: forgotten }
+        let forgotten = if repeated {
+            None
+        } else {
+            self.add_tombstone(now, id)
+        };
+        Deletion {
+            row,
+            evicted_tombstone: forgotten,
+        }
     }
 
     /// The bytes of a deleted volume are gone: its space is free again.
@@ -296,7 +306,12 @@ impl VolumeTable {
     }
 
     /// Gives a run a part of the space, and of `slots`; nothing when too many runs have one.
-    pub fn set_quota(&mut self, now: Time, call: SetNodeQuota, slots: u32) -> Option<NodeQuotaList> {
+    pub fn set_quota(
+        &mut self,
+        now: Time,
+        call: SetNodeQuota,
+        slots: u32,
+    ) -> Option<NodeQuotaList> {
         let capacity = self.space.capacity();
         let capacity = NodeQuota {
             bytes: capacity.bytes,
@@ -311,7 +326,12 @@ impl VolumeTable {
 
     /// What volumes of this owner may still take.
     fn available_to(&self, owner: &str) -> Amount {
-        let held_by = |owner: &str| self.reserved_by_owner.get(owner).copied().unwrap_or_default();
+        let held_by = |owner: &str| {
+            self.reserved_by_owner
+                .get(owner)
+                .copied()
+                .unwrap_or_default()
+        };
         self.quotas.available_to(owner, self.space.free(), held_by)
     }
 
@@ -360,7 +380,10 @@ pub struct Deletion {
 }
 
 fn add_reservation(held: &mut BTreeMap<String, Amount>, spec: &VolumeSpec) {
-    let (there, more) = (held.entry(spec.owner.clone()).or_default(), reserved_amount(spec));
+    let (there, more) = (
+        held.entry(spec.owner.clone()).or_default(),
+        reserved_amount(spec),
+    );
     there.bytes = there.bytes.saturating_add(more.bytes);
     there.files = there.files.saturating_add(more.files);
 }
@@ -400,11 +423,20 @@ mod tests {
     fn repeated_creation_succeeds_unless_the_spec_differs() {
         let mut table = table();
         assert_eq!(table.create(Time(0), &spec(1, 60)), Ok(Creation::Start));
-        assert_eq!(table.create(Time(1), &spec(1, 60)), Ok(Creation::AlreadyPresent));
-        assert_eq!(table.create(Time(1), &spec(1, 61)), Err(CreationRefusal::Conflict));
+        assert_eq!(
+            table.create(Time(1), &spec(1, 60)),
+            Ok(Creation::AlreadyPresent)
+        );
+        assert_eq!(
+            table.create(Time(1), &spec(1, 61)),
+            Err(CreationRefusal::Conflict)
+        );
         assert_eq!(table.space().free().bytes, 40);
         assert!(table.mark_ready(Time(2), VolumeId(1), None));
-        assert_eq!(table.create(Time(3), &spec(1, 60)), Ok(Creation::AlreadyPresent));
+        assert_eq!(
+            table.create(Time(3), &spec(1, 60)),
+            Ok(Creation::AlreadyPresent)
+        );
     }
 
     #[test]
@@ -418,9 +450,15 @@ mod tests {
             "the maker comes too late"
         );
         table.release_deleted(VolumeId(1));
-        assert_eq!(table.create(Time(4), &spec(1, 1)), Err(CreationRefusal::Deleted));
+        assert_eq!(
+            table.create(Time(4), &spec(1, 1)),
+            Err(CreationRefusal::Deleted)
+        );
         assert!(table.delete(Time(5), VolumeId(2)).row.is_none());
-        assert_eq!(table.create(Time(6), &spec(2, 1)), Err(CreationRefusal::Deleted));
+        assert_eq!(
+            table.create(Time(6), &spec(2, 1)),
+            Err(CreationRefusal::Deleted)
+        );
     }
 
     #[test]
@@ -428,7 +466,12 @@ mod tests {
         let mut table = table();
         table.create(Time(0), &spec(1, 100)).expect("room");
         let short = SpaceShortage::Bytes(0);
-        let refusal = |soon| Err(CreationRefusal::NoSpace { shortage: short, is_space_coming: soon });
+        let refusal = |soon| {
+            Err(CreationRefusal::NoSpace {
+                shortage: short,
+                is_space_coming: soon,
+            })
+        };
         assert_eq!(table.create(Time(0), &spec(2, 1)), refusal(false));
         table.delete(Time(1), VolumeId(1));
         assert_eq!(table.create(Time(1), &spec(2, 1)), refusal(true));
@@ -457,7 +500,10 @@ mod tests {
             VolumeId(2),
             Error::new(bafs_proto::ErrorCode::NotFound, "why"),
         );
-        assert_eq!(table.expired_volumes(Time(8_000)), [VolumeId(1), VolumeId(2)]);
+        assert_eq!(
+            table.expired_volumes(Time(8_000)),
+            [VolumeId(1), VolumeId(2)]
+        );
     }
 
     #[test]
@@ -476,7 +522,12 @@ mod tests {
     fn the_number_of_tombstones_is_bounded() {
         let mut table = table();
         for id in 0..TOMBSTONES_MAX as u128 {
-            assert_eq!(table.delete(Time(id as u64), VolumeId(id)).evicted_tombstone, None);
+            assert_eq!(
+                table
+                    .delete(Time(id as u64), VolumeId(id))
+                    .evicted_tombstone,
+                None
+            );
         }
         let next = VolumeId(TOMBSTONES_MAX as u128);
         let deletion = table.delete(Time(TOMBSTONES_MAX as u64), next);

@@ -23,9 +23,9 @@ use self::subnet::subnet_of;
 use crate::access::AccessChecker;
 use crate::cache::Caches;
 use crate::counters::{self, Counters, Metrics, ReadMetrics};
-use crate::fd_passing::HandoffServer;
 use crate::executor::{DiskSpace, Executor, ExecutorConfig, TemporaryQuota};
-use crate::home_clients::{HomeSettings, HomeClients};
+use crate::fd_passing::HandoffServer;
+use crate::home_clients::{HomeClients, HomeSettings};
 use crate::logic::space::Amount;
 use crate::serving::{ADVERT_TTL_MS, RunningServer, check_names, pool, reachable_address};
 use crate::storage::{Storage, Store};
@@ -59,13 +59,13 @@ pub struct NodeConfig {
     pub agent_program: PathBuf,
     /// Directory with the identity that agents show.
     pub agent_identity: PathBuf,
-    /// Memory of each agent for data that pass through it, in bytes; its own default if `None`.
+    /// Memory of each agent for data that pass through it, in bytes; its own default if `NotNeeded`.
     pub agent_memory_bytes: Option<u64>,
     /// Disk of each slot for temporary files of jobs, in bytes; a part of what the disk has left
-    /// beside volumes if `None`.
+    /// beside volumes if `NotNeeded`.
     pub temporary_bytes: Option<u64>,
     /// Memory of each slot that processes of a job share by name, in bytes; of half of the
-    /// machine's if `None`.
+    /// machine's if `NotNeeded`.
     pub shared_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,
@@ -121,7 +121,7 @@ pub struct Node {
 
 impl Node {
     /// Opens the store of a node that others reach at `address`, and takes up its volumes. Does
-    /// nothing by itself before [`Self::background`].
+    /// nothing by itself before [`Self::start_background_tasks`].
     ///
     /// # Errors
     /// As [`start`], but for the network.
@@ -200,7 +200,10 @@ impl Node {
     pub fn start_background_tasks(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
         let mut tasks = Vec::new();
         if let Some(catalog) = self.config.catalog.clone() {
-            tasks.push(tokio::spawn(membership::advertise_node(self.clone(), catalog)));
+            tasks.push(tokio::spawn(membership::advertise_node(
+                self.clone(),
+                catalog,
+            )));
             tasks.push(tokio::spawn(membership::follow_catalog(self.clone())));
         }
         tasks.push(tokio::spawn(self.handoff_server.clone().serve()));
@@ -211,7 +214,9 @@ impl Node {
             loop {
                 tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
                 storage.sweep().await;
-                storage.free_space_for_scratch(executor.take_disk_full()).await;
+                storage
+                    .free_space_for_scratch(executor.take_disk_full())
+                    .await;
                 caches.maintain().await;
                 let looked_at = store.clone();
                 let looking = tokio::task::spawn_blocking(move || looked_at.is_gone());
@@ -245,7 +250,10 @@ impl Node {
                 ("jobs_running", u64::from(jobs)),
                 ("slot_temporary_bytes", self.temporary_quota.bytes),
                 ("slot_temporary_files", self.temporary_quota.files),
-                ("slot_shared_memory_bytes", self.temporary_quota.memory_bytes),
+                (
+                    "slot_shared_memory_bytes",
+                    self.temporary_quota.memory_bytes,
+                ),
             ]),
         }
     }

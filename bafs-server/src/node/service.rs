@@ -113,7 +113,12 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
 
 impl Node {
     /// The volumes of a page that a token may see.
-    async fn visible_volumes(&self, token: &Token, peer: &str, ids: &[VolumeId]) -> BTreeSet<VolumeId> {
+    async fn visible_volumes(
+        &self,
+        token: &Token,
+        peer: &str,
+        ids: &[VolumeId],
+    ) -> BTreeSet<VolumeId> {
         let shared = Arc::new(token.clone());
         let need = |resource| (shared.clone(), resource, Right::Read);
         // Most who list may see all of them, which is one check.
@@ -160,9 +165,9 @@ impl Node {
                 Ok((Reply::ReadJobOutput(output), body))
             }
             Request::KillJob(call) => reply_without_body(Reply::KillJob(self.executor.kill(call))),
-            Request::GetHandoffTicket(call) => {
-                reply_without_body(Reply::GetHandoffTicket(self.issue_handoff_ticket(call.target, &incoming.token)?))
-            }
+            Request::GetHandoffTicket(call) => reply_without_body(Reply::GetHandoffTicket(
+                self.issue_handoff_ticket(call.target, &incoming.token)?,
+            )),
             Request::ReadCounters(_) => {
                 self.caches.count_local_reads();
                 let (server, values) = (self.store.id(), self.counters.snapshot());
@@ -212,12 +217,16 @@ impl Node {
                 let volumes = self.storage.describe_volumes(seen).await;
                 Reply::ListVolumes(VolumeList { volumes, next })
             }
-            Request::GetVolume(call) => Reply::GetVolume(self.storage.get_volume(call.volume).await?),
+            Request::GetVolume(call) => {
+                Reply::GetVolume(self.storage.get_volume(call.volume).await?)
+            }
             Request::DeleteVolume(call) => {
                 Reply::DeleteVolume(self.storage.delete(call.volume).await?)
             }
             Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call).await?),
-            Request::SetNodeQuota(call) => Reply::SetNodeQuota(self.storage.set_node_quota(call, self.config.slots)?),
+            Request::SetNodeQuota(call) => {
+                Reply::SetNodeQuota(self.storage.set_node_quota(call, self.config.slots)?)
+            }
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)
             }
@@ -274,8 +283,12 @@ impl Node {
                 self.storage.touch(call.volume)?;
                 reply_without_body(Reply::ReadManifest(self.caches.read_manifest(call).await?))
             }
-            Request::JoinCache(call) => reply_without_body(Reply::JoinCache(self.caches.join(call)?)),
-            Request::GetCache(call) => reply_without_body(Reply::GetCache(self.caches.get_cache(call.volume)?)),
+            Request::JoinCache(call) => {
+                reply_without_body(Reply::JoinCache(self.caches.join(call)?))
+            }
+            Request::GetCache(call) => {
+                reply_without_body(Reply::GetCache(self.caches.get_cache(call.volume)?))
+            }
             Request::WarmCache(call) => {
                 self.storage.touch(call.volume)?;
                 reply_without_body(Reply::WarmCache(self.caches.warm(call).await?))

@@ -35,7 +35,10 @@ impl BaseCopy {
     /// deleted meanwhile, and its room given to others. Blocks.
     pub(super) fn read_range(&self, path: &str, range: DataRange) -> KnownRange {
         let file = self.0.open_file(path);
-        file.map_or_else(|_| KnownRange::default(), |file| KnownRange::read(&file, range))
+        file.map_or_else(
+            |_| KnownRange::default(),
+            |file| KnownRange::read(&file, range),
+        )
     }
 
     /// What is known of a small file. Blocks.

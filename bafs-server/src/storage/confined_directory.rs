@@ -182,7 +182,10 @@ impl ConfinedDirectory {
         if path.is_empty() {
             let stat = rustix::fs::fstat(&self.0)?;
             let entry = source_entry(path, &stat, || Err(Errno::INVAL))?;
-            return Ok(entry.map(|entry| EntryInfo { entry, file_number: None }));
+            return Ok(entry.map(|entry| EntryInfo {
+                entry,
+                file_number: None,
+            }));
         }
         let (parent, name) = self.parent(path)?;
         let stat = rustix::fs::statat(&parent, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -191,7 +194,10 @@ impl ConfinedDirectory {
         Ok(entry.map(|entry| {
             let has_others = entry.kind == SourceKind::File && stat.st_nlink > 1;
             let file = has_others.then_some(stat.st_ino);
-            EntryInfo { entry, file_number: file }
+            EntryInfo {
+                entry,
+                file_number: file,
+            }
         }))
     }
 
@@ -291,7 +297,9 @@ mod tests {
                 .and_then(|mut f| f.read_to_string(&mut text));
             read.map(|_| text)
         };
-        let read = std::thread::spawn(|| as_unprivileged(act)).join().expect("join");
+        let read = std::thread::spawn(|| as_unprivileged(act))
+            .join()
+            .expect("join");
         assert_eq!(read.expect("it is ours"), "x");
         let mode = std::fs::metadata(path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o200);
@@ -321,7 +329,9 @@ mod tests {
             file.read_to_string(&mut text).expect("read");
             (names, seen.entry.mode, text)
         };
-        let (names, mode, text) = std::thread::spawn(|| as_unprivileged(act)).join().expect("join");
+        let (names, mode, text) = std::thread::spawn(|| as_unprivileged(act))
+            .join()
+            .expect("join");
         assert_eq!(names, [["a"], ["b"], ["f"]]);
         assert_eq!((mode, text.as_str()), (0, "x"));
         let bits = |path: &str| {

@@ -218,7 +218,8 @@ fn write_all(database: &SharedDatabase, mut changes: mpsc::Receiver<QueuedChange
             batch.push(next);
         }
         database.open_if_closed();
-        let result = database.with_database(|it| commit(it, batch.iter().map(|(change, _)| change)));
+        let result =
+            database.with_database(|it| commit(it, batch.iter().map(|(change, _)| change)));
         if result.is_err() {
             database.reopen();
         }
@@ -274,7 +275,11 @@ fn apply(writing: &WriteTransaction, change: &TableChange) -> Result<()> {
     Ok(())
 }
 
-fn insert_receipt(writing: &WriteTransaction, id: ExtractionId, record: &ReceiptRecord) -> Result<()> {
+fn insert_receipt(
+    writing: &WriteTransaction,
+    id: ExtractionId,
+    record: &ReceiptRecord,
+) -> Result<()> {
     let mut receipts = writing.open_table(RECEIPTS).map_err(database_error)?;
     let mut order = writing.open_table(RECEIPT_ORDER).map_err(database_error)?;
     let known = receipts
@@ -290,7 +295,10 @@ fn insert_receipt(writing: &WriteTransaction, id: ExtractionId, record: &Receipt
         .map_or(0, |(number, _)| number.value());
     order.insert(last + 1, id.0).map_err(database_error)?;
     if receipts.len().map_err(database_error)? > RECEIPTS_MAX {
-        let oldest = order.pop_first().map_err(database_error)?.map(|(_, id)| id.value());
+        let oldest = order
+            .pop_first()
+            .map_err(database_error)?
+            .map(|(_, id)| id.value());
         if let Some(oldest) = oldest {
             receipts.remove(oldest).map_err(database_error)?;
         }
@@ -318,7 +326,9 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
         .iter()
         .map_err(database_error)?
     {
-        loaded.volumes.push(decode(row.map_err(database_error)?.1.value())?);
+        loaded
+            .volumes
+            .push(decode(row.map_err(database_error)?.1.value())?);
     }
     for row in reading
         .open_table(TOMBSTONES)
@@ -327,7 +337,9 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
         .map_err(database_error)?
     {
         let (id, when) = row.map_err(database_error)?;
-        loaded.tombstones.push((VolumeId(id.value()), Time(when.value())));
+        loaded
+            .tombstones
+            .push((VolumeId(id.value()), Time(when.value())));
     }
     Ok(loaded)
 }
@@ -413,7 +425,10 @@ mod tests {
                 evicted_tombstone: None,
             };
             table.write(bury).await.expect("write");
-            table.write(TableChange::RemoveVolume(VolumeId(3))).await.expect("write");
+            table
+                .write(TableChange::RemoveVolume(VolumeId(3)))
+                .await
+                .expect("write");
             table
                 .write(TableChange::AddReceipt(extract, proof.clone()))
                 .await
@@ -459,7 +474,10 @@ mod tests {
         {
             let (table, _) = VolumeDatabase::open(&path).expect("open");
             for id in 1..=40 {
-                table.write(TableChange::PutVolume(record(id))).await.expect("write");
+                table
+                    .write(TableChange::PutVolume(record(id)))
+                    .await
+                    .expect("write");
             }
         }
         drop(open_again(&path).await);

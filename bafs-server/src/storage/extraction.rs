@@ -77,7 +77,7 @@ struct PrefixHash {
 
 impl Extraction {
     /// Opens the file in the tree at `root`, to be sent by pieces, of which all uploads together
-    /// hold as much in memory as `pieces` has permits, [`ROOM_BYTES`] each. Blocks.
+    /// hold as much in memory as `pieces` has permits, [`MEMORY_UNIT_BYTES`] each. Blocks.
     ///
     /// # Errors
     /// `NotFound` naming volume and path, `BadPath` when it is no file of the volume.
@@ -156,7 +156,7 @@ impl Extraction {
     ///
     /// # Errors
     /// What home answered; `WrongState` when the file changes meanwhile; `DigestMismatch`;
-    /// `HomeUnreachable` when nothing was heard of home for [`SILENT_MS`].
+    /// `HomeUnreachable` when nothing was heard of home for [`SILENCE_TIMEOUT_MS`].
     pub(super) async fn run(mut self) -> Result<PutReceipt> {
         let mut pause_ms = PAUSE_MS_MIN;
         loop {
@@ -237,7 +237,9 @@ impl Extraction {
             let digest = self.unchanged_digest()?;
             // The time of a pack begins when it leaves; the memory is not kept for ever.
             let until = match is_packed {
-                true => self.deadline.earlier_of(Deadline::after_ms(QUEUE_TIMEOUT_MS)),
+                true => self
+                    .deadline
+                    .earlier_of(Deadline::after_ms(QUEUE_TIMEOUT_MS)),
                 false => self.call_deadline(),
             };
             let put = self.homes.put(&self.upload, data, digest, until);
@@ -284,7 +286,11 @@ impl Extraction {
             if under_way.len() >= pieces_max {
                 self.wait_for_chunk(&mut under_way).await?;
             }
-            let (homes, put, step) = (self.homes.clone(), self.upload.clone(), self.call_deadline());
+            let (homes, put, step) = (
+                self.homes.clone(),
+                self.upload.clone(),
+                self.call_deadline(),
+            );
             under_way.spawn(async move {
                 let _room = room;
                 let told = homes.write(&put, start, piece, step).await?;
@@ -460,7 +466,8 @@ mod tests {
         };
         let (homes, slow) = slow_homes(&call.home_address);
         let (pieces, deadline) = (Arc::new(Semaphore::new(64)), Deadline::after_ms(60_000));
-        let mut upload = Extraction::open(root.path(), call, homes, pieces, deadline).expect("a file");
+        let mut upload =
+            Extraction::open(root.path(), call, homes, pieces, deadline).expect("a file");
         upload.call_timeout_ms = COMMIT_MS / 2;
         let receipt = upload.run().await.expect("receipt");
         assert_eq!(receipt.size, 2 * CHUNK_BYTES);

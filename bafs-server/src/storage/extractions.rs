@@ -13,8 +13,8 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, watch};
 
-use super::extraction::{MEMORY_UNIT_BYTES, Extraction};
-use super::database::{TableChange, ReceiptRecord};
+use super::database::{ReceiptRecord, TableChange};
+use super::extraction::{Extraction, MEMORY_UNIT_BYTES};
 use super::{Storage, blocking};
 
 /// Most extractions at once; home is the bottleneck long before.
@@ -46,7 +46,9 @@ impl Default for Extractions {
     fn default() -> Self {
         Self {
             list: Mutex::default(),
-            chunk_memory: Arc::new(Semaphore::new((CHUNK_MEMORY_BYTES_MAX / MEMORY_UNIT_BYTES) as usize)),
+            chunk_memory: Arc::new(Semaphore::new(
+                (CHUNK_MEMORY_BYTES_MAX / MEMORY_UNIT_BYTES) as usize,
+            )),
         }
     }
 }
@@ -83,7 +85,11 @@ impl Storage {
 
     /// The answer of an extraction under way, started if it is not. It goes on when the caller
     /// gives up, at most until the caller's deadline.
-    fn join_extraction(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<(ExtractionReply, ExtractionJoin)> {
+    fn join_extraction(
+        self: &Arc<Self>,
+        call: &ExtractFile,
+        deadline: Deadline,
+    ) -> Result<(ExtractionReply, ExtractionJoin)> {
         let extract = call.extraction;
         let mut under_way = self
             .extractions
@@ -157,7 +163,9 @@ impl Storage {
             target,
             receipt: receipt.clone(),
         };
-        self.database.write(TableChange::AddReceipt(extract, record)).await?;
+        self.database
+            .write(TableChange::AddReceipt(extract, record))
+            .await?;
         self.counters.add("extract_files", 1);
         self.counters.add("extract_bytes", receipt.size);
         Ok(receipt)

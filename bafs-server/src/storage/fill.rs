@@ -20,12 +20,12 @@ use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
+use super::base_copy::{BaseCopy, KnownRange};
 use super::confined_directory::{self, ConfinedDirectory};
+use super::fill_source::{FillSource, RANGE_BYTES};
 use super::flush::FileFlush;
 use super::hard_links::HardLinks;
 use super::listing_prefetch::ListingPrefetch;
-use super::base_copy::{KnownRange, BaseCopy};
-use super::fill_source::{FillSource, RANGE_BYTES};
 use crate::logic::space::Amount;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
@@ -172,7 +172,8 @@ impl Fill {
     /// `TooLarge` when the source is larger than the limit; what the source answered;
     /// `DigestMismatch`; `NoSpaceBytes` when the disk is full, `ServerFault` when it refuses else.
     pub(super) async fn run(self, tree: &Path) -> Result<FillResult> {
-        let root = Arc::new(ConfinedDirectory::open(tree).map_err(|e| fill_disk_error("tree", &e))?);
+        let root =
+            Arc::new(ConfinedDirectory::open(tree).map_err(|e| fill_disk_error("tree", &e))?);
         // A home is not asked what is the same.
         let older = self.base_copy.filter(|_| !self.source.is_home());
         let filling = Arc::new(RunningFill {
@@ -242,7 +243,11 @@ impl RunningFill {
     }
 
     /// Makes one entry, or has it made.
-    async fn make_entry(self: &Arc<Self>, entry: &SourceEntry, progress: &mut FillProgress) -> Result<()> {
+    async fn make_entry(
+        self: &Arc<Self>,
+        entry: &SourceEntry,
+        progress: &mut FillProgress,
+    ) -> Result<()> {
         check_relative(&entry.path)?;
         let is_root = entry.path.is_empty() && entry.kind == SourceKind::Directory;
         if !is_root {
@@ -328,12 +333,18 @@ impl RunningFill {
     }
 
     /// What the older copy has of small files.
-    async fn read_known_files(self: Arc<Self>, pack: FilePack) -> Result<(FilePack, Vec<KnownRange>)> {
+    async fn read_known_files(
+        self: Arc<Self>,
+        pack: FilePack,
+    ) -> Result<(FilePack, Vec<KnownRange>)> {
         blocking(move || {
-            let files = pack.files.iter().map(|(path, entry)| match &self.base_copy {
-                Some(older) => older.read_whole_file(path, entry),
-                None => KnownRange::default(),
-            });
+            let files = pack
+                .files
+                .iter()
+                .map(|(path, entry)| match &self.base_copy {
+                    Some(older) => older.read_whole_file(path, entry),
+                    None => KnownRange::default(),
+                });
             let known = files.collect();
             Ok((pack, known))
         })
@@ -341,12 +352,20 @@ impl RunningFill {
     }
 
     /// What the older copy has of a range of a file, if it has the file.
-    async fn read_known_range(self: &Arc<Self>, path: &str, range: DataRange) -> Result<KnownRange> {
+    async fn read_known_range(
+        self: &Arc<Self>,
+        path: &str,
+        range: DataRange,
+    ) -> Result<KnownRange> {
         if self.base_copy.is_none() {
             return Ok(KnownRange::default());
         }
         let (this, path) = (self.clone(), path.to_owned());
-        let known = move || this.base_copy.as_ref().map(|older| older.read_range(&path, range));
+        let known = move || {
+            this.base_copy
+                .as_ref()
+                .map(|older| older.read_range(&path, range))
+        };
         blocking(move || Ok(known().unwrap_or_default())).await
     }
 
@@ -539,7 +558,9 @@ fn finish_all(progress: &FillProgress, taken: &FillUsage) -> Result<()> {
         let bytes = finished.map_err(|e| fill_disk_error(&entry.path, &e))?;
         taken.add_bytes(bytes.saturating_sub(counted), &entry.path)?;
     }
-    let top = root.open_directory("").map_err(|e| fill_disk_error("tree", &e))?;
+    let top = root
+        .open_directory("")
+        .map_err(|e| fill_disk_error("tree", &e))?;
     let synced = if syncs_all {
         rustix::fs::syncfs(&top)
     } else {

@@ -21,8 +21,8 @@ use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::tree_listing::CHUNK_BYTES;
 use super::base_copy::{self, KnownRange};
+use super::tree_listing::CHUNK_BYTES;
 use crate::counters::Counters;
 use crate::home_clients::{HomeAddress, HomeClients};
 
@@ -171,7 +171,10 @@ impl FillSource {
         files: &[(String, SourceEntry)],
         known: &[KnownRange],
     ) -> Result<Bytes> {
-        let listed: Vec<_> = files.iter().map(|(_, entry)| to_listed_file(entry)).collect();
+        let listed: Vec<_> = files
+            .iter()
+            .map(|(_, entry)| to_listed_file(entry))
+            .collect();
         let asked = || self.fetch_files(&listed, known);
         let checked = |digests: &[Digest], data: &Bytes| {
             let sizes = files.iter().map(|(_, entry)| entry.identity.size);
@@ -230,7 +233,10 @@ impl FillSource {
                     length,
                     block_bytes: CHUNK_BYTES,
                 };
-                let (at, deadline) = (HomeAddress { address, id: *id }, Deadline::after_ms(CALL_TIMEOUT_MS));
+                let (at, deadline) = (
+                    HomeAddress { address, id: *id },
+                    Deadline::after_ms(CALL_TIMEOUT_MS),
+                );
                 let data = self.homes.read_with_retry(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
@@ -262,7 +268,10 @@ impl FillSource {
                     files,
                     block_bytes: CHUNK_BYTES,
                 };
-                let (at, deadline) = (HomeAddress { address, id: *id }, Deadline::after_ms(CALL_TIMEOUT_MS));
+                let (at, deadline) = (
+                    HomeAddress { address, id: *id },
+                    Deadline::after_ms(CALL_TIMEOUT_MS),
+                );
                 let homes = &self.homes;
                 let data = homes.read_files_with_retry(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))

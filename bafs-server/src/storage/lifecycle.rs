@@ -9,20 +9,22 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
-use bafs_proto::path::{check_name, check_relative, check_printable};
+use bafs_proto::path::{check_name, check_printable, check_relative};
 use bafs_proto::time::{Deadline, Time};
-use bafs_proto::volume::{LimitKind, VolumeSource, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{
+    LimitKind, VolumeKind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
+};
 use bafs_proto::{Error, ErrorCode, Result};
 
+use super::database::{TableChange, VolumeRecord};
 use super::fill::Fill;
 use super::fill_source::FillSource;
 use super::store::is_path_missing;
-use super::database::{TableChange, VolumeRecord};
 use super::{Storage, blocking, volume_lost_error};
 use crate::clock;
-use crate::errors::{run_in_task, disk_error};
+use crate::errors::{disk_error, run_in_task};
 use crate::logic::space::{Amount, SpaceShortage};
-use crate::logic::volumes::{Creation, CreationRefusal, VolumeRow, VOLUMES_MAX};
+use crate::logic::volumes::{Creation, CreationRefusal, VOLUMES_MAX, VolumeRow};
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const REPLY_MARGIN_MS: u64 = 200;
@@ -72,7 +74,10 @@ impl Storage {
                         .get(call.spec.id)
                         .is_some_and(|r| r.state == VolumeState::Creating)
                 }
-                Err(CreationRefusal::NoSpace { is_space_coming: soon, .. }) => soon,
+                Err(CreationRefusal::NoSpace {
+                    is_space_coming: soon,
+                    ..
+                }) => soon,
                 Err(_) => false,
             };
             let in_time = waits
@@ -165,7 +170,9 @@ impl Storage {
         let volumes = self.volumes();
         let now = volumes.rows().map(promised).fold(0, u64::saturating_add);
         drop(volumes);
-        self.scratch_bytes_peak.fetch_max(now, Ordering::Relaxed).max(now)
+        self.scratch_bytes_peak
+            .fetch_max(now, Ordering::Relaxed)
+            .max(now)
     }
 
     /// Has a cache volume show the present state of its source.
@@ -219,21 +226,31 @@ impl Storage {
     ///
     /// # Errors
     /// `ServerFault` when that cannot be made durable; repeat it then.
-    pub(super) async fn extend_lifetime(self: &Arc<Self>, id: VolumeId, lifetime_ms: u64) -> Result<()> {
+    pub(super) async fn extend_lifetime(
+        self: &Arc<Self>,
+        id: VolumeId,
+        lifetime_ms: u64,
+    ) -> Result<()> {
         let lifetime_ms = lifetime_ms.min(LIFETIME_MS_MAX);
-        if self.volumes().plan_lifetime_extension(id, lifetime_ms).is_none() {
+        if self
+            .volumes()
+            .plan_lifetime_extension(id, lifetime_ms)
+            .is_none()
+        {
             return Ok(());
         }
         let this = self.clone();
         // Not tied to the caller: what is written down must be known.
         let kept = tokio::spawn(async move {
             let _turn = this.lock_volume(id).await;
-            let Some((spec, manifest)) = this.volumes().plan_lifetime_extension(id, lifetime_ms) else {
+            let Some((spec, manifest)) = this.volumes().plan_lifetime_extension(id, lifetime_ms)
+            else {
                 return Ok(());
             };
             let record = VolumeRecord { spec, manifest };
             this.database.write(TableChange::PutVolume(record)).await?;
-            this.volumes().extend_lifetime(clock::now(), id, lifetime_ms);
+            this.volumes()
+                .extend_lifetime(clock::now(), id, lifetime_ms);
             Ok(())
         });
         kept.await
@@ -291,7 +308,13 @@ impl Storage {
             return Ok(());
         }
         let store = self.store.clone();
-        blocking(move || store.create_staging(id).map(drop).map_err(|e| volume_disk_error(id, &e))).await
+        blocking(move || {
+            store
+                .create_staging(id)
+                .map(drop)
+                .map_err(|e| volume_disk_error(id, &e))
+        })
+        .await
     }
 
     /// Makes the content, out of sight.
@@ -394,7 +417,8 @@ impl Storage {
     /// Removes what was trashed of a volume, whose space is free then.
     async fn empty_trash(&self, id: VolumeId) {
         let store = self.store.clone();
-        let emptied = blocking(move || store.empty_trash(id).map_err(|e| volume_disk_error(id, &e))).await;
+        let emptied =
+            blocking(move || store.empty_trash(id).map_err(|e| volume_disk_error(id, &e))).await;
         match emptied {
             Ok(()) => self.volumes().release_deleted(id),
             // The space stays reserved, as it is not free.

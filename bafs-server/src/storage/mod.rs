@@ -1,22 +1,22 @@
 //! The volumes of a storage server: what is there, what it uses, how long it lives. What may be
 //! done is decided in `logic/volumes.rs`; rights are checked by the node before it calls.
 
+mod base_copy;
 mod confined_directory;
+mod database;
 mod extraction;
 mod extractions;
 mod fill;
+mod fill_source;
 mod flush;
+mod hard_links;
+mod lifecycle;
+mod listing_prefetch;
+mod scratch_trees;
+mod store;
+mod tree_listing;
 mod tree_owner;
 mod unlocked_directory;
-mod lifecycle;
-mod hard_links;
-mod tree_listing;
-mod listing_prefetch;
-mod base_copy;
-mod fill_source;
-mod store;
-mod database;
-mod scratch_trees;
 mod unreadable_files;
 mod usage_watch;
 
@@ -25,9 +25,9 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{RenewVolumes, RenewVolumesReply, SourceData, SourceIdentity};
+use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
 use bafs_proto::path::check_printable;
 use bafs_proto::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
@@ -39,9 +39,9 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
+pub(crate) use scratch_trees::volume_id;
 pub use store::Store;
 pub(crate) use store::{is_path_missing, remove_tree};
-pub(crate) use scratch_trees::volume_id;
 
 use crate::cache::Caches;
 use crate::clock;
@@ -50,8 +50,8 @@ use crate::home_clients::HomeClients;
 use crate::logic::node_quota::RUNS_MAX;
 use crate::logic::space::Amount;
 use crate::logic::volumes::{VolumeRow, VolumeTable};
-use extractions::Extractions;
 use database::{TableChange, VolumeDatabase, VolumeRecord};
+use extractions::Extractions;
 use scratch_trees::ScratchTrees;
 
 /// Changes of volumes take turns by these many keys: one volume never changes twice at once.
@@ -95,11 +95,13 @@ impl Storage {
         counters: Counters,
     ) -> Result<Arc<Self>> {
         let opened = store.clone();
-        let (table, loaded) = blocking(move || VolumeDatabase::open(&opened.database_file())).await?;
+        let (table, loaded) =
+            blocking(move || VolumeDatabase::open(&opened.database_file())).await?;
         let now = clock::now();
         let free = store.clone();
         let free = blocking(move || Ok(free.free_files())).await?;
-        let mut volumes = VolumeTable::new(offered_capacity(&store, capacity, free, &loaded.volumes));
+        let mut volumes =
+            VolumeTable::new(offered_capacity(&store, capacity, free, &loaded.volumes));
         for (id, when) in loaded.tombstones {
             volumes.add_tombstone(when, id);
         }
@@ -123,21 +125,29 @@ impl Storage {
         let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
         let swept = store.clone();
         blocking(move || {
-            swept.remove_unknown(|id| known.contains(&id)).map_err(|e| {
-                Error::new(ErrorCode::ServerFault, format!("sweep of the store: {e}"))
-            })?;
+            swept
+                .remove_unknown(|id| known.contains(&id))
+                .map_err(|e| {
+                    Error::new(ErrorCode::ServerFault, format!("sweep of the store: {e}"))
+                })?;
             swept.refill_reserve();
             Ok(())
         })
         .await?;
         Ok(Arc::new(Self {
-            trees: ScratchTrees::new(store.volume_directory(), store.incarnation(), counters.clone()),
+            trees: ScratchTrees::new(
+                store.volume_directory(),
+                store.incarnation(),
+                counters.clone(),
+            ),
             usage_samples: usage_watch::VolumeUsageSamples::default(),
             scratch_bytes_peak: AtomicU64::new(0),
             store,
             database: table,
             volumes: Mutex::new(volumes),
-            volume_locks: (0..VOLUME_LOCKS).map(|_| tokio::sync::Mutex::default()).collect(),
+            volume_locks: (0..VOLUME_LOCKS)
+                .map(|_| tokio::sync::Mutex::default())
+                .collect(),
             failed_deletions: Mutex::default(),
             changed: watch::Sender::new(0),
             extractions: Extractions::default(),
@@ -159,7 +169,10 @@ impl Storage {
     }
 
     /// A page of the volumes by id, and where the next one begins.
-    pub(crate) fn volume_page(&self, after: Option<VolumeId>) -> (Vec<VolumeRow>, Option<VolumeId>) {
+    pub(crate) fn volume_page(
+        &self,
+        after: Option<VolumeId>,
+    ) -> (Vec<VolumeRow>, Option<VolumeId>) {
         let page: Vec<VolumeRow> = {
             let volumes = self.volumes();
             let rows = volumes.rows_after(after);
@@ -172,7 +185,10 @@ impl Storage {
 
     /// What there is to tell of volumes. One that is deleted meanwhile is left out, and one that
     /// cannot be measured is told with the reason: neither hides another.
-    pub(crate) async fn describe_volumes(&self, rows: impl Iterator<Item = VolumeRow>) -> Vec<VolumeStatus> {
+    pub(crate) async fn describe_volumes(
+        &self,
+        rows: impl Iterator<Item = VolumeRow>,
+    ) -> Vec<VolumeStatus> {
         let mut volumes = Vec::new();
         for row in rows {
             let id = row.spec.id;
@@ -186,7 +202,13 @@ impl Storage {
                 Err(error) => {
                     tracing::warn!(volume = %id, %error, "volume not measured");
                     let fault = Some(error);
-                    volumes.push(volume_status(VolumeRow { failure: fault, ..row }, (0, 0)));
+                    volumes.push(volume_status(
+                        VolumeRow {
+                            failure: fault,
+                            ..row
+                        },
+                        (0, 0),
+                    ));
                 }
             }
         }
@@ -198,7 +220,11 @@ impl Storage {
     /// # Errors
     /// `VolumeLost` when it does not exist (any more).
     pub async fn get_volume(&self, id: VolumeId) -> Result<VolumeStatus> {
-        let row = self.volumes().get(id).cloned().ok_or_else(|| volume_lost_error(id))?;
+        let row = self
+            .volumes()
+            .get(id)
+            .cloned()
+            .ok_or_else(|| volume_lost_error(id))?;
         self.measure_status(row).await
     }
 
@@ -259,8 +285,11 @@ impl Storage {
     /// As [`Self::list_tree`], and `NotFound` or `SourceChanged` for the file.
     pub async fn read_file(&self, call: ReadVolumeFile) -> Result<(SourceData, Bytes)> {
         let tree = self.scratch_tree_path(call.volume)?;
-        self.or_volume_lost(call.volume, blocking(move || tree_listing::read_range(&tree, &call)))
-            .await
+        self.or_volume_lost(
+            call.volume,
+            blocking(move || tree_listing::read_range(&tree, &call)),
+        )
+        .await
     }
 
     /// Small files of a scratch volume, whole.
@@ -322,7 +351,11 @@ impl Storage {
     }
 
     /// A failure of work on a volume that was deleted meanwhile means that the volume is lost.
-    async fn or_volume_lost<T>(&self, id: VolumeId, work: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn or_volume_lost<T>(
+        &self,
+        id: VolumeId,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let result = work.await;
         if result.is_err() && self.volumes().get(id).is_none() {
             return Err(volume_lost_error(id));
@@ -364,7 +397,9 @@ impl Storage {
 
     async fn lock_volume(&self, id: VolumeId) -> tokio::sync::MutexGuard<'_, ()> {
         let key = (id.0 ^ (id.0 >> 64)) % VOLUME_LOCKS as u128;
-        self.volume_locks[usize::try_from(key).unwrap_or(0)].lock().await
+        self.volume_locks[usize::try_from(key).unwrap_or(0)]
+            .lock()
+            .await
     }
 }
 
@@ -394,7 +429,12 @@ fn volume_status(row: VolumeRow, (used_bytes, used_files): (u64, u64)) -> Volume
 
 /// What of a capacity the disk can keep: no more files than it has free, and those of volumes that
 /// are there.
-fn offered_capacity(store: &Store, capacity: Amount, free: Option<u64>, volumes: &[VolumeRecord]) -> Amount {
+fn offered_capacity(
+    store: &Store,
+    capacity: Amount,
+    free: Option<u64>,
+    volumes: &[VolumeRecord],
+) -> Amount {
     let scratch = |record: &&VolumeRecord| matches!(record.spec.kind, VolumeKind::Scratch { .. });
     let kept = volumes.iter().filter(scratch).map(|it| it.spec.size_files);
     let most = free.map(|free| kept.fold(free, u64::saturating_add));

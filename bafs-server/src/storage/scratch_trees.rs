@@ -1,4 +1,4 @@
-//! Trees of scratch volumes that agents work on. Who accounts for a tree is in `holds.rs`, the
+//! Trees of scratch volumes that agents work on. Who accounts for a tree is in `tree_owner.rs`, the
 //! sessions themselves are in `trees.rs` of the crate.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use bytes::Bytes;
 use super::tree_owner::{VolumeTree, give_back_deadline};
 use super::{Storage, Store, blocking, volume_lost_error};
 use crate::counters::Counters;
-use crate::fd_passing::{HandoffFactory, Handoff};
+use crate::fd_passing::{Handoff, HandoffFactory};
 use crate::full_disk::DiskFullFlag;
 use crate::tree_sessions::{TreeDirectory, TreeSessions};
 
@@ -56,7 +56,10 @@ impl ScratchTrees {
     pub(super) async fn usage(&self, spec: &VolumeSpec, root: PathBuf) -> Result<(u64, u64)> {
         let volume = self.volume_tree(spec, root);
         let mut hold = volume.lock_owner().await;
-        Ok(volume.open_for_reader(&mut hold, give_back_deadline()).await?.used())
+        Ok(volume
+            .open_for_reader(&mut hold, give_back_deadline())
+            .await?
+            .used())
     }
 
     /// Ends everything that has to do with a volume that is no more.
@@ -115,8 +118,11 @@ impl Storage {
             }
             let mut hold = volume.lock_owner().await;
             let tree = if call.writable {
-                let (store, agent, resumes) =
-                    (self.store.clone(), call.agent, call.resumed_incarnation.is_some());
+                let (store, agent, resumes) = (
+                    self.store.clone(),
+                    call.agent,
+                    call.resumed_incarnation.is_some(),
+                );
                 blocking(move || note_writer(&store, id, agent, resumes)).await?;
                 if VolumeTree::is_owned_by_agent(&hold) {
                     self.trees.sessions.fence(&call.tree).await;
@@ -162,7 +168,9 @@ impl Storage {
         let id = volume_id(tree)?;
         let volume = self.tree_of(id)?;
         let mut hold = volume.lock_owner().await;
-        let shown = volume.open_for_reader(&mut hold, give_back_deadline()).await?;
+        let shown = volume
+            .open_for_reader(&mut hold, give_back_deadline())
+            .await?;
         let parcel = self
             .trees
             .sessions

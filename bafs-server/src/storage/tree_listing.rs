@@ -10,7 +10,7 @@ use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, 
 use bafs_proto::message::{SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage};
 use bafs_proto::path::{check_relative, join, to_bytes};
 use bafs_proto::replica::{
-    DataRange, LinkedEntry, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
+    DataRange, FileMap, LinkedEntry, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -18,8 +18,8 @@ use bytes::Bytes;
 use rustix::fs::{SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
-use super::confined_directory::{ConfinedDirectory, EntryInfo};
 use super::base_copy;
+use super::confined_directory::{ConfinedDirectory, EntryInfo};
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// The digests of [`ReadVolumeFile`] cover pieces of this many bytes.
@@ -34,7 +34,8 @@ struct DirectoryLevel {
 /// A page of the listing of the tree at `root`, after the path `after`. Blocks.
 pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
     check_relative(after.unwrap_or_default())?;
-    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
+    let beneath =
+        ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let (mut entries, mut links) = (Vec::new(), Vec::new());
     if after.is_none() {
         let top = beneath.find_entry("");
@@ -70,7 +71,11 @@ pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
                 found
             }
         };
-        let Some(EntryInfo { entry, file_number: file }) = found else {
+        let Some(EntryInfo {
+            entry,
+            file_number: file,
+        }) = found
+        else {
             continue;
         };
         warn_of_special(&mut warnings, &mut since);
@@ -78,10 +83,15 @@ pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
         if let Some(file) = file {
             let entry = u32::try_from(entries.len()).unwrap_or(u32::MAX);
             bytes += size_of::<LinkedEntry>();
-            links.push(LinkedEntry { entry_index: entry, file_id: file });
+            links.push(LinkedEntry {
+                entry_index: entry,
+                file_id: file,
+            });
         }
         if entry.kind == SourceKind::Directory {
-            let names = beneath.sorted_names(&path).map_err(|e| listing_error(&path, &e))?;
+            let names = beneath
+                .sorted_names(&path)
+                .map_err(|e| listing_error(&path, &e))?;
             levels.push(DirectoryLevel {
                 path,
                 names: names.into_iter().rev().collect(),
@@ -115,7 +125,12 @@ fn make_page(
 
 /// Opens the directories on the way to `after`, with the names in them that come after it. What
 /// is inside of `after` comes after it too.
-fn descend(beneath: &ConfinedDirectory, path: &str, after: &str, levels: &mut Vec<DirectoryLevel>) -> Result<()> {
+fn descend(
+    beneath: &ConfinedDirectory,
+    path: &str,
+    after: &str,
+    levels: &mut Vec<DirectoryLevel>,
+) -> Result<()> {
     let mut path = path.to_owned();
     let mut components = after.split('/').filter(|component| !component.is_empty());
     loop {
@@ -142,7 +157,8 @@ pub(super) fn read_range(root: &Path, call: &ReadVolumeFile) -> Result<(SourceDa
         let text = format!("{} bytes are more than one reply carries", call.length);
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
+    let beneath =
+        ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let listed = ListedContent::open(&beneath, call.volume, &call.path, call.identity)?;
     let left = call.identity.size.saturating_sub(call.offset);
     let length = left.min(u64::from(call.length));
@@ -164,14 +180,18 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
         );
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
+    let beneath =
+        ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
     let (mut rest, mut ranges) = (data.as_mut_slice(), Vec::with_capacity(call.files.len()));
     for (number, file) in call.files.iter().enumerate() {
         let size = usize::try_from(file.identity.size).unwrap_or(0);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
         ListedContent::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
-        let known = call.known_digests.get(number).map_or(&[][..], Vec::as_slice);
+        let known = call
+            .known_digests
+            .get(number)
+            .map_or(&[][..], Vec::as_slice);
         ranges.push((size, known));
         rest = after;
     }
@@ -182,7 +202,8 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
 /// Where a file of the tree at `root` has data. Blocks.
 pub(super) fn map_file(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
     let size = call.file.identity.size;
-    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
+    let beneath =
+        ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let listed = ListedContent::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
     let (mut ranges, mut at) = (Vec::new(), call.start_offset);
     while at < size && ranges.len() < PAGE_ENTRIES_MAX {
@@ -357,7 +378,11 @@ mod tests {
         }
         let told = |after| list_tree(root.path(), after).expect("list").page.warnings;
         let paths = |warnings: SourceWarnings| -> Vec<String> {
-            warnings.warnings.into_iter().map(|told| told.path).collect()
+            warnings
+                .warnings
+                .into_iter()
+                .map(|told| told.path)
+                .collect()
         };
         assert_eq!(paths(told(None)), ["a/fifo", "zfifo"]);
         assert_eq!(paths(told(Some("a-b"))), ["zfifo"]);
@@ -383,7 +408,10 @@ mod tests {
         let pieces: Vec<_> = body.chunks(CHUNK_BYTES as usize).map(Digest::of).collect();
         assert_eq!(data.digests, pieces);
         assert_eq!(
-            read_range(root.path(), &call(199_999, 9)).expect("read").1.len(),
+            read_range(root.path(), &call(199_999, 9))
+                .expect("read")
+                .1
+                .len(),
             1
         );
         assert!(
@@ -397,7 +425,10 @@ mod tests {
             path: "a/c".to_owned(),
             ..call(0, 1)
         };
-        assert_eq!(code(read_range(root.path(), &other)), ErrorCode::SourceChanged);
+        assert_eq!(
+            code(read_range(root.path(), &other)),
+            ErrorCode::SourceChanged
+        );
         let missing = ReadVolumeFile {
             path: "no".to_owned(),
             ..call(0, 1)

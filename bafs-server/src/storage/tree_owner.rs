@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::fd_passing::{HandoffReply, HandoffRequest, HandoffHeader, TreeHandoff};
+use bafs_proto::fd_passing::{HandoffHeader, HandoffReply, HandoffRequest, TreeHandoff};
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::Deadline;
@@ -23,8 +23,8 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinHandle;
 
 use super::blocking;
-use crate::fd_passing::{HandlerReply, HandoffHandler, Handoff};
 use crate::errors::disk_error;
+use crate::fd_passing::{HandlerReply, Handoff, HandoffHandler};
 use crate::tree_sessions::IN_PROGRESS_AFTER;
 
 /// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
@@ -99,9 +99,13 @@ impl VolumeTree {
     /// The tree for those who do not write.
     ///
     /// # Errors
-    /// `Busy` while an agent of an earlier life of the server has it, `Running` while what it holds
+    /// `Busy` while an agent of an earlier life of the server has it, `RunningServer` while what it holds
     /// is counted, `ServerFault`.
-    pub(super) async fn open_for_reader(&self, hold: &mut TreeOwner, until: Deadline) -> Result<Arc<Tree>> {
+    pub(super) async fn open_for_reader(
+        &self,
+        hold: &mut TreeOwner,
+        until: Deadline,
+    ) -> Result<Arc<Tree>> {
         match hold {
             TreeOwner::Agent(away) if !away.recall.is_closed() => Ok(away.reader_tree.clone()),
             _ => self.counted_tree(hold, until).await,
@@ -111,7 +115,7 @@ impl VolumeTree {
     /// The tree for a writer: an agent that has it must give it back first.
     ///
     /// # Errors
-    /// `Busy` when it does not, `Running` while what it holds is counted, `ServerFault`.
+    /// `Busy` when it does not, `RunningServer` while what it holds is counted, `ServerFault`.
     pub(super) async fn open_for_writer(
         &self,
         hold: &mut TreeOwner,
@@ -141,7 +145,8 @@ impl VolumeTree {
             return Err(Error::new(ErrorCode::InProgress, text));
         };
         *hold = TreeOwner::Unknown;
-        let counted = counted.unwrap_or_else(|e| Err(tree_io_error(self.id, &std::io::Error::other(e))));
+        let counted =
+            counted.unwrap_or_else(|e| Err(tree_io_error(self.id, &std::io::Error::other(e))));
         let (tree, lock) = counted?;
         *hold = TreeOwner::Server {
             tree: tree.clone(),
@@ -223,7 +228,8 @@ impl VolumeTree {
     /// `ServerFault`.
     pub(super) fn hand_to_reader(&self, tree: &Tree) -> Result<Handoff> {
         let used = tree.used();
-        let file = clone_cloexec(tree.directory()).map_err(|e| tree_io_error(self.id, &e.into()))?;
+        let file =
+            clone_cloexec(tree.directory()).map_err(|e| tree_io_error(self.id, &e.into()))?;
         let told = Arc::new(TreeUse::new(self.limit, used));
         Ok(self.make_handoff(vec![file], used, told, self.reader_recall.subscribe()))
     }
@@ -255,7 +261,10 @@ impl VolumeTree {
     pub(super) fn is_watched(&self) -> bool {
         // Whoever has the lock now is about to change that; the next look will tell.
         self.kind == LimitKind::Watched
-            && self.owner.try_lock().is_ok_and(|hold| Self::is_owned_by_agent(&hold))
+            && self
+                .owner
+                .try_lock()
+                .is_ok_and(|hold| Self::is_owned_by_agent(&hold))
     }
 
     pub(super) fn id(&self) -> VolumeId {

@@ -15,7 +15,7 @@ const OWNER_ACCESS: Mode = Mode::RUSR.union(Mode::XUSR);
 /// Held while directories have other bits: who came between would take those for their own.
 static MODE_LOCK: Mutex<()> = Mutex::new(());
 
-/// Looks at [`CHANGED`], and the pause between them: it is held for a few calls of the system.
+/// Looks at [`MODE_LOCK`], and the pause between them: it is held for a few calls of the system.
 const TRIES_MAX: u32 = 5_000;
 const PAUSE: Duration = Duration::from_millis(1);
 

@@ -85,7 +85,9 @@ impl Storage {
     }
 
     fn usage_samples(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeUsageSample>> {
-        self.usage_samples.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usage_samples
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at one volume, if it is time.
@@ -103,7 +105,8 @@ impl Storage {
             return Ok(());
         }
         let used = blocking(move || {
-            measure_use(&root).map_err(|e| crate::errors::disk_error(format!("walk of volume {id}"), &e))
+            measure_use(&root)
+                .map_err(|e| crate::errors::disk_error(format!("walk of volume {id}"), &e))
         })
         .await?;
         let took = clock::now().ms_since(start);

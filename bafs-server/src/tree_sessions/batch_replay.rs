@@ -34,7 +34,7 @@ pub(super) type BatchReplyReceiver = watch::Receiver<Option<BatchReply>>;
 
 /// What is known of a batch that a caller asks for.
 pub(super) enum BatchStart {
-    /// Nobody has asked before: run it, then call [`Replay::finish`], then send the answer.
+    /// Nobody has asked before: run it, then call [`BatchReplay::finish`], then send the answer.
     New(BatchReplySender),
     /// It runs, or has run.
     Existing(BatchReplyReceiver),
@@ -104,7 +104,9 @@ impl BatchReplay {
         }
         self.finished.push_back((sequence, bytes));
         self.finished_bytes += bytes;
-        while self.finished.len() > CACHED_REPLIES_MAX || self.finished_bytes > CACHED_REPLY_BYTES_MAX {
+        while self.finished.len() > CACHED_REPLIES_MAX
+            || self.finished_bytes > CACHED_REPLY_BYTES_MAX
+        {
             let Some((oldest, bytes)) = self.finished.pop_front() else {
                 break;
             };

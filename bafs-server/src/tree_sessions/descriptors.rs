@@ -17,7 +17,10 @@ const RESERVABLE_DIVISOR: u64 = 2;
 const SESSION_DIVISOR: u64 = 4;
 
 /// Has one more session keep descriptors as long as it lasts, where others keep `kept`.
-pub(super) fn reserve_descriptors(session: &mut RwLock<Option<Session>>, kept: u64) -> ReservedDescriptors {
+pub(super) fn reserve_descriptors(
+    session: &mut RwLock<Option<Session>>,
+    kept: u64,
+) -> ReservedDescriptors {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let share = session_share(limit, kept, reservable_descriptors());
     let session = session.get_mut().unwrap_or_else(PoisonError::into_inner);

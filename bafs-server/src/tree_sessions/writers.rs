@@ -26,7 +26,9 @@ impl TreeSessions {
     /// one that was heard of just now.
     pub async fn wait_for_writer_end(&self, tree: &TreeRef, agent: AgentId) {
         let deadline = Deadline::after_ms(WRITER_END_WAIT_MS);
-        while self.lock().has_live_writer(tree, agent, clock::now()) && !deadline.remaining().is_zero() {
+        while self.lock().has_live_writer(tree, agent, clock::now())
+            && !deadline.remaining().is_zero()
+        {
             tokio::time::sleep(WRITER_END_POLL).await;
         }
     }
@@ -35,7 +37,8 @@ impl TreeSessions {
 impl SessionTable {
     /// What an agent has open counts for all its sessions.
     pub(super) fn descriptor_share(&mut self, agent: AgentId) -> JobDescriptorUse {
-        self.descriptor_shares.retain(|_, share| !share.is_unshared());
+        self.descriptor_shares
+            .retain(|_, share| !share.is_unshared());
         self.descriptor_shares.entry(agent).or_default().clone()
     }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use bafs_proto::cache::{CacheMember, Pinning, WarmingState};
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, ReadKind};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadKind, ReadManifest};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::ReplacementPolicy;
 use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, NAME, CacheNode, CacheCluster, cache, content};
+use super::world::{BLOCK, CacheCluster, CacheNode, NAME, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const BLOCKS: u64 = 300;
@@ -306,11 +306,18 @@ async fn a_node_joining_full_caches_avoids_home_reads() {
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
     // Each keeps its own half, and has little room for copies of the other one.
-    let spec = cache(1, BLOCKS * 11 / 20 * u64::from(BLOCK), ReplacementPolicy::Lru);
+    let spec = cache(
+        1,
+        BLOCKS * 11 / 20 * u64::from(BLOCK),
+        ReplacementPolicy::Lru,
+    );
     world.create(&spec).await;
     world.announce_nodes();
     for node in &world.nodes {
-        assert_eq!(node.warm(ID, "", Pinning::FetchOnly).await, WarmingState::Done);
+        assert_eq!(
+            node.warm(ID, "", Pinning::FetchOnly).await,
+            WarmingState::Done
+        );
     }
     assert_eq!(world.home_bytes(), bytes.len() as u64);
     world.start(3);
@@ -330,7 +337,10 @@ async fn a_node_joining_full_caches_avoids_home_reads() {
 async fn a_joining_node_pins_its_share() {
     let (mut world, bytes) = cluster(2).await;
     for node in &world.nodes {
-        assert_eq!(node.warm(ID, "large", Pinning::Pin).await, WarmingState::Done);
+        assert_eq!(
+            node.warm(ID, "large", Pinning::Pin).await,
+            WarmingState::Done
+        );
     }
     world.start(3);
     create_on(&world.nodes[2]).await;
@@ -369,7 +379,10 @@ async fn refetches_by_another_primary_count_in_the_ratio() {
     scan(&world.nodes[1], &bytes).await;
     let home = world.counter_sum("cache_home_bytes");
     assert!(home > bytes.len() as u64 * 3 / 2, "{home}");
-    assert_eq!(world.counter_sum("cache_home_unique_bytes"), bytes.len() as u64);
+    assert_eq!(
+        world.counter_sum("cache_home_unique_bytes"),
+        bytes.len() as u64
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

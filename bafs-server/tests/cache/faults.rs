@@ -7,13 +7,13 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, ReadKind};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadKind, ReadManifest};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind};
+use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource};
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, HOME, MemoryHome, NAME, CacheCluster, cache, content};
+use super::world::{BLOCK, CacheCluster, HOME, MemoryHome, NAME, cache, content};
 
 const LARGE: u64 = 64 << 20;
 pub(crate) const BLOCKS: usize = 60;
@@ -151,9 +151,13 @@ async fn a_partially_unreachable_peer_is_skipped() {
     let shown = world.nodes[0].status(ID).peers;
     let peer = shown.iter().find(|peer| peer.address == two);
     let peer = peer.expect("it shares the cache");
-    assert!(peer.is_unresponsive && peer.counters["failures"] > 0 && peer.counters["fallbacks"] > 0);
+    assert!(
+        peer.is_unresponsive && peer.counters["failures"] > 0 && peer.counters["fallbacks"] > 0
+    );
     let others = world.nodes[2].status(ID).peers;
-    let gave = others.iter().find(|peer| peer.counters.contains_key("bytes"));
+    let gave = others
+        .iter()
+        .find(|peer| peer.counters.contains_key("bytes"));
     let gave = gave.expect("the third one has read what others keep");
     assert!(gave.counters["wait_us"] > 0, "what they gave took a while");
 }
@@ -274,7 +278,10 @@ async fn a_known_digest_exposes_a_lying_peer() {
     assert!(node.counter("cache_digest_failures") > 0);
     assert!(node.counter("cache_fallbacks") > 0);
     let shown = node.status(ID).peers;
-    assert!(shown[0].counters["digest_failures"] > 0, "the peer is named");
+    assert!(
+        shown[0].counters["digest_failures"] > 0,
+        "the peer is named"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -315,7 +322,8 @@ async fn old_and_new_source_states_are_never_mixed() {
     assert_eq!(told.map_err(|e| e.code), Err(ErrorCode::SourceChanged));
     assert!(node.read(ID, 1, 0, 60).await.expect("read") == changed);
     // What home did not give is not counted as had.
-    let [came, wanted] = ["cache_home_bytes", "cache_home_unique_bytes"].map(|c| world.counter_sum(c));
+    let [came, wanted] =
+        ["cache_home_bytes", "cache_home_unique_bytes"].map(|c| world.counter_sum(c));
     assert_eq!(came, wanted);
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::near::{LocalAgent, ID, block_of, wait_until, scan};
+use super::near::{ID, LocalAgent, block_of, scan, wait_until};
 use super::world::{BLOCK, CacheCluster, cache, content};
 
 /// A disk that forgets changes no time of the file.

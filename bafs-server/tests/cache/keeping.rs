@@ -13,7 +13,7 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::ReplacementPolicy;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, CacheNode, CacheCluster, cache, content};
+use super::world::{BLOCK, CacheCluster, CacheNode, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);
@@ -22,7 +22,9 @@ async fn cluster(blocks: usize, size_bytes: u64) -> (CacheCluster, Vec<u8>) {
     let world = CacheCluster::new(1);
     let bytes = content(1, blocks * BLOCK as usize - 77);
     world.home.put("db/file", bytes.clone(), 1);
-    world.create(&cache(1, size_bytes, ReplacementPolicy::Lru)).await;
+    world
+        .create(&cache(1, size_bytes, ReplacementPolicy::Lru))
+        .await;
     (world, bytes)
 }
 
@@ -234,7 +236,10 @@ async fn the_file_limit_bounds_the_cached_files() {
         world.wait_for_blocks(ID, 2 * (n as u64 + 1).min(4)).await;
         let on_disk = std::fs::read_dir(blocks_of(node)).expect("directory");
         assert!(on_disk.count() <= 4, "file {n}");
-        assert_eq!(node.caches.usage(ID).expect("used").1, (n as u64 + 1).min(4));
+        assert_eq!(
+            node.caches.usage(ID).expect("used").1,
+            (n as u64 + 1).min(4)
+        );
     }
     assert_eq!(node.counter("cache_bypassed_blocks"), 0);
     world.network.kill(super::world::HOME);

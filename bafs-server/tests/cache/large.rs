@@ -3,7 +3,7 @@
 use bafs_proto::ids::VolumeId;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::near::{LocalAgent, wait_until, read_whole};
+use super::near::{LocalAgent, read_whole, wait_until};
 use super::world::{BLOCK, CacheCluster, cache, content};
 
 const ID: VolumeId = VolumeId(1);
@@ -17,7 +17,9 @@ async fn a_large_file_is_verified_once_complete() {
     let world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/a", bytes.clone(), 1);
-    world.create(&cache(1, 64 << 20, ReplacementPolicy::Lru)).await;
+    world
+        .create(&cache(1, 64 << 20, ReplacementPolicy::Lru))
+        .await;
     let node = &world.nodes[0];
     let compared = || node.counter("cache_whole_files_verified");
     for first in (0..BLOCKS).step_by(64) {
@@ -27,7 +29,11 @@ async fn a_large_file_is_verified_once_complete() {
     wait_until(|| compared() == 1).await;
     // Whoever asks for it again changes nothing.
     node.read(ID, 0, 0, 64).await.expect("read");
-    let opened = LocalAgent::new(node).await.hold(0).await.expect("it is whole");
+    let opened = LocalAgent::new(node)
+        .await
+        .hold(0)
+        .await
+        .expect("it is whole");
     assert!(read_whole(&opened, bytes.len()) == bytes);
     assert_eq!(compared(), 1, "nobody had to wait for that");
 }

@@ -16,10 +16,10 @@ use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::ReplacementPolicy;
 use bafs_server::fd_passing::Handoff;
-use bafs_tree::{BlockMap, BlockLayout};
+use bafs_tree::{BlockLayout, BlockMap};
 use rustix::fs::{Mode, OFlags, openat};
 
-use super::world::{BLOCK, CacheNode, CacheCluster, cache, content};
+use super::world::{BLOCK, CacheCluster, CacheNode, cache, content};
 
 pub(crate) const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;
@@ -39,7 +39,10 @@ impl LocalAgent {
         let places = BlockLayout::from_manifest(&page.entries, page.block_bytes).expect("places");
         let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
         let map = BlockMap::open(places, files).expect("map");
-        Self { handoff: parcel, map }
+        Self {
+            handoff: parcel,
+            map,
+        }
     }
 
     /// A block of `length` bytes, if it is here.
@@ -65,7 +68,10 @@ impl LocalAgent {
 
     pub(crate) async fn hold(&mut self, file: u32) -> Option<File> {
         let file = FileIndex(file);
-        let asked = self.handoff.handler.answer(HandoffRequest::PinFile { file });
+        let asked = self
+            .handoff
+            .handler
+            .answer(HandoffRequest::PinFile { file });
         match asked.await {
             Ok((HandoffReply::Pinned, mut files)) => Some(files.remove(0).into()),
             Ok(other) => panic!("{other:?}"),
@@ -78,7 +84,10 @@ impl LocalAgent {
 
     pub(crate) async fn release(&mut self, file: u32) {
         let file = FileIndex(file);
-        let asked = self.handoff.handler.answer(HandoffRequest::ReleaseFile { file });
+        let asked = self
+            .handoff
+            .handler
+            .answer(HandoffRequest::ReleaseFile { file });
         assert!(matches!(asked.await, Ok((HandoffReply::Done, _))));
     }
 }
@@ -167,7 +176,8 @@ async fn local_reads_stay_correct_under_eviction() {
         let used = node.caches.usage(ID).expect("used").0;
         assert!(used <= size_bytes);
         // What was read without asking is counted all the same.
-        let counts = || ["cache_hit_local_bytes", "cache_hits_local"].map(|name| node.counter(name));
+        let counts =
+            || ["cache_hit_local_bytes", "cache_hits_local"].map(|name| node.counter(name));
         let before = counts();
         node.caches.count_local_reads();
         let after = counts();
@@ -277,7 +287,9 @@ async fn blocks_requested_over_fd_passing_are_always_delivered() {
     world.home.put("db/file", bytes.clone(), 1);
     for (number, size, here) in [(1, LARGE, true), (2, u64::from(BLOCK) * 2, false)] {
         let id = VolumeId(number);
-        world.create(&cache(number, size, ReplacementPolicy::Lru)).await;
+        world
+            .create(&cache(number, size, ReplacementPolicy::Lru))
+            .await;
         world.announce_nodes();
         let node = &world.nodes[0];
         let read = ReadManifest {
@@ -285,7 +297,10 @@ async fn blocks_requested_over_fd_passing_are_always_delivered() {
             first: FileIndex(0),
         };
         let page = node.caches.read_manifest(read).await.expect("manifest");
-        let grant = node.caches.prepare_handoff(id, page.manifest).expect("grant");
+        let grant = node
+            .caches
+            .prepare_handoff(id, page.manifest)
+            .expect("grant");
         let mut parcel = grant().await.expect("hand-over");
         // A disk that is slow to take them gets them later, and then they are there.
         for round in 0.. {
@@ -297,7 +312,8 @@ async fn blocks_requested_over_fd_passing_are_always_delivered() {
             match asked.await.expect("blocks") {
                 (HandoffReply::NowLocal, files) => {
                     assert!(here && files.is_empty());
-                    let places = BlockLayout::from_manifest(&page.entries, page.block_bytes).expect("places");
+                    let places = BlockLayout::from_manifest(&page.entries, page.block_bytes)
+                        .expect("places");
                     let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
                     let map = BlockMap::open(places, files).expect("map");
                     assert!((0..10).all(|block| map.has_block(0, block)));
@@ -390,7 +406,10 @@ async fn a_file_released_before_arrival_is_not_held() {
     wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     // The agent has asked, does not wait for the answer, and gives back what it may have got.
     let file = FileIndex(0);
-    let asked = agent.handoff.handler.answer(HandoffRequest::PinFile { file });
+    let asked = agent
+        .handoff
+        .handler
+        .answer(HandoffRequest::PinFile { file });
     agent.release(0).await;
     let late = asked.await.map_err(|error| error.code).err();
     assert_eq!(late, Some(ErrorCode::WrongState));
@@ -444,7 +463,10 @@ async fn agents_of_an_old_source_state_are_recalled() {
     // Nothing moves under it while it has the file, and it gets no other one.
     assert!(read_whole(&opened, small.len()) == small);
     let file = FileIndex(0);
-    let asked = agent.handoff.handler.answer(HandoffRequest::PinFile { file });
+    let asked = agent
+        .handoff
+        .handler
+        .answer(HandoffRequest::PinFile { file });
     assert_eq!(
         asked.await.map_err(|e| e.code).err(),
         Some(ErrorCode::SourceChanged)

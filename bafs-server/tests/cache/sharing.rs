@@ -91,7 +91,10 @@ async fn a_second_read_is_local() {
         assert_eq!(node.read(spec.id, 6, 0, 42).await.expect("read"), files[6]);
         world.wait_for_blocks(spec.id, 42).await;
         if round == 1 {
-            assert_eq!((calls, home), (world.network.call_count(), world.home_bytes()));
+            assert_eq!(
+                (calls, home),
+                (world.network.call_count(), world.home_bytes())
+            );
             assert_eq!(node.counter("cache_hit_local_bytes"), files[6].len() as u64);
         }
     }

@@ -9,7 +9,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::ReadKind;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::world::{BLOCK, HOME, CacheCluster, cache, content};
+use super::world::{BLOCK, CacheCluster, HOME, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);
@@ -32,7 +32,10 @@ async fn a_prefetched_scan_fetches_each_byte_once() {
     }
     assert!(whole == bytes);
     assert_eq!(world.home_bytes(), bytes.len() as u64);
-    assert_eq!(world.counter_sum("cache_home_unique_bytes"), bytes.len() as u64);
+    assert_eq!(
+        world.counter_sum("cache_home_unique_bytes"),
+        bytes.len() as u64
+    );
     let ahead = node.counter("cache_read_ahead_bytes");
     assert!(ahead > bytes.len() as u64 / 4, "{ahead}");
     let used = node.counter("cache_read_ahead_used_bytes");
@@ -106,7 +109,9 @@ async fn random_reads_fetch_only_the_requested_blocks() {
     let world = CacheCluster::new(3);
     let bytes = content(1, 3_000 * BLOCK as usize);
     world.home.put("db/random", bytes.clone(), 1);
-    world.create(&cache(1, 2 * LARGE, ReplacementPolicy::Lru)).await;
+    world
+        .create(&cache(1, 2 * LARGE, ReplacementPolicy::Lru))
+        .await;
     world.announce_nodes();
     let mut unique = std::collections::BTreeSet::new();
     for n in 0..300u64 {
@@ -135,7 +140,10 @@ async fn warming_makes_home_unnecessary_for_reads() {
     let whole = files.iter().map(|file| file.len() as u64).sum::<u64>();
     for round in 0..2 {
         for node in &world.nodes {
-            assert_eq!(node.warm(ID, "in", Pinning::FetchOnly).await, WarmingState::Done);
+            assert_eq!(
+                node.warm(ID, "in", Pinning::FetchOnly).await,
+                WarmingState::Done
+            );
             let warming = node.status(ID).warming.expect("it has begun");
             assert_eq!(warming.present_bytes, warming.total_bytes, "round {round}");
         }
@@ -223,7 +231,10 @@ async fn warming_stops_when_the_volume_is_full() {
         .create(&cache(1, bytes_of(10), ReplacementPolicy::Lru))
         .await;
     let node = &world.nodes[0];
-    assert_eq!(node.warm(ID, "a", Pinning::FetchOnly).await, WarmingState::Full);
+    assert_eq!(
+        node.warm(ID, "a", Pinning::FetchOnly).await,
+        WarmingState::Full
+    );
     let evicted = node.counter("cache_evicted_primary");
     assert_eq!(evicted, 0, "warming drives out nothing");
     assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmingState::Full);
@@ -281,7 +292,10 @@ async fn readahead_is_bounded_in_small_volumes() {
             assert!(ratio <= 1.0, "{replacement:?}, round {round}: {ratio}");
         }
         let node = &world.nodes[0];
-        assert!(node.counter("cache_read_ahead_bytes") > 0, "{replacement:?}");
+        assert!(
+            node.counter("cache_read_ahead_bytes") > 0,
+            "{replacement:?}"
+        );
     }
 }
 

@@ -10,7 +10,7 @@ use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmingState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
-    Advert, CacheRef, ReadBlocks, ReadManifest, ReadKind, Reply, Request, ServerKind, SourceData,
+    Advert, CacheRef, ReadBlocks, ReadKind, ReadManifest, Reply, Request, ServerKind, SourceData,
     SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
 use bafs_proto::net::memory::MemoryNetwork;
@@ -19,7 +19,7 @@ use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{LimitKind, ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{LimitKind, ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
@@ -177,7 +177,10 @@ fn identity(file: &HomeFile) -> SourceIdentity {
 }
 
 impl Service for MemoryHome {
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move { self.answer(incoming.request).await })
     }
 }
@@ -189,7 +192,10 @@ struct NodeService {
 }
 
 impl Service for NodeService {
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             match incoming.request {
                 Request::ReadBlocks(call) => {
@@ -240,7 +246,12 @@ impl CacheNode {
     }
 
     /// Warms the node's share of a volume and waits until that is over.
-    pub(crate) async fn warm(&self, volume: VolumeId, path: &str, pinning: Pinning) -> WarmingState {
+    pub(crate) async fn warm(
+        &self,
+        volume: VolumeId,
+        path: &str,
+        pinning: Pinning,
+    ) -> WarmingState {
         let path = path.to_owned();
         let call = WarmCache {
             volume,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
-use super::proxy::DelayProxy;
 use super::foreign_servers::{ForeignServer, s3};
+use super::proxy::DelayProxy;
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 
@@ -99,7 +99,10 @@ async fn bucket_errors_explain_the_cause() {
 
     let stage = HomesFixture::new(&settings(&server, "secret")).await;
     let missing = stage.fill_volume(1, HOME, "nothing").await;
-    assert_eq!(check_error(missing, &["'nothing'"]).code, ErrorCode::NotFound);
+    assert_eq!(
+        check_error(missing, &["'nothing'"]).code,
+        ErrorCode::NotFound
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

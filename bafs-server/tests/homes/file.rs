@@ -46,7 +46,10 @@ async fn a_permitted_directory_serves_as_a_home() {
     let beside = stage
         .fill_volume(5, HOME, &format!("{}x", at("")).replace("/x", "x"))
         .await;
-    assert_eq!(check_error(beside, &["may not use"]).code, ErrorCode::RightMissing);
+    assert_eq!(
+        check_error(beside, &["may not use"]).code,
+        ErrorCode::RightMissing
+    );
     let kind = stage.fill_volume(6, "gopher://h", "a").await;
     let kind = check_error(kind, &["'gopher' is no kind of home"]);
     assert_eq!(kind.code, ErrorCode::Unsupported);

@@ -13,8 +13,8 @@ use bafs_proto::message::SourceKind;
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
-use super::proxy::DelayProxy;
 use super::foreign_servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
+use super::proxy::DelayProxy;
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 
@@ -33,17 +33,26 @@ async fn check_reads(stage: &HomesFixture, root: &Path, address: &str) {
     assert!(file("link") == large);
     assert_eq!(file("a dir/.small one"), small);
     assert!(file("a dir/empty").is_empty());
-    let tree = stage.fill_volume(2, address, "in/large").await.expect("fill");
+    let tree = stage
+        .fill_volume(2, address, "in/large")
+        .await
+        .expect("fill");
     assert!(std::fs::read(tree.join("large")).expect("file") == large);
 
     stage.cache(3, address, "").await.expect("cache");
     assert!(stage.read(3, "in/large").await.expect("read") == large);
     std::fs::write(root.join("in/a dir/.small one"), random_bytes(1_001, 4)).expect("file");
     let changed = stage.read(3, "in/a dir/.small one").await;
-    assert_eq!(check_error(changed, &["small one"]).code, ErrorCode::SourceChanged);
+    assert_eq!(
+        check_error(changed, &["small one"]).code,
+        ErrorCode::SourceChanged
+    );
     std::fs::remove_file(root.join("in/a dir/.small one")).expect("file");
     let gone = stage.read(3, "in/a dir/.small one").await;
-    assert_eq!(check_error(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    assert_eq!(
+        check_error(gone, &["is gone"]).code,
+        ErrorCode::SourceChanged
+    );
     let missing = stage.fill_volume(4, address, "nothing").await;
     assert_eq!(
         check_error(missing, &[address, "nothing"]).code,

@@ -3,9 +3,9 @@
 
 mod bucket;
 mod file;
+mod foreign_servers;
 mod ftp;
 mod proxy;
-mod foreign_servers;
 mod sftp;
 mod stage;
 mod web;

@@ -13,8 +13,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
-use super::proxy::DelayProxy;
 use super::foreign_servers::sshd;
+use super::proxy::DelayProxy;
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 
@@ -83,10 +83,16 @@ async fn an_ssh_host_supports_fills_caches_and_results() {
     assert!(stage.read(2, "large").await.expect("read") == large);
     std::fs::write(root.join("in/sub/small"), random_bytes(1_001, 4)).expect("file");
     let changed = stage.read(2, "sub/small").await;
-    assert_eq!(check_error(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
+    assert_eq!(
+        check_error(changed, &["sub/small"]).code,
+        ErrorCode::SourceChanged
+    );
     std::fs::remove_file(root.join("in/sub/small")).expect("file");
     let gone = stage.read(2, "sub/small").await;
-    assert_eq!(check_error(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    assert_eq!(
+        check_error(gone, &["is gone"]).code,
+        ErrorCode::SourceChanged
+    );
 
     let result = random_bytes(2_500_000, 5);
     stage.volume_with(3, "result", &result).await;
@@ -107,7 +113,9 @@ async fn an_ssh_host_supports_fills_caches_and_results() {
         .mode();
     assert_eq!(mode & 0o777, 0o644);
     let at = format!("{}/", path(root, "in"));
-    stage.check_resumption(&address, (&root.join("in"), &at)).await;
+    stage
+        .check_resumption(&address, (&root.join("in"), &at))
+        .await;
     stage.volume_with(4, "nothing", b"").await;
     let target = path(root, "out/nothing");
     let receipt = stage.extract(3, (4, "nothing"), (&address, &target)).await;
@@ -132,8 +140,13 @@ async fn ssh_errors_explain_the_cause() {
     check_error(unknown, &["no credentials for sftp://elsewhere"]);
 
     let stage = HomesFixture::new(&ssh.settings("key")).await;
-    let missing = stage.fill_volume(1, &address, &path(root.path(), "nothing")).await;
-    assert_eq!(check_error(missing, &["no such file"]).code, ErrorCode::NotFound);
+    let missing = stage
+        .fill_volume(1, &address, &path(root.path(), "nothing"))
+        .await;
+    assert_eq!(
+        check_error(missing, &["no such file"]).code,
+        ErrorCode::NotFound
+    );
     stage.volume_with(2, "a", b"a").await;
     let target = stage.extract(1, (2, "a"), (&address, "proc/a")).await;
     check_error(target, &["proc/a"]);
@@ -159,7 +172,9 @@ async fn abandoned_calls_leave_no_open_ssh_files() {
     let proxy = proxy.await;
     let address = format!("sftp://127.0.0.1:{}", proxy.port);
     let stage = HomesFixture::new(&ssh.settings_at(proxy.port, "key")).await;
-    stage.volume_with(1, "result", &random_bytes(300_000, 1)).await;
+    stage
+        .volume_with(1, "result", &random_bytes(300_000, 1))
+        .await;
     let token = stage.world.token.clone();
     let target = path(root.path(), "result");
     let to = (address.as_str(), target.as_str());

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, ExtractionId, FileIndex, VolumeId};
 use bafs_proto::message::{
-    CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, ReadKind, GetVolume, SourceEntry,
+    CacheRef, ExtractFile, GetVolume, PutReceipt, ReadBlocks, ReadKind, ReadManifest, SourceEntry,
 };
 use bafs_proto::source_warning::SourceWarning;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec};
 use bafs_proto::{Error, Result};
 use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::Node;
@@ -137,7 +137,7 @@ impl HomesFixture {
             .await
     }
 
-    /// As [`Stage::extract`], for who has only this token at home, within so many milliseconds.
+    /// As [`HomesFixture::extract`], for who has only this token at home, within so many milliseconds.
     pub(crate) async fn extract_for(
         &self,
         (home_token, ms): (&Token, u64),

@@ -30,7 +30,10 @@ async fn a_web_server_supports_fills_and_caches() {
     let stage = HomesFixture::new("").await;
 
     // One file, and those of a list.
-    let tree = stage.fill_volume(1, &address, "d/a file").await.expect("fill");
+    let tree = stage
+        .fill_volume(1, &address, "d/a file")
+        .await
+        .expect("fill");
     assert!(std::fs::read(tree.join("a file")).expect("file") == large);
     let tree = stage.fill_volume(2, &address, "d").await.expect("fill");
     assert!(std::fs::read(tree.join("a file")).expect("file") == large);
@@ -47,10 +50,16 @@ async fn a_web_server_supports_fills_and_caches() {
         .open(root.path().join("d/sub/small"));
     file.expect("file").set_modified(other).expect("time");
     let changed = stage.read(3, "sub/small").await;
-    assert_eq!(check_error(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
+    assert_eq!(
+        check_error(changed, &["sub/small"]).code,
+        ErrorCode::SourceChanged
+    );
     std::fs::remove_file(root.path().join("d/sub/small")).expect("file");
     let gone = stage.read(3, "sub/small").await;
-    assert_eq!(check_error(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    assert_eq!(
+        check_error(gone, &["is gone"]).code,
+        ErrorCode::SourceChanged
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +95,10 @@ async fn web_server_errors_explain_the_cause() {
         ErrorCode::RightMissing
     );
     let stage = HomesFixture::new(&login("hush")).await;
-    let tree = stage.fill_volume(1, &address, "private/a").await.expect("fill");
+    let tree = stage
+        .fill_volume(1, &address, "private/a")
+        .await
+        .expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), b"secret");
 }
 
@@ -107,7 +119,10 @@ async fn a_bearer_token_is_used_but_never_disclosed() {
         assert!(!refused.detail.contains("opensaysme"), "{refused}");
     }
     let stage = HomesFixture::new(&token("sesame")).await;
-    let tree = stage.fill_volume(1, &address, "bearer/a").await.expect("fill");
+    let tree = stage
+        .fill_volume(1, &address, "bearer/a")
+        .await
+        .expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
     stage.cache(2, &address, "bearer/a").await.expect("cache");
     let (_, entries) = stage.manifest(2).await;

@@ -19,7 +19,7 @@ use bafs_proto::path::join;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::{LimitKind, VolumeSource, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{LimitKind, VolumeKind, VolumeSource, VolumeSpec, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::{Node, NodeConfig};
@@ -437,7 +437,9 @@ impl FaultyHome {
         let here = self.chunks_in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         self.chunks_in_flight_max.fetch_max(here, Ordering::Relaxed);
         let together = self.chunks_awaited.load(Ordering::Relaxed);
-        while received() < call.offset || self.chunks_in_flight_max.load(Ordering::Relaxed) < together {
+        while received() < call.offset
+            || self.chunks_in_flight_max.load(Ordering::Relaxed) < together
+        {
             tokio::task::yield_now().await;
         }
         self.chunks_in_flight.fetch_sub(1, Ordering::Relaxed);
@@ -445,7 +447,10 @@ impl FaultyHome {
 }
 
 impl Service for FaultyHome {
-    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(
+        self: Arc<Self>,
+        incoming: IncomingRequest,
+    ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let delay_ms = self.delay_ms.load(Ordering::Relaxed);
             if delay_ms > 0 {

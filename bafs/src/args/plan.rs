@@ -160,13 +160,19 @@ mod tests {
     fn ineffective_arguments_are_refused() {
         for (workload, options) in [
             ("w.bafs", "--shared-fraction 0.5"),
-            ("--canonical c", "--shared-fraction 0.5|--trace t|--variability 0.2"),
+            (
+                "--canonical c",
+                "--shared-fraction 0.5|--trace t|--variability 0.2",
+            ),
             (
                 "--from-journal j",
                 "--shared-fraction 0.5|--trace t|--variability 0.2",
             ),
             ("--from-slurm s", "--trace t|--variability 0.2"),
-            ("--from-csv c", "--shared-fraction 0.5|--trace t|--variability 0.2"),
+            (
+                "--from-csv c",
+                "--shared-fraction 0.5|--trace t|--variability 0.2",
+            ),
             ("w.bafs --trace t", "--variability 0.2"),
         ] {
             assert_eq!(parse_error(&format!("sim {workload}")), None);
@@ -178,7 +184,10 @@ mod tests {
             }
         }
         assert_eq!(parse_error("sim w.bafs --trace t"), None);
-        assert_eq!(parse_error("sim --from-slurm s --shared-fraction 0.5"), None);
+        assert_eq!(
+            parse_error("sim --from-slurm s --shared-fraction 0.5"),
+            None
+        );
     }
 
     #[test]

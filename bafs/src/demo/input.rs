@@ -51,7 +51,10 @@ pub async fn prepare_input(home: &Path, residues: usize, queries: u32, seed: u64
         fs::create_dir_all(home.join(directory))?;
     }
     for query in 0..queries {
-        let text = format_fasta(&format!("query{:02}", query + 1), pick_query(&sequences, query));
+        let text = format_fasta(
+            &format!("query{:02}", query + 1),
+            pick_query(&sequences, query),
+        );
         fs::write(home.join(format!("queries/q{:02}.fa", query + 1)), text)?;
     }
     let source = home.join("proteins.fa");
@@ -81,8 +84,10 @@ fn pick_query(sequences: &[Vec<u8>], query: u32) -> &[u8] {
 }
 
 async fn read_real_sequences() -> Result<Vec<Vec<u8>>> {
-    let missing = || format!("no protein sequences in {SEQUENCE_DIRECTORY}; apt-get install hmmer-examples");
-    let mut text = fs::read(Path::new(SEQUENCE_DIRECTORY).join(GLOBINS_FILE)).with_context(missing)?;
+    let missing =
+        || format!("no protein sequences in {SEQUENCE_DIRECTORY}; apt-get install hmmer-examples");
+    let mut text =
+        fs::read(Path::new(SEQUENCE_DIRECTORY).join(GLOBINS_FILE)).with_context(missing)?;
     let family = Command::new("gzip")
         .arg("-dc")
         .arg(Path::new(SEQUENCE_DIRECTORY).join(FAMILY_FILE))

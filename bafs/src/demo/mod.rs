@@ -1,8 +1,8 @@
 //! `bafs demo`: the main job, on a throw-away cluster, beside the way without BAFS.
 
 mod input;
-mod required_bytes;
 mod reference_run;
+mod required_bytes;
 mod table;
 
 use std::collections::BTreeMap;
@@ -22,9 +22,9 @@ use serde::Serialize;
 use crate::args::DemoArgs;
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
+use crate::locked_directory::LockedDirectory;
 use crate::metrics::PublishedProgress;
 use crate::output::Printer;
-use crate::locked_directory::LockedDirectory;
 use crate::run::{self, ThrowAwayRun};
 
 pub use self::input::prepare_input;
@@ -111,7 +111,8 @@ async fn run_demo_in(args: &DemoArgs, directory: &Path, output: Printer) -> Resu
         output,
         "running the same commands on plain directories, for reference",
     )?;
-    let reference = reference_run::run_reference(&workflow, &home, &directory.join("plain")).await?;
+    let reference =
+        reference_run::run_reference(&workflow, &home, &directory.join("plain")).await?;
 
     print_step(
         output,
@@ -221,7 +222,11 @@ async fn measure_run(
         }),
         logs: None,
         settings: Settings {
-            io: if remote_io { IoMode::Remote } else { IoMode::Volumes },
+            io: if remote_io {
+                IoMode::Remote
+            } else {
+                IoMode::Volumes
+            },
             ..Settings::default()
         },
         output,
@@ -236,7 +241,10 @@ async fn measure_run(
         run::describe_outcome(&report)
     );
     let client = ClusterClient::connect(&cluster.identity(), cluster.catalog_address())?;
-    let counters = client.call(cluster.home_address(), ReadCounters).await?.values;
+    let counters = client
+        .call(cluster.home_address(), ReadCounters)
+        .await?
+        .values;
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
     Ok(DemoMeasurement {
         pipelines: u32::try_from(workflow.extracts.len())?,

@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 use bafs_sched::logic::Progress;
 use bafs_server::counters::{Metrics, ReadMetrics};
 
-pub(crate) use table::TABLE;
 #[cfg(test)]
 pub(crate) use table::MetricKind;
+pub(crate) use table::TABLE;
 
 /// First part of the names of counters of calls; the rest is the call.
 const CALLS_PREFIX: &str = "calls.";
@@ -40,7 +40,10 @@ pub(crate) fn start_endpoint(address: &str, read: ReadMetrics) -> Result<SocketA
     if !bound.ip().is_loopback() {
         tracing::warn!(%bound, "whoever reaches this address can read the metrics");
     }
-    http::serve_page(listener, Arc::new(move || openmetrics::render_page(&read())))?;
+    http::serve_page(
+        listener,
+        Arc::new(move || openmetrics::render_page(&read())),
+    )?;
     Ok(bound)
 }
 
@@ -160,8 +163,9 @@ mod tests {
                     && servers.any(|name| name == server)
             };
             let documented = TABLE.iter().filter(is_served);
-            let mut documented: Vec<String> =
-                documented.map(|metric| format!("bafs_{}", metric.name)).collect();
+            let mut documented: Vec<String> = documented
+                .map(|metric| format!("bafs_{}", metric.name))
+                .collect();
             exported.sort_unstable();
             documented.sort_unstable();
             assert_eq!(exported, documented, "counters of a {server}");

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use bafs_sched::timeline::{ExecutionRecord, ExecutionOutcome, VolumeRole, Timeline};
+use bafs_sched::timeline::{ExecutionOutcome, ExecutionRecord, Timeline, VolumeRole};
 
-use crate::svg_chart::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle};
+use crate::svg_chart::{Axis, Bar, Chart, Colour, Curve, CurveStyle, Gantt};
 
 fn seconds(ms: u64) -> f64 {
     ms as f64 / 1e3

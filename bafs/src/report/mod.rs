@@ -103,10 +103,10 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::io::journal::{JournalHeader, History};
+    use bafs_sched::io::journal::{History, JournalHeader};
     use bafs_sched::logic::{Settings, Space};
-    use bafs_sched::workflow::parse_workflow;
     use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+    use bafs_sched::workflow::parse_workflow;
 
     use super::*;
 
@@ -143,7 +143,8 @@ mod tests {
             ..Settings::default()
         };
         let nodes = vec![spec; 2];
-        let mut world = SimulatedCluster::new(seed, workflow.clone(), settings.clone(), nodes, faults);
+        let mut world =
+            SimulatedCluster::new(seed, workflow.clone(), settings.clone(), nodes, faults);
         assert_eq!(world.run_to_end(4 * 3_600_000), Outcome::Complete);
         let header = JournalHeader {
             run: world.scheduler.run(),

@@ -158,7 +158,9 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
     for execution in lost.iter().take(ROWS_MAX) {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
         let how = match execution.outcome {
-            bafs_sched::timeline::ExecutionOutcome::RolledBack => "done, but what it wrote was lost",
+            bafs_sched::timeline::ExecutionOutcome::RolledBack => {
+                "done, but what it wrote was lost"
+            }
             _ => &execution.end_description,
         };
         write_row(
@@ -272,7 +274,9 @@ fn escape_html(text: &str) -> String {
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
             '\'' => escaped += "&#39;",
-            c if is_control_or_bidirectional(c) && c != '\n' && c != '\t' => escaped.push('\u{fffd}'),
+            c if is_control_or_bidirectional(c) && c != '\n' && c != '\t' => {
+                escaped.push('\u{fffd}')
+            }
             c => escaped.push(c),
         }
     }

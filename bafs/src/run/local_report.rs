@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bafs_sched::logic::{FULL_DISK_HINT, Outcome, INODES_EXHAUSTED_HINT, RERUN_HINT};
+use bafs_sched::logic::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{Scheme, Volume, VolumeKind, Workflow};
 
@@ -150,8 +150,12 @@ fn rewrite_message(text: &str, kept: Option<&Path>) -> String {
 fn parse_result_location(text: &str) -> Option<(&str, &str, &str)> {
     let at = text.find(RESULT_NODE_PREFIX)?;
     let (what, stays) = text.split_at(at);
-    let (node, _) = stays.strip_prefix(RESULT_NODE_PREFIX)?.split_once(" for ")?;
-    let mut volumes = RESULT_VOLUME_PREFIXES.iter().filter_map(|fetch| stays.split_once(fetch));
+    let (node, _) = stays
+        .strip_prefix(RESULT_NODE_PREFIX)?
+        .split_once(" for ")?;
+    let mut volumes = RESULT_VOLUME_PREFIXES
+        .iter()
+        .filter_map(|fetch| stays.split_once(fetch));
     let (_, volume) = volumes.next()?;
     Some((what, node, volume.split(' ').next()?))
 }

@@ -11,7 +11,7 @@ use bafs_sched::workflow::Workflow;
 
 use super::SimulatedRun;
 use crate::graph;
-use crate::svg_chart::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle, CategoryMap};
+use crate::svg_chart::{Axis, Bar, CategoryMap, Chart, Colour, Curve, CurveStyle, Gantt};
 
 /// Points of a sensitivity curve.
 const SENSITIVITY_POINTS: u32 = 6;
@@ -33,7 +33,11 @@ pub(super) fn create_directory(directory: &Path) -> Result<()> {
 }
 
 /// Writes the pictures of all runs.
-pub(super) fn write_run_charts(directory: &Path, workflow: &Workflow, rows: &[SimulatedRun]) -> Result<Vec<String>> {
+pub(super) fn write_run_charts(
+    directory: &Path,
+    workflow: &Workflow,
+    rows: &[SimulatedRun],
+) -> Result<Vec<String>> {
     let mut files = ChartFiles {
         directory,
         written: Vec::new(),
@@ -41,7 +45,8 @@ pub(super) fn write_run_charts(directory: &Path, workflow: &Workflow, rows: &[Si
     files.write_file("workflow.dot", &graph::render_dot(workflow, None)?)?;
     let running = |run: &SimulationResult| curve_points(run, |moment| f64::from(moment.running));
     // Remote I/O may take a hundred times as long, and would leave no room for the others.
-    let is_shown = |row: &&SimulatedRun| row.policy != Strategy::Remote.to_string() || rows.len() == 1;
+    let is_shown =
+        |row: &&SimulatedRun| row.policy != Strategy::Remote.to_string() || rows.len() == 1;
     let curves = rows.iter().filter(is_shown).map(|row| Curve {
         name: row.policy.clone(),
         points: running(&row.run),
@@ -52,7 +57,10 @@ pub(super) fn write_run_charts(directory: &Path, workflow: &Workflow, rows: &[Si
         let name = row.policy.to_lowercase();
         let chart = storage_chart(row);
         files.write_file(&format!("storage-{name}.svg"), &chart.render_svg()?)?;
-        files.write_file(&format!("gantt-{name}.svg"), &gantt_chart(row).render_svg()?)?;
+        files.write_file(
+            &format!("gantt-{name}.svg"),
+            &gantt_chart(row).render_svg()?,
+        )?;
     }
     Ok(files.written)
 }
@@ -129,7 +137,10 @@ impl ChartFiles<'_> {
     }
 }
 
-fn curve_points(run: &SimulationResult, of: impl Fn(&bafs_sched::sim::UsageSample) -> f64) -> Vec<(f64, f64)> {
+fn curve_points(
+    run: &SimulationResult,
+    of: impl Fn(&bafs_sched::sim::UsageSample) -> f64,
+) -> Vec<(f64, f64)> {
     let moments = run.samples.iter();
     moments.map(|m| (m.at_us as f64 / 1e6, of(m))).collect()
 }

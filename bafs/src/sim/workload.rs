@@ -5,9 +5,12 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::past_runs::{self, PastRun, Site};
-use bafs_sched::planner::{SimulatedPlan, CanonicalWorkload, Environment, Plan, RESTART_S_DEFAULT, Shape};
+use bafs_sched::planner::{
+    CanonicalWorkload, Environment, Plan, RESTART_S_DEFAULT, Shape, SimulatedPlan,
+};
 use bafs_sched::sim::{
-    TrialScope, TrialsOutcome, LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, derive_simulated_plan, decide_by_simulation, build_canonical_workflow,
+    LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, TrialScope, TrialsOutcome,
+    build_canonical_workflow, decide_by_simulation, derive_simulated_plan,
 };
 use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
 use serde::Serialize;
@@ -51,7 +54,8 @@ impl Workload {
     /// What the arguments name.
     pub(super) fn from_args(args: &SimArgs) -> Result<Self> {
         if let Some(text) = &args.canonical {
-            let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+            let canonical =
+                CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
             let jobs = canonical.jobs();
             if jobs > JOBS_MAX {
                 bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
@@ -126,7 +130,11 @@ impl Workload {
     }
 
     /// Simulates candidates of a plan where the model cannot tell, as `bafs plan` does.
-    pub(super) fn simulate_candidates(&self, plan: &mut Plan, environment: &Environment) -> Result<TrialsOutcome> {
+    pub(super) fn simulate_candidates(
+        &self,
+        plan: &mut Plan,
+        environment: &Environment,
+    ) -> Result<TrialsOutcome> {
         let jobs = self.workflow.jobs.len() as u64;
         let work = (jobs, || self.workflow.clone());
         let variability = self.shape.variability;
@@ -307,7 +315,12 @@ mod tests {
     #[test]
     fn zero_mean_time_between_failures_is_refused() {
         assert_eq!(parse_mtbf("12 h").unwrap(), 43_200);
-        assert!(parse_mtbf("0 s").unwrap_err().to_string().contains("is zero"));
+        assert!(
+            parse_mtbf("0 s")
+                .unwrap_err()
+                .to_string()
+                .contains("is zero")
+        );
         let error = parse_mtbf("often").unwrap_err().to_string();
         assert!(error.contains("cannot be read"), "{error}");
     }
@@ -325,7 +338,10 @@ mod tests {
         let CliCommand::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("another command");
         };
-        let refused = Workload::from_args(&args).unwrap().build_environment(&args).unwrap_err();
+        let refused = Workload::from_args(&args)
+            .unwrap()
+            .build_environment(&args)
+            .unwrap_err();
         let expected = format!("{path}: line 4: job 'b' needs 2 processors");
         assert!(refused.to_string().starts_with(&expected), "{refused}");
     }
@@ -372,7 +388,10 @@ mod tests {
         let CliCommand::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("another command");
         };
-        let found = Workload::from_args(&args).unwrap().build_environment(&args).unwrap();
+        let found = Workload::from_args(&args)
+            .unwrap()
+            .build_environment(&args)
+            .unwrap();
         let rates = (found.home_bytes_per_s, found.local_bytes_per_s);
         assert_eq!(rates, (8_000_000, 7_000_000));
         let class = &found.nodes[0];

@@ -1,4 +1,4 @@
-//! `bafs volume extract`: a file of a volume is sent home. Says what it waits for, and ends when
+//! `bafs volume extract_file`: a file of a volume is sent home. Says what it waits for, and ends when
 //! the home stays away; looks for it again meanwhile, as it may be back at another address.
 
 use std::time::Duration;
@@ -98,7 +98,11 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
 }
 
 /// Has the node send the file, and says so when that takes a while.
-async fn send_file(client: &ClusterClient, node: &Advert, call: &ExtractFile) -> Result<PutReceipt> {
+async fn send_file(
+    client: &ClusterClient,
+    node: &Advert,
+    call: &ExtractFile,
+) -> Result<PutReceipt> {
     let sent = client.call_with_timeout(&node.address, call.clone(), TRANSFER_TIMEOUT_MS);
     tokio::pin!(sent);
     match tokio::time::timeout(PROGRESS_NOTICE_DELAY, &mut sent).await {

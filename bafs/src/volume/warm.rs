@@ -5,10 +5,10 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use bafs_proto::cache::{CacheStatus, Pinning, GetCache, WarmCache, WarmingState, WarmingStatus};
+use bafs_proto::cache::{CacheStatus, GetCache, Pinning, WarmCache, WarmingState, WarmingStatus};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::Advert;
-use bafs_proto::volume::{VolumeSource, VolumeKind, VolumeStatus};
+use bafs_proto::volume::{VolumeKind, VolumeSource, VolumeStatus};
 use bafs_proto::{Error, ErrorCode};
 use serde_json::{Value, json};
 
@@ -30,7 +30,8 @@ struct VolumeWarming {
 pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<()> {
     let client = ClusterClient::new(&args.client)?;
     let mut shares = start_warming(&client, &args).await?;
-    let is_running = |share: &VolumeWarming| share.has_state(|state| *state == WarmingState::Running);
+    let is_running =
+        |share: &VolumeWarming| share.has_state(|state| *state == WarmingState::Running);
     while args.wait && shares.iter().any(is_running) {
         if std::io::stderr().is_terminal() {
             let under_way = || {
@@ -52,14 +53,20 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
             });
         }
     }
-    let lines: Vec<_> = shares.iter().map(|share| share.format_warming_line(args.unpin)).collect();
+    let lines: Vec<_> = shares
+        .iter()
+        .map(|share| share.format_warming_line(args.unpin))
+        .collect();
     let described: Vec<_> = shares.iter().map(VolumeWarming::to_json).collect();
     output.print_result(&lines.join("\n"), &described)?;
     check_completion(&shares, args.wait)
 }
 
 /// Has all shares warmed as far as their nodes do it.
-async fn start_warming(client: &ClusterClient, args: &VolumeWarmArgs) -> Result<Vec<VolumeWarming>> {
+async fn start_warming(
+    client: &ClusterClient,
+    args: &VolumeWarmArgs,
+) -> Result<Vec<VolumeWarming>> {
     let pinning = match (args.pin, args.unpin) {
         (true, _) => Pinning::Pin,
         (_, true) => Pinning::Unpin,
@@ -144,7 +151,10 @@ impl VolumeWarming {
 
 /// The volumes that are meant, with their nodes: all that share their blocks with one of the id or
 /// name. Those share that have one cooperative name and one source.
-async fn find_warming_targets(client: &ClusterClient, wanted: &str) -> Result<Vec<(Advert, VolumeId)>> {
+async fn find_warming_targets(
+    client: &ClusterClient,
+    wanted: &str,
+) -> Result<Vec<(Advert, VolumeId)>> {
     let (volumes, silent) = client.list_volumes().await?;
     for node in silent {
         eprintln!("warning: the share of a node is not warmed: {node}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use bafs_sched::simulated_cluster::SimulatedCluster;
 
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 use crate::chaos;
 
 /// Runs in virtual time, and with real processes.
@@ -30,7 +30,11 @@ struct ChaosTotals {
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let mut sum = ChaosTotals::default();
     if options.is_part_selected("virtual") {
-        run_in_virtual_time(options.choose(VIRTUAL_RUNS.0, VIRTUAL_RUNS.1), &mut sum, report);
+        run_in_virtual_time(
+            options.choose(VIRTUAL_RUNS.0, VIRTUAL_RUNS.1),
+            &mut sum,
+            report,
+        );
     }
     if options.is_part_selected("real") {
         match crate::mount_obstacle() {
@@ -47,7 +51,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     for (key, value) in figures {
         report.add_figure(key, value as f64);
     }
-    let is_fine = sum.runs_complete == sum.runs && sum.runs_identical == sum.runs && sum.leftovers == 0;
+    let is_fine =
+        sum.runs_complete == sum.runs && sum.runs_identical == sum.runs && sum.leftovers == 0;
     ensure!(is_fine, "not every run came to a good end: {sum:?}");
     Ok(())
 }
@@ -75,7 +80,11 @@ fn run_in_virtual_time(seeds: u64, sum: &mut ChaosTotals, report: &mut Benchmark
     report.add_figure("virtual_scheduler_restarts", restarts as f64);
 }
 
-fn run_with_processes(seeds: u64, sum: &mut ChaosTotals, report: &mut BenchmarkReport) -> Result<()> {
+fn run_with_processes(
+    seeds: u64,
+    sum: &mut ChaosTotals,
+    report: &mut BenchmarkReport,
+) -> Result<()> {
     report.print_section("with real processes: 40 pipelines of 4 stages on 6 nodes");
     let mut rows = vec![vec!["seed".to_owned(), "s".to_owned(), "faults".to_owned()]];
     for seed in 0..seeds {

@@ -138,7 +138,10 @@ impl ProcessorTime {
         // The fourth is idle, the fifth waits for a disk.
         let idle = ticks.iter().skip(3).take(2).sum::<u64>();
         let busy = total - idle;
-        Self { busy_ticks: busy, total_ticks: total }
+        Self {
+            busy_ticks: busy,
+            total_ticks: total,
+        }
     }
 
     /// Share of all processors' time that was spent working since then, from 0 to 1.
@@ -158,6 +161,10 @@ mod tests {
         let before = ProcessorTime::now();
         assert!(before.total_ticks > before.busy_ticks, "{before:?}");
         assert!((0.0..=1.0).contains(&before.busy_fraction_since()));
-        assert!(describe_machine().contains("processors, Linux "), "{}", describe_machine());
+        assert!(
+            describe_machine().contains("processors, Linux "),
+            "{}",
+            describe_machine()
+        );
     }
 }

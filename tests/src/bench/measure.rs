@@ -113,7 +113,13 @@ impl fmt::Display for Samples {
         if self.0.len() == 1 {
             return write!(f, "{}", format_number(median));
         }
-        write!(f, "{} ({} … {})", format_number(median), format_number(min), format_number(max))
+        write!(
+            f,
+            "{} ({} … {})",
+            format_number(median),
+            format_number(min),
+            format_number(max)
+        )
     }
 }
 

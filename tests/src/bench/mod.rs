@@ -1,7 +1,7 @@
 //! Benchmarks: what is shared by all of them, and their list. Each has a folder of its own.
 //!
 //! To add one: a module here, and a line in [`ALL`]. It gets [`Options`], interleaves its ways
-//! with [`measure::interleave`], and tells everything to a [`Report`]: every figure is a ratio to
+//! with [`measure::run_interleaved`], and tells everything to a [`BenchmarkReport`]: every figure is a ratio to
 //! another way that ran in the same rounds, and what could not be measured is said.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
@@ -12,24 +12,24 @@ mod experiments;
 mod faults;
 pub mod machine;
 pub mod measure;
+mod minimal_file_systems;
 pub mod nohang;
 pub mod options;
 mod planner;
 pub mod report;
 mod shell;
 mod sim;
-mod minimal_file_systems;
 
 use anyhow::{Context, Result};
 
+use self::minimal_file_systems::{forwarding, immutable, passthrough};
 pub use self::options::Options;
 pub use self::report::BenchmarkReport;
-use self::minimal_file_systems::{immutable, forwarding, passthrough};
 
 /// A benchmark.
 #[derive(Debug, Clone, Copy)]
 pub struct Benchmark {
-    /// As `cargo xtask bench NAME` calls it; without spaces.
+    /// As `cargo xtask bench FILE_NAME` calls it; without spaces.
     pub name: &'static str,
     /// What it compares, in a line.
     pub description: &'static str,
@@ -98,9 +98,15 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::run_work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::run_wire_process(rest),
         [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::run_hold_process(rest),
-        [part, rest @ ..] if part == forwarding::FORWARDING_PROCESS => forwarding::run_forwarding_process(rest),
-        [part, rest @ ..] if part == immutable::IMMUTABLE_PROCESS => immutable::run_immutable_process(rest),
-        [part, rest @ ..] if part == passthrough::PASSTHROUGH_PROCESS => passthrough::run_passthrough_process(rest),
+        [part, rest @ ..] if part == forwarding::FORWARDING_PROCESS => {
+            forwarding::run_forwarding_process(rest)
+        }
+        [part, rest @ ..] if part == immutable::IMMUTABLE_PROCESS => {
+            immutable::run_immutable_process(rest)
+        }
+        [part, rest @ ..] if part == passthrough::PASSTHROUGH_PROCESS => {
+            passthrough::run_passthrough_process(rest)
+        }
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::run_delay_process(rest),
         [name, rest @ ..] => {
             if let Some(ended) = nohang::run_tool(name, rest) {

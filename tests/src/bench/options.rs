@@ -92,8 +92,14 @@ mod tests {
         assert_eq!(parse("--only=a").expect("options").only, ["a"]);
         assert!(parse("--fast").is_err());
         let options = parse("--points 50,110").expect("options");
-        assert_eq!(options.select_points(&[12, 50, 110]).expect("points"), [50, 110]);
-        assert!(options.select_points(&[20]).is_err(), "the curve has none of them");
+        assert_eq!(
+            options.select_points(&[12, 50, 110]).expect("points"),
+            [50, 110]
+        );
+        assert!(
+            options.select_points(&[20]).is_err(),
+            "the curve has none of them"
+        );
         assert!(parse("--points many").is_err());
     }
 }

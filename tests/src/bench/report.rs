@@ -51,7 +51,8 @@ impl BenchmarkReport {
 
     /// Notes a figure that was counted or computed.
     pub fn add_figure(&mut self, key: &str, value: f64) {
-        self.figures.insert(key.to_owned(), json!(round_figure(value)));
+        self.figures
+            .insert(key.to_owned(), json!(round_figure(value)));
     }
 
     /// Notes a figure that is meant to lie in `aim`; the end of the report says what does not.

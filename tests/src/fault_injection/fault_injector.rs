@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::fault_plan::{PlannedFault, FaultKind};
+use super::fault_plan::{FaultKind, PlannedFault};
 use super::{ChaosRun, USERS, start_run};
 use crate::bench::nohang::fault_scenario::fill_disk;
 
@@ -105,7 +105,7 @@ fn begin_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<bool> {
     Ok(true)
 }
 
-/// Puts right what [`begin`] did.
+/// Puts right what [`begin_fault`] did.
 fn end_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<()> {
     let target = fault.target.as_str();
     let cluster = &mut run.cluster;
@@ -125,7 +125,9 @@ fn end_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<()> {
         }
         FaultKind::PacketLoss => cluster.network.set_packet_loss(target, 0)?,
         // A node that was wiped meanwhile has none.
-        FaultKind::DiskFull => drop(std::fs::remove_file(cluster.store_path(target).join(FILLER_FILE))),
+        FaultKind::DiskFull => drop(std::fs::remove_file(
+            cluster.store_path(target).join(FILLER_FILE),
+        )),
     }
     Ok(())
 }

@@ -90,7 +90,12 @@ const FAULT_MS_MAX: u64 = 14_000;
 
 /// The faults of a seed on so many nodes `n1`, `n2`, …, while runs of these users go on: they begin
 /// and end within so many milliseconds.
-pub fn plan_faults(dice: &mut SeededRng, nodes: u64, users: &[&str], window_ms: u64) -> Vec<PlannedFault> {
+pub fn plan_faults(
+    dice: &mut SeededRng,
+    nodes: u64,
+    users: &[&str],
+    window_ms: u64,
+) -> Vec<PlannedFault> {
     let mut faults: Vec<PlannedFault> = Vec::new();
     let mut at_ms = 1_500;
     while at_ms + FAULT_MS_MIN < window_ms {
@@ -108,7 +113,13 @@ pub fn plan_faults(dice: &mut SeededRng, nodes: u64, users: &[&str], window_ms: 
     faults
 }
 
-fn draw_fault(dice: &mut SeededRng, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64) -> PlannedFault {
+fn draw_fault(
+    dice: &mut SeededRng,
+    nodes: u64,
+    users: &[&str],
+    at_ms: u64,
+    longest_ms: u64,
+) -> PlannedFault {
     const NODE: [FaultKind; 9] = [
         FaultKind::Kill,
         FaultKind::Wipe,
@@ -135,7 +146,10 @@ fn draw_fault(dice: &mut SeededRng, nodes: u64, users: &[&str], at_ms: u64, long
     let user = users[dice.next_below(users.len() as u64) as usize];
     let node = |dice: &mut SeededRng| format!("n{}", 1 + dice.next_below(nodes));
     // Shorter ones are more frequent.
-    let for_ms = FAULT_MS_MIN + dice.next_below(longest_ms + 1).min(dice.next_below(longest_ms + 1));
+    let for_ms = FAULT_MS_MIN
+        + dice
+            .next_below(longest_ms + 1)
+            .min(dice.next_below(longest_ms + 1));
     let (kind, target) = match dice.next_below(10) {
         0 => (dice.choose(&SERVER), "home".to_owned()),
         1 => (dice.choose(&SERVER), "catalog".to_owned()),

@@ -4,8 +4,8 @@
 //! fault of what held it or its volumes.
 
 mod fault_injector;
-mod run_history;
 pub mod fault_plan;
+mod run_history;
 pub mod workload;
 
 use std::collections::BTreeSet;
@@ -17,12 +17,12 @@ use anyhow::{Context, Result, anyhow};
 
 use self::fault_injector::FaultInjector;
 pub use self::run_history::{Execution, InjectedFault, Rerun, RunHistory, read_executions};
-use self::workload::{SHARED_DATA_PATH, ExpectedFile, Workload};
+use self::workload::{ExpectedFile, SHARED_DATA_PATH, Workload};
 use crate::bench::measure::{Stopwatch, time_of_day};
 use crate::bench::nohang::fault_scenario;
+use crate::netns::{ChildGuard, NamespaceCluster};
 use crate::seeded_rng::SeededRng;
-use crate::netns::{NamespaceCluster, ChildGuard};
-use crate::{processes_matching, bafs_program};
+use crate::{bafs_program, processes_matching};
 
 /// Two runs at once.
 const USERS: [&str; 2] = ["alice", "bob"];
@@ -72,7 +72,9 @@ impl SeedResult {
 
     /// Whether everything is as it must be.
     pub fn has_passed(&self) -> bool {
-        self.wrong_files.is_empty() && self.problems.is_empty() && self.reruns_without_cause().next().is_none()
+        self.wrong_files.is_empty()
+            && self.problems.is_empty()
+            && self.reruns_without_cause().next().is_none()
     }
 }
 
@@ -86,7 +88,7 @@ pub fn injection_obstacle() -> Option<String> {
 /// # Errors
 /// No cluster, or a fault that cannot be made.
 pub fn run_seed(seed: u64) -> Result<SeedResult> {
-    // As [`Dice`] has it.
+    // As [`SeededRng`] has it.
     let asked = std::env::var("SEED")
         .ok()
         .and_then(|text| text.parse().ok());
@@ -94,7 +96,8 @@ pub fn run_seed(seed: u64) -> Result<SeedResult> {
     run_with_private_mounts(move || {
         let mut dice = SeededRng::new(seed);
         let slots = SLOTS * NODES.len() as u32 / 2;
-        let workloads = USERS.map(|user| Workload::new(user, &mut dice, FAULT_WINDOW + QUIET_PERIOD, slots));
+        let workloads =
+            USERS.map(|user| Workload::new(user, &mut dice, FAULT_WINDOW + QUIET_PERIOD, slots));
         let window_ms = u64::try_from(FAULT_WINDOW.as_millis())?;
         let faults = fault_plan::plan_faults(&mut dice, NODES.len() as u64, &USERS, window_ms);
         let run = ChaosRun::start(&workloads, DiskSize::Small)?;
@@ -158,7 +161,9 @@ pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
 }
 
 /// Does something on a thread whose mounts nobody else sees; they end with it.
-fn run_with_private_mounts<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+fn run_with_private_mounts<T: Send + 'static>(
+    act: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let acting = std::thread::spawn(move || {
         fault_scenario::enter_private_namespaces()?;
         act()
@@ -226,7 +231,11 @@ impl ChaosRun {
     }
 
     /// Lets the faults happen, waits for the runs, and judges.
-    fn run_with_faults(mut self, seed: u64, faults: Vec<fault_plan::PlannedFault>) -> Result<SeedResult> {
+    fn run_with_faults(
+        mut self,
+        seed: u64,
+        faults: Vec<fault_plan::PlannedFault>,
+    ) -> Result<SeedResult> {
         let watch = Stopwatch::start();
         let begun_ms = time_of_day().0;
         let mut verdict = SeedResult {
@@ -234,7 +243,10 @@ impl ChaosRun {
             faults: faults.iter().map(ToString::to_string).collect(),
             ..SeedResult::default()
         };
-        let injected: Vec<InjectedFault> = faults.iter().map(|it| to_injected_fault(it, begun_ms)).collect();
+        let injected: Vec<InjectedFault> = faults
+            .iter()
+            .map(|it| to_injected_fault(it, begun_ms))
+            .collect();
         let mut injector = FaultInjector::new(faults);
         let mut ended: Vec<Option<bool>> = vec![None; self.runs.len()];
         while !injector.is_finished() || ended.contains(&None) {
@@ -287,7 +299,9 @@ impl ChaosRun {
             }
             let past = RunHistory::read(&journal_path(&user_run.workflow))?;
             verdict.executions += past.count_started();
-            verdict.reruns.extend(past.find_reruns(&user_run.user, injected));
+            verdict
+                .reruns
+                .extend(past.find_reruns(&user_run.user, injected));
         }
         verdict.problems.extend(self.find_leftovers()?);
         Ok(())
@@ -295,7 +309,10 @@ impl ChaosRun {
 
     /// Volumes and agents that are left when servers have had time to notice.
     fn find_leftovers(&self) -> Result<Vec<String>> {
-        let agent = format!("agent --identity {}", self.cluster.identity_directory().display());
+        let agent = format!(
+            "agent --identity {}",
+            self.cluster.identity_directory().display()
+        );
         let mut left = Vec::new();
         for _ in 0..60 {
             let volumes = self.cluster.run_json(&["volume", "list"])?;
@@ -373,7 +390,10 @@ fn start_run(cluster: &NamespaceCluster, user: &str, workflow: &Path) -> Result<
 fn to_injected_fault(fault: &fault_plan::PlannedFault, begun_ms: u64) -> InjectedFault {
     let is_server = |name: &&String| *name != "catalog" && !USERS.contains(&name.as_str());
     let sides = std::iter::once(&fault.target).chain(&fault.other_side);
-    let user = fault.other_side.iter().find(|it| USERS.contains(&it.as_str()));
+    let user = fault
+        .other_side
+        .iter()
+        .find(|it| USERS.contains(&it.as_str()));
     let is_told_in_vain = fault.other_side.as_deref() == Some("catalog");
     let servers: BTreeSet<String> = match is_told_in_vain {
         // Only the catalog misses it.

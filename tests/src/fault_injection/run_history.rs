@@ -181,7 +181,8 @@ impl RunHistory {
             held.insert("home".to_owned());
         }
         let concerns = |fault: &&&InjectedFault| {
-            let is_then = fault.at_ms <= again_ms && fault.until_ms + DETECTION_MS_MAX >= before.at_ms;
+            let is_then =
+                fault.at_ms <= again_ms && fault.until_ms + DETECTION_MS_MAX >= before.at_ms;
             is_then && !fault.servers.is_disjoint(&held)
         };
         if let Some(fault) = faults.iter().find(concerns) {
@@ -225,7 +226,11 @@ impl RunHistory {
         let written = mounts.into_iter().flatten().filter(|mount| mount.writable);
         let mut names: Vec<&str> = vec![job];
         names.extend(written.map(|mount| self.workflow.volume(mount.volume).name.as_str()));
-        let is_about = |line: &&HistoryLine| line.subjects.iter().any(|name| names.contains(&name.as_str()));
+        let is_about = |line: &&HistoryLine| {
+            line.subjects
+                .iter()
+                .any(|name| names.contains(&name.as_str()))
+        };
         let is_weighed = |line: &&HistoryLine| line.text.starts_with("a copy of");
         let lines = self.journal_events.iter().filter(is_about);
         let lines = lines.filter(|line| !is_weighed(line));
@@ -305,7 +310,10 @@ mod tests {
         // Of another node, after the second attempt, or for another user only.
         assert_eq!(rerun_causes(&past, &[test_fault("n3", 30_000, None)]), none);
         assert_eq!(rerun_causes(&past, &[test_fault("n1", 80_000, None)]), none);
-        assert_eq!(rerun_causes(&past, &[test_fault("n1", 30_000, Some("bob"))]), none);
+        assert_eq!(
+            rerun_causes(&past, &[test_fault("n1", 30_000, Some("bob"))]),
+            none
+        );
         let own = rerun_causes(&past, &[test_fault("n1", 30_000, Some("alice"))]);
         assert_eq!(own, [Some("kill:n1".to_owned()), None]);
     }

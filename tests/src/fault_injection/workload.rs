@@ -57,7 +57,11 @@ impl Workload {
         let watched = 1 + dice.next_below(WATCHED_PIPELINES_MAX);
         let unknown = 2 + dice.next_below(4);
         let sizes = |at: u64| match at {
-            at if at < watched => [SizeDeclaration::Declared, SizeDeclaration::Watched, SizeDeclaration::Declared],
+            at if at < watched => [
+                SizeDeclaration::Declared,
+                SizeDeclaration::Watched,
+                SizeDeclaration::Declared,
+            ],
             at if at < watched + unknown => [SizeDeclaration::Unknown; LEVELS as usize],
             _ => [SizeDeclaration::Declared; LEVELS as usize],
         };
@@ -264,7 +268,14 @@ mod tests {
 
     #[test]
     fn workloads_follow_their_seed() {
-        let make = |seed| Workload::new("alice", &mut SeededRng::new(seed), Duration::from_secs(20), 10);
+        let make = |seed| {
+            Workload::new(
+                "alice",
+                &mut SeededRng::new(seed),
+                Duration::from_secs(20),
+                10,
+            )
+        };
         assert_eq!(make(1).workflow_text(), make(1).workflow_text());
         assert_ne!(make(1).workflow_text(), make(2).workflow_text());
         for seed in 0..20 {

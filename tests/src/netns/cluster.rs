@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::{Network, ChildGuard, run_in_namespace};
+use super::{ChildGuard, Network, run_in_namespace};
 use crate::{bafs_program, printed_text};
 
 /// Where `bafs run` and the other commands of a user live.
@@ -33,7 +33,7 @@ struct ClusterServer {
 pub struct NamespaceCluster {
     /// Servers by name. Dropped first: they end before their files go.
     servers: BTreeMap<String, ClusterServer>,
-    /// Where they live: `catalog`, `home`, `n1`, `n2`, … and [`SCHEDULER`].
+    /// Where they live: `catalog`, `home`, `n1`, `n2`, … and [`SCHEDULER_HOST`].
     pub network: Network,
     addresses: BTreeMap<String, String>,
     /// What `bafs://home/` shows.
@@ -135,12 +135,17 @@ impl NamespaceCluster {
             args[listen + 1].clone_from(&address);
         }
         self.addresses.insert(name.to_owned(), address);
-        self.servers
-            .insert(name.to_owned(), ClusterServer { args, process: running });
+        self.servers.insert(
+            name.to_owned(),
+            ClusterServer {
+                args,
+                process: running,
+            },
+        );
         Ok(())
     }
 
-    /// Where a server listens, `host:port`.
+    /// Where a server listens, `find_host:port`.
     ///
     /// # Errors
     /// When there is none of that name.
@@ -198,7 +203,7 @@ impl NamespaceCluster {
         server.with_context(|| format!("there is no server '{name}'"))
     }
 
-    /// A `bafs` command of a user of this cluster; to be started by [`Network::spawn`].
+    /// A `bafs` command of a user of this cluster; to be started by [`Network::spawn_in_host`].
     ///
     /// # Errors
     /// There is no catalog.
@@ -229,7 +234,11 @@ impl NamespaceCluster {
     /// What the command said when it failed.
     pub fn run_json(&self, args: &[&str]) -> Result<serde_json::Value> {
         let output = self.run_command(&[args, &["--json"]].concat())?;
-        ensure!(output.status.success(), "bafs {args:?}: {}", printed_text(&output));
+        ensure!(
+            output.status.success(),
+            "bafs {args:?}: {}",
+            printed_text(&output)
+        );
         serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))
     }
 

@@ -26,7 +26,9 @@ const SEMANTICS: &str = "docs/SEMANTICS.md";
 
 /// The documents that every reader may expect are there.
 pub(super) fn check_required(files: &[SourceFile]) -> Vec<RuleViolation> {
-    let missing = REQUIRED.iter().filter(|path| find_file(files, path).is_none());
+    let missing = REQUIRED
+        .iter()
+        .filter(|path| find_file(files, path).is_none());
     missing
         .map(|path| RuleViolation::new(path, 0, "this document is missing"))
         .collect()

@@ -87,7 +87,10 @@ pub(super) fn find_machine_paths(root: &Path) -> Vec<String> {
 }
 
 /// Finds names that mean something on one machine only.
-pub(super) fn check_machine_names(file: &SourceFile, find_machine_paths: &[String]) -> Vec<RuleViolation> {
+pub(super) fn check_machine_names(
+    file: &SourceFile,
+    find_machine_paths: &[String],
+) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     // Cargo writes the lock file, and its index has the name that it has.
     if file.path == "Cargo.lock" {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::RuleViolation;
 use super::files::SourceFile;
-use super::source::{blank_non_code, has_word, strip_tests, find_word_starts};
+use super::source::{blank_non_code, find_word_starts, has_word, strip_tests};
 
 /// A dependency that is named in few places, so that replacing it touches few.
 struct ConfinedDependency {
@@ -53,7 +53,10 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "fuser",
-        allowed_paths: &["bafs-client/src/fuse", "tests/src/bench/minimal_file_systems"],
+        allowed_paths: &[
+            "bafs-client/src/fuse",
+            "tests/src/bench/minimal_file_systems",
+        ],
         files_max: usize::MAX,
     },
     ConfinedDependency {
@@ -190,7 +193,11 @@ pub(super) fn check_file(file: &SourceFile) -> Vec<RuleViolation> {
 fn check_confined_dependencies(path: &str, code: &str) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     for rule in CONFINED_DEPENDENCIES {
-        if rule.allowed_paths.iter().any(|place| path.starts_with(place)) {
+        if rule
+            .allowed_paths
+            .iter()
+            .any(|place| path.starts_with(place))
+        {
             continue;
         }
         for (index, line) in code.lines().enumerate() {
@@ -226,7 +233,12 @@ fn check_logic(path: &str, code: &str) -> Vec<RuleViolation> {
         .collect()
 }
 
-fn find_lines_with(path: &str, code: &str, word: &str, what: impl Fn(&str) -> String) -> Vec<RuleViolation> {
+fn find_lines_with(
+    path: &str,
+    code: &str,
+    word: &str,
+    what: impl Fn(&str) -> String,
+) -> Vec<RuleViolation> {
     let lines = code
         .lines()
         .enumerate()
@@ -245,7 +257,11 @@ pub(super) fn check_file_counts(files: &[SourceFile]) -> Vec<RuleViolation> {
         .map(|file| (file, blank_non_code(&file.text)))
         .collect();
     for rule in CONFINED_DEPENDENCIES {
-        let in_place = |path: &str| rule.allowed_paths.iter().any(|place| path.starts_with(place));
+        let in_place = |path: &str| {
+            rule.allowed_paths
+                .iter()
+                .any(|place| path.starts_with(place))
+        };
         let named = rust
             .iter()
             .filter(|(file, code)| {
@@ -280,14 +296,19 @@ pub(super) fn check_crate_dependencies(metadata: &serde_json::Value) -> Vec<Rule
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let name = package["name"].as_str().unwrap_or_default();
         let place = format!("{name}/Cargo.toml");
-        let Some((_, allowed)) = ALLOWED_CRATE_DEPENDENCIES.iter().find(|(known, _)| *known == name) else {
+        let Some((_, allowed)) = ALLOWED_CRATE_DEPENDENCIES
+            .iter()
+            .find(|(known, _)| *known == name)
+        else {
             let what = "a crate that xtask/src/tidy/layers.rs does not know";
             findings.push(RuleViolation::new(&place, 0, what));
             continue;
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let target = dependency["name"].as_str().unwrap_or_default();
-            let ours = ALLOWED_CRATE_DEPENDENCIES.iter().any(|(known, _)| *known == target);
+            let ours = ALLOWED_CRATE_DEPENDENCIES
+                .iter()
+                .any(|(known, _)| *known == target);
             if ours && !allowed.contains(&target) {
                 let what = format!("{name} must not depend on {target}");
                 findings.push(RuleViolation::new(&place, 0, what));
@@ -409,8 +430,17 @@ mod tests {
             check_crate_dependencies(&metadata("bafs-server", "bafs-client")).len(),
             1
         );
-        assert_eq!(check_crate_dependencies(&metadata("bafs-sched", "bafs-tree")).len(), 1);
-        assert_eq!(check_crate_dependencies(&metadata("bafs-proto", "bafs-tree")).len(), 1);
-        assert_eq!(check_crate_dependencies(&metadata("bafs-new", "serde")).len(), 1);
+        assert_eq!(
+            check_crate_dependencies(&metadata("bafs-sched", "bafs-tree")).len(),
+            1
+        );
+        assert_eq!(
+            check_crate_dependencies(&metadata("bafs-proto", "bafs-tree")).len(),
+            1
+        );
+        assert_eq!(
+            check_crate_dependencies(&metadata("bafs-new", "serde")).len(),
+            1
+        );
     }
 }

@@ -53,7 +53,11 @@ impl fmt::Display for RuleViolation {
 pub(crate) fn run_tidy() -> Result<()> {
     let root = shell::checkout_root();
     let files = files::read_all(&root)?;
-    let find_violations = find_violations(&files, &shell::read_metadata()?, &files::find_machine_paths(&root));
+    let find_violations = find_violations(
+        &files,
+        &shell::read_metadata()?,
+        &files::find_machine_paths(&root),
+    );
     for finding in &find_violations {
         println!("{finding}");
     }
@@ -68,7 +72,7 @@ pub(crate) fn run_tidy() -> Result<()> {
     Ok(())
 }
 
-/// The command `prose`: how long the sentences of the documents are.
+/// The command `run_prose`: how long the sentences of the documents are.
 pub(crate) fn run_prose(arguments: &[String]) -> Result<()> {
     run_prose::print_sentence_lengths(&files::read_all(&shell::checkout_root())?, arguments);
     Ok(())
@@ -134,7 +138,13 @@ mod tests {
 
     #[test]
     fn finding_names_its_location() {
-        assert_eq!(RuleViolation::new("a.rs", 3, "bad").to_string(), "a.rs:3: bad");
-        assert_eq!(RuleViolation::new("a.rs", 0, "bad").to_string(), "a.rs: bad");
+        assert_eq!(
+            RuleViolation::new("a.rs", 3, "bad").to_string(),
+            "a.rs:3: bad"
+        );
+        assert_eq!(
+            RuleViolation::new("a.rs", 0, "bad").to_string(),
+            "a.rs: bad"
+        );
     }
 }

@@ -8,7 +8,10 @@ use super::files::SourceFile;
 use super::source::{blank_non_code, find_word_starts};
 
 /// Checks all Rust files, with the roots that `cargo metadata` knows.
-pub(super) fn check_modules(files: &[SourceFile], metadata: &serde_json::Value) -> Vec<RuleViolation> {
+pub(super) fn check_modules(
+    files: &[SourceFile],
+    metadata: &serde_json::Value,
+) -> Vec<RuleViolation> {
     let roots = crate_roots(metadata);
     // Who names whom, as `directory/name`, where the file of the module is looked for.
     let mut named = BTreeSet::new();
@@ -19,7 +22,9 @@ pub(super) fn check_modules(files: &[SourceFile], metadata: &serde_json::Value) 
         }
     }
     let forgotten = files.iter().filter(|file| {
-        file.has_extension("rs") && !roots.contains(file.path.as_str()) && !named.contains(module_path(&file.path))
+        file.has_extension("rs")
+            && !roots.contains(file.path.as_str())
+            && !named.contains(module_path(&file.path))
     });
     forgotten
         .map(|file| {

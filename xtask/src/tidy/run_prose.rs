@@ -44,7 +44,10 @@ pub(super) fn print_sentence_lengths(files: &[SourceFile], arguments: &[String])
         let (line, words) = (sentence.line, sentence.count_words());
         println!("{path}:{line}: {words} words: {}", sentence.text);
     }
-    let lengths: Vec<usize> = all.iter().map(|(_, sentence)| sentence.count_words()).collect();
+    let lengths: Vec<usize> = all
+        .iter()
+        .map(|(_, sentence)| sentence.count_words())
+        .collect();
     let figures = SentenceLengths::from_lengths(&lengths);
     let retired = files.iter().flat_map(words::check_retired).count();
     let ambiguous = words::check_ambiguous(files).len();

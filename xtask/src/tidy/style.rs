@@ -65,7 +65,11 @@ fn check_whitespace(file: &SourceFile) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     for (index, line) in file.text.split('\n').enumerate() {
         if line.contains('\t') {
-            findings.push(RuleViolation::new(&file.path, index + 1, "a tab; use spaces"));
+            findings.push(RuleViolation::new(
+                &file.path,
+                index + 1,
+                "a tab; use spaces",
+            ));
         }
         if line.ends_with(char::is_whitespace) {
             findings.push(RuleViolation::new(
@@ -112,7 +116,10 @@ mod tests {
             path: path.to_owned(),
             text: text.to_owned(),
         };
-        check_style(&file).iter().map(|finding| finding.line).collect()
+        check_style(&file)
+            .iter()
+            .map(|finding| finding.line)
+            .collect()
     }
 
     #[test]

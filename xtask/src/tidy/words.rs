@@ -66,7 +66,9 @@ const REWRITTEN_SOON: [&str; 8] = [
 
 /// Retired words in the code and in the book.
 pub(super) fn check_retired(file: &SourceFile) -> Vec<RuleViolation> {
-    let is_exempt = REWRITTEN_SOON.iter().any(|path| file.path.starts_with(path))
+    let is_exempt = REWRITTEN_SOON
+        .iter()
+        .any(|path| file.path.starts_with(path))
         || file.path == "xtask/src/tidy/words.rs";
     if is_exempt {
         return Vec::new();

@@ -12,11 +12,10 @@ use bafs_proto::limits::NAME_BYTES_MAX;
 use fuser::{Errno, FopenFlags};
 
 use super::super::reply_traits::{
-    AttrReply, CreateReply, DataReply, EmptyReply, DirectoryReply, DirectoryPlusReply,
-    EntryReply, OpenReply, SeekReply, StatReply, WriteReply, XattrReply, ErrorReply,
-    STAT_BLOCK_BYTES,
+    AttrReply, CreateReply, DataReply, DirectoryPlusReply, DirectoryReply, EmptyReply, EntryReply,
+    ErrorReply, OpenReply, STAT_BLOCK_BYTES, SeekReply, StatReply, WriteReply, XattrReply,
 };
-use super::outbox::{ReadyReply, Outbox};
+use super::outbox::{Outbox, ReadyReply};
 use crate::kernel::RingBuffers;
 
 /// Bytes of `struct fuse_out_header`.
@@ -49,7 +48,11 @@ enum ReplyRoute {
 }
 
 impl KernelReply {
-    pub(super) fn new(outbox: Arc<Outbox>, index: usize, buffers: Option<Box<RingBuffers>>) -> Self {
+    pub(super) fn new(
+        outbox: Arc<Outbox>,
+        index: usize,
+        buffers: Option<Box<RingBuffers>>,
+    ) -> Self {
         let route = ReplyRoute::Ring {
             outbox,
             index,
@@ -199,7 +202,9 @@ impl StructWriter {
 
     /// `struct fuse_open_out`.
     fn write_open(self, handle: HandleId, flags: FopenFlags) -> Self {
-        self.write_u64(handle.0).write_u32(flags.bits()).write_u32(0)
+        self.write_u64(handle.0)
+            .write_u32(flags.bits())
+            .write_u32(0)
     }
 
     /// `struct fuse_dirent`, in whole steps of eight bytes.
@@ -231,14 +236,22 @@ impl EntryReply for KernelReply {
     }
 
     fn send_absent(self, ttl: Duration) {
-        self.send_body(StructWriter::new().write_entry_head(0, ttl).write_zeroes(ATTR_BYTES).0);
+        self.send_body(
+            StructWriter::new()
+                .write_entry_head(0, ttl)
+                .write_zeroes(ATTR_BYTES)
+                .0,
+        );
     }
 }
 
 impl AttrReply for KernelReply {
     fn send_attr(self, ttl: Duration, attr: &Attr) {
         let (seconds, nanoseconds) = (ttl.as_secs(), ttl.subsec_nanos());
-        let head = StructWriter::new().write_u64(seconds).write_u32(nanoseconds).write_u32(0);
+        let head = StructWriter::new()
+            .write_u64(seconds)
+            .write_u32(nanoseconds)
+            .write_u32(0);
         self.send_body(head.write_attr(attr).0);
     }
 }
@@ -263,7 +276,12 @@ impl OpenReply for KernelReply {
 
 impl CreateReply for KernelReply {
     fn send_created(self, ttl: Duration, attr: &Attr, handle: HandleId, flags: FopenFlags) {
-        self.send_body(StructWriter::new().write_entry(ttl, attr).write_open(handle, flags).0);
+        self.send_body(
+            StructWriter::new()
+                .write_entry(ttl, attr)
+                .write_open(handle, flags)
+                .0,
+        );
     }
 }
 

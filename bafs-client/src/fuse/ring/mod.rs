@@ -27,7 +27,7 @@ use self::outbox::Outbox;
 use self::queue::RingQueue;
 use super::file_system::VolumeFileSystem;
 use super::reader_slots::ring_entry_count;
-use crate::kernel::{RingEvent, PreparedRing, Ring};
+use crate::kernel::{PreparedRing, Ring, RingEvent};
 use crate::limits::RING_PROCESSORS_MAX;
 use crate::memory::{self, MemoryReservation};
 
@@ -102,7 +102,7 @@ impl Rings {
     /// Tells the kernel of them, which asks by them from then on.
     ///
     /// # Errors
-    /// [`Refused`]: the kernel asks by its device instead. Anything else: it asks nobody.
+    /// [`RingRefused`]: the kernel asks by its device instead. Anything else: it asks nobody.
     pub(super) fn start(
         &self,
         device: BorrowedFd<'_>,
@@ -122,7 +122,9 @@ impl Rings {
         let mut refused = Ok(());
         for told in told {
             if let Err(error) = told.map_err(|_| io::Error::other("a thread ended"))? {
-                refused = Err(RingRefused(format!("the kernel does not take a ring: {error}")));
+                refused = Err(RingRefused(format!(
+                    "the kernel does not take a ring: {error}"
+                )));
             }
         }
         Ok(refused)
@@ -161,7 +163,15 @@ fn spawn_ring_thread(
     let own = Arc::clone(&outbox);
     let thread = thread::Builder::new()
         .name(format!("bafs-ring-{processor}"))
-        .spawn(move || run_ring((processor, entries), waker, own, (&started, &tell), &on_failure))?;
+        .spawn(move || {
+            run_ring(
+                (processor, entries),
+                waker,
+                own,
+                (&started, &tell),
+                &on_failure,
+            )
+        })?;
     told.recv()
         .map_err(|_| io::Error::other("its thread ended"))??;
     Ok(RingThread {

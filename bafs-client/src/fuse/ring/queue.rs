@@ -10,10 +10,10 @@ use nix::errno::Errno as Code;
 
 use super::super::file_system::VolumeFileSystem;
 use super::kernel_reply::KernelReply;
-use super::outbox::{ReadyReply, OutboxCommand, Outbox};
+use super::outbox::{Outbox, OutboxCommand, ReadyReply};
 use super::requests::{FuseRequestHead, PAYLOAD_OFFSET, dispatch};
 use crate::clock;
-use crate::kernel::{RingBuffers, RingEvent, Ring};
+use crate::kernel::{Ring, RingBuffers, RingEvent};
 
 /// How long the kernel may take to give back what it has, once it has said that the end is there.
 const RECLAIM_TIMEOUT: Duration = Duration::from_millis(500);
@@ -37,7 +37,12 @@ pub(super) struct RingQueue {
 }
 
 impl RingQueue {
-    pub(super) fn new(ring: Ring, outbox: Arc<Outbox>, bridge: VolumeFileSystem, entries: usize) -> Self {
+    pub(super) fn new(
+        ring: Ring,
+        outbox: Arc<Outbox>,
+        bridge: VolumeFileSystem,
+        entries: usize,
+    ) -> Self {
         Self {
             ring,
             outbox,

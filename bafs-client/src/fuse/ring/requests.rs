@@ -9,11 +9,11 @@ use bafs_proto::file_op::{AttrChange, Caller, FileTime, SetTime};
 use bafs_proto::ids;
 use fuser::{Errno, FileHandle, INodeNo, OpenFlags, RenameFlags, WriteFlags};
 
-use super::super::reply_traits::ErrorReply;
 use super::super::file_system::VolumeFileSystem;
 use super::super::handlers::FilePosition;
 use super::super::operations;
-use super::kernel_reply::{KernelReply, DirectoryListing};
+use super::super::reply_traits::ErrorReply;
+use super::kernel_reply::{DirectoryListing, KernelReply};
 use crate::kernel::HEADER_BYTES;
 
 /// Bytes of the structure that comes first in most requests, and where it is in the header.
@@ -99,7 +99,10 @@ fn structure_bytes(opcode: u32) -> usize {
 
 /// What the kernel forgets by a request, and how often; `None` for any other request. It wants no
 /// answer.
-pub(in super::super) fn parse_forgets(head: &FuseRequestHead, payload: &[u8]) -> Option<Vec<(ids::InodeNo, u64)>> {
+pub(in super::super) fn parse_forgets(
+    head: &FuseRequestHead,
+    payload: &[u8],
+) -> Option<Vec<(ids::InodeNo, u64)>> {
     match head.opcode {
         opcode::FORGET => Some(vec![(ids::InodeNo(head.ino.0), head.u64(0))]),
         opcode::BATCH_FORGET => {
@@ -237,7 +240,12 @@ fn take_name<'a>(payload: &mut &'a [u8]) -> &'a OsStr {
 }
 
 /// Has a request handled: `payload` is what follows its structure.
-pub(in super::super) fn dispatch(bridge: &VolumeFileSystem, head: &FuseRequestHead, payload: &[u8], answer: KernelReply) {
+pub(in super::super) fn dispatch(
+    bridge: &VolumeFileSystem,
+    head: &FuseRequestHead,
+    payload: &[u8],
+    answer: KernelReply,
+) {
     match head.opcode {
         opcode::LOOKUP
         | opcode::SYMLINK
@@ -266,7 +274,12 @@ pub(in super::super) fn dispatch(bridge: &VolumeFileSystem, head: &FuseRequestHe
     }
 }
 
-fn dispatch_name_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, mut payload: &[u8], answer: KernelReply) {
+fn dispatch_name_request(
+    bridge: &VolumeFileSystem,
+    head: &FuseRequestHead,
+    mut payload: &[u8],
+    answer: KernelReply,
+) {
     let (caller, ino) = (head.caller, head.ino);
     let at = take_name(&mut payload);
     let op = match head.opcode {
@@ -279,9 +292,15 @@ fn dispatch_name_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, mut 
             let (flags, mode) = (head.u32(0) as i32, head.u32(4));
             return bridge.create_file(caller, (ino, at), mode, flags, answer);
         }
-        opcode::UNLINK => return bridge.run_empty_operation(caller, operations::unlink(ino, at), answer),
+        opcode::UNLINK => {
+            return bridge.run_empty_operation(caller, operations::unlink(ino, at), answer);
+        }
         opcode::RMDIR => {
-            return bridge.run_empty_operation(caller, operations::remove_directory(ino, at), answer);
+            return bridge.run_empty_operation(
+                caller,
+                operations::remove_directory(ino, at),
+                answer,
+            );
         }
         opcode::RENAME | opcode::RENAME2 => {
             let flags = match head.opcode {
@@ -289,14 +308,23 @@ fn dispatch_name_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, mut 
                 _ => RenameFlags::empty(),
             };
             let to = (INodeNo(head.u64(0)), take_name(&mut payload));
-            return bridge.run_empty_operation(caller, operations::rename((ino, at), to, flags), answer);
+            return bridge.run_empty_operation(
+                caller,
+                operations::rename((ino, at), to, flags),
+                answer,
+            );
         }
         _ => return answer.send_error(Errno::ENOSYS),
     };
     bridge.run_entry_operation(caller, op, answer);
 }
 
-fn dispatch_attribute_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, mut payload: &[u8], answer: KernelReply) {
+fn dispatch_attribute_request(
+    bridge: &VolumeFileSystem,
+    head: &FuseRequestHead,
+    mut payload: &[u8],
+    answer: KernelReply,
+) {
     let (caller, ino) = (head.caller, head.ino);
     match head.opcode {
         opcode::GETATTR => {
@@ -312,7 +340,11 @@ fn dispatch_attribute_request(bridge: &VolumeFileSystem, head: &FuseRequestHead,
             let (size, flags) = (head.u32(0) as usize, head.u32(4) as i32);
             let at = take_name(&mut payload);
             let value = payload.get(..size).unwrap_or(payload);
-            bridge.run_empty_operation(caller, operations::set_xattr(ino, at, value, flags), answer);
+            bridge.run_empty_operation(
+                caller,
+                operations::set_xattr(ino, at, value, flags),
+                answer,
+            );
         }
         opcode::GETXATTR => {
             let op = operations::get_xattr(ino, take_name(&mut payload));
@@ -353,7 +385,11 @@ fn attr_change(head: &FuseRequestHead) -> AttrChange {
     }
 }
 
-fn dispatch_directory_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, answer: KernelReply) {
+fn dispatch_directory_request(
+    bridge: &VolumeFileSystem,
+    head: &FuseRequestHead,
+    answer: KernelReply,
+) {
     let (caller, ino) = (head.caller, head.ino);
     match head.opcode {
         opcode::OPENDIR => bridge.open_directory(caller, ino, answer),
@@ -366,12 +402,19 @@ fn dispatch_directory_request(bridge: &VolumeFileSystem, head: &FuseRequestHead,
             bridge.list_directory_plus(caller, head.file_position(), listing);
         }
         opcode::RELEASEDIR => bridge.release_directory(caller, (ino, head.handle()), answer),
-        opcode::FSYNCDIR => bridge.run_empty_operation(caller, operations::sync_directory(ino), answer),
+        opcode::FSYNCDIR => {
+            bridge.run_empty_operation(caller, operations::sync_directory(ino), answer)
+        }
         _ => answer.send_error(Errno::ENOSYS),
     }
 }
 
-fn dispatch_file_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, payload: &[u8], answer: KernelReply) {
+fn dispatch_file_request(
+    bridge: &VolumeFileSystem,
+    head: &FuseRequestHead,
+    payload: &[u8],
+    answer: KernelReply,
+) {
     let (caller, ino) = (head.caller, head.ino);
     match head.opcode {
         opcode::OPEN => {
@@ -423,13 +466,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::super::super::file_system::ReaderMode;
-    use super::super::outbox::{ReadyReply, OutboxCommand, Outbox};
+    use super::super::outbox::{Outbox, OutboxCommand, ReadyReply};
     use super::*;
-    use crate::volume_health::VolumeHealth;
     use crate::kernel::RingBuffers;
     use crate::tree::{LocalTree, Tree};
     use crate::usage::VolumeUsage;
-    use crate::volume::{VolumeMode, Ownership, Volume};
+    use crate::volume::{Ownership, Volume, VolumeMode};
+    use crate::volume_health::VolumeHealth;
 
     const ROOT: u64 = 1;
 
@@ -516,7 +559,8 @@ mod tests {
             (ino, 0o100_644)
         );
         let spot = |size: u32| [&handle.to_ne_bytes()[..], &[0; 8], &words(&[size])].concat();
-        let wrote = served.expect_body(&header(opcode::WRITE, ino, &spot(5)), b"hello, and no more");
+        let wrote =
+            served.expect_body(&header(opcode::WRITE, ino, &spot(5)), b"hello, and no more");
         assert_eq!((wrote.len(), u32_at(&wrote, 0)), (8, 5));
         let read = served.expect_body(&header(opcode::READ, ino, &spot(4096)), b"");
         assert_eq!(read, b"hello");

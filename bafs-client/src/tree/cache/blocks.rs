@@ -101,7 +101,11 @@ impl BlockFetcher {
     /// Whether all blocks of `range` seem to be on this machine.
     pub(super) fn has_all(&self, file: ManifestFile, range: &Range<u64>) -> bool {
         let mut blocks = self.blocks_of(&(range.start..range.end.min(file.size)));
-        let near = |block| self.local_blocks.as_ref().is_some_and(|near| near.has(file, block));
+        let near = |block| {
+            self.local_blocks
+                .as_ref()
+                .is_some_and(|near| near.has(file, block))
+        };
         let buffer = self.lock();
         let kept = |block| {
             let entry = buffer.blocks.get(&(file.index.0, block));
@@ -189,7 +193,10 @@ impl BlockFetcher {
                     // The network needs time to say why they are late.
                     let near_deadline = Deadline::after(deadline.remaining() / 2);
                     let blocks = claim.blocks.clone();
-                    match self.materialise_blocks(local_blocks, file, blocks, near_deadline).await {
+                    match self
+                        .materialise_blocks(local_blocks, file, blocks, near_deadline)
+                        .await
+                    {
                         Ok(Some(fetched)) => claim.complete(&fetched),
                         Ok(None) => {}
                         Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),
@@ -206,7 +213,10 @@ impl BlockFetcher {
         let mut bytes = Buffer::with_unspecified_content(usize::try_from(whole).unwrap_or(0));
         Ok(local_blocks
             .read(file, range, &mut bytes)
-            .map(|place| ReadData { bytes, range: place }))
+            .map(|place| ReadData {
+                bytes,
+                range: place,
+            }))
     }
 
     /// Blocks that the node brings; `None` when they can be read from its files.
@@ -224,7 +234,9 @@ impl BlockFetcher {
             .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no answer")))?
         {
             BlockDelivery::Local => Ok(None),
-            BlockDelivery::Bytes(digests, body) => self.verify(file, blocks, &digests, &body).map(Some),
+            BlockDelivery::Bytes(digests, body) => {
+                self.verify(file, blocks, &digests, &body).map(Some)
+            }
         }
     }
 
@@ -242,14 +254,19 @@ impl BlockFetcher {
         let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
         let (end, pending) = watch::channel(());
         let mut last = wanted.start;
-        let is_near = |block| self.local_blocks.as_ref().is_some_and(|near| near.has(file, block));
+        let is_near = |block| {
+            self.local_blocks
+                .as_ref()
+                .is_some_and(|near| near.has(file, block))
+        };
         while last < wanted.end.min(wanted.start + call_blocks)
             && !buffer.blocks.contains_key(&(file.index.0, last))
             && (last == wanted.start || !is_near(last))
         {
-            buffer
-                .blocks
-                .insert((file.index.0, last), BufferedBlock::Pending(pending.clone()));
+            buffer.blocks.insert(
+                (file.index.0, last),
+                BufferedBlock::Pending(pending.clone()),
+            );
             last += 1;
         }
         let blocks = wanted.start..last;
@@ -362,7 +379,10 @@ impl BlockFetcher {
             skip = 0;
         }
         let place = 0..bytes.len();
-        ReadData { bytes, range: place }
+        ReadData {
+            bytes,
+            range: place,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BlockBuffer> {
@@ -373,7 +393,11 @@ impl BlockFetcher {
 
 impl BlockBuffer {
     fn get(&mut self, key: BlockKey) -> Option<Bytes> {
-        let Some(BufferedBlock::Ready { data, last_use: used }) = self.blocks.get_mut(&key) else {
+        let Some(BufferedBlock::Ready {
+            data,
+            last_use: used,
+        }) = self.blocks.get_mut(&key)
+        else {
             return None;
         };
         self.keys_by_use.remove(used);

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
-use bafs_proto::fd_passing::{HandoffReply, HandoffRequest, HandoffTarget, HandoffHeader};
+use bafs_proto::fd_passing::{HandoffHeader, HandoffReply, HandoffRequest, HandoffTarget};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
-use bafs_tree::{BlockMap, BlockLayout};
+use bafs_tree::{BlockLayout, BlockMap};
 use bytes::Bytes;
 use rustix::fs::{Mode, OFlags, openat};
 use tokio::runtime::Handle;
@@ -24,10 +24,10 @@ use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::fd_passing::{self, HandoffConnection};
-use crate::volume_health::VolumeHealth;
-use crate::limits::{PIN_FILE_TIMEOUT_MS, LOCAL_BLOCK_FILES_MAX};
+use crate::limits::{LOCAL_BLOCK_FILES_MAX, PIN_FILE_TIMEOUT_MS};
 use crate::logic::manifest_tree::ManifestFile;
 use crate::tree::Server;
+use crate::volume_health::VolumeHealth;
 
 /// A node that was silent at its door is asked for whole files again after so long.
 const SILENT_NODE_PAUSE: Duration = Duration::from_secs(10);
@@ -154,7 +154,7 @@ impl LocalBlocks {
     }
 
     /// The open file of a file that is wholly here, which the node keeps whole until
-    /// [`Near::let_go`]. Waits for the node; not to be called by a thread of the runtime.
+    /// [`LocalBlocks::unpin_file`]. Waits for the node; not to be called by a thread of the runtime.
     ///
     /// # Errors
     /// Why the node does not give it.
@@ -252,7 +252,12 @@ impl Drop for LocalBlocks {
 }
 
 impl LocalBlockStore {
-    fn read(&self, file: ManifestFile, range: &Range<u64>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
+    fn read(
+        &self,
+        file: ManifestFile,
+        range: &Range<u64>,
+        buffer: &mut Vec<u8>,
+    ) -> Option<Range<usize>> {
         let index = file.index.0;
         let blocks = range.start / self.block_bytes..range.end.div_ceil(self.block_bytes);
         if !blocks.clone().all(|block| self.map.has_block(index, block)) {
@@ -342,7 +347,8 @@ mod tests {
             },
             mode: 0o644,
         };
-        let places = || BlockLayout::from_manifest(std::slice::from_ref(&entry), BLOCK).expect("places");
+        let places =
+            || BlockLayout::from_manifest(std::slice::from_ref(&entry), BLOCK).expect("places");
         let (told, files) = BlockMap::create(places()).expect("map");
         let [present, used] = [files[0].as_fd(), files[1].as_fd()];
         let near = LocalBlockStore {

@@ -25,10 +25,10 @@ use self::blocks::BlockFetcher;
 use self::local_blocks::LocalBlocks;
 use super::{Completion, Server};
 use crate::errno::errno_of;
-use crate::volume_health::{VolumeHealth, is_fatal};
 use crate::limits::{DEFAULT_READ_AHEAD_KIB, PASSTHROUGH_FILE_BYTES_MIN};
+use crate::logic::manifest_tree::{ManifestFile, ManifestTree, Owner};
 use crate::logic::read_ahead_filter::{ReadAheadFilter, ReadPurpose};
-use crate::logic::manifest_tree::{ManifestTree, ManifestFile, Owner};
+use crate::volume_health::{VolumeHealth, is_fatal};
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;
@@ -60,21 +60,34 @@ impl CacheTree {
     /// # Errors
     /// What the server answers; `SourceChanged` when the manifest changed while it was read;
     /// `Malformed` when it is no tree.
-    pub async fn open(server: Server, volume: VolumeId, owner: Owner, health: VolumeHealth) -> Result<Self> {
+    pub async fn open(
+        server: Server,
+        volume: VolumeId,
+        owner: Owner,
+        health: VolumeHealth,
+    ) -> Result<Self> {
         let CacheManifest {
             manifest,
             block_bytes,
             top,
             entries,
         } = read_manifest(&server, volume).await?;
-        let places = (BlockLayout::from_manifest(&entries, block_bytes), block_bytes);
+        let places = (
+            BlockLayout::from_manifest(&entries, block_bytes),
+            block_bytes,
+        );
         let directory = ManifestTree::build(&top, entries, owner, block_bytes)?;
         let near = LocalBlocks::open(&server, volume, manifest, places, health.clone()).await;
         let near = near.map(Arc::new).inspect_err(|why| {
             tracing::info!(%why, "blocks of the volume come through the network");
         });
         let here = near.as_ref().ok().cloned();
-        let blocks = Arc::new(BlockFetcher::new(server, volume, (manifest, block_bytes), here));
+        let blocks = Arc::new(BlockFetcher::new(
+            server,
+            volume,
+            (manifest, block_bytes),
+            here,
+        ));
         Ok(Self {
             manifest_tree: directory,
             local_blocks: near,
@@ -121,7 +134,10 @@ impl CacheTree {
     }
 
     pub(super) fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
-        let (file, near) = (self.manifest_tree.file(ino)?, self.local_blocks.as_ref().ok()?);
+        let (file, near) = (
+            self.manifest_tree.file(ino)?,
+            self.local_blocks.as_ref().ok()?,
+        );
         // A small file, or one that is not here to its end, is not worth a question.
         let last = file.size.checked_sub(1)? / self.blocks.block_bytes();
         if file.size < PASSTHROUGH_FILE_BYTES_MIN || !near.has(file, 0) || !near.has(file, last) {
@@ -151,7 +167,10 @@ impl CacheTree {
             self.read_ahead_bytes.load(Ordering::Relaxed),
             self.blocks.block_bytes(),
         );
-        let mut around = self.read_ahead_filter.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut around = self
+            .read_ahead_filter
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let purpose = around.classify_read(file.index, &range, lengths, || {
             self.blocks.has_all(file, &range)
         });
@@ -279,7 +298,12 @@ impl CacheTree {
 
 impl CacheTree {
     /// Answers a read of blocks that are all on this machine; gives `done` back otherwise.
-    fn read_local(&self, file: ManifestFile, range: &Range<u64>, done: Completion) -> Option<Completion> {
+    fn read_local(
+        &self,
+        file: ManifestFile,
+        range: &Range<u64>,
+        done: Completion,
+    ) -> Option<Completion> {
         let Ok(near) = &self.local_blocks else {
             return Some(done);
         };
@@ -296,7 +320,13 @@ impl CacheTree {
     }
 }
 
-async fn fetch_and_complete(blocks: &BlockFetcher, health: &VolumeHealth, file: ManifestFile, range: Range<u64>, done: Completion) {
+async fn fetch_and_complete(
+    blocks: &BlockFetcher,
+    health: &VolumeHealth,
+    file: ManifestFile,
+    range: Range<u64>,
+    done: Completion,
+) {
     match health.run_unless_lost(blocks.read(file, &range)).await {
         Some(Ok(data)) => complete_read(done, &data),
         Some(Err(error)) => {

@@ -9,7 +9,7 @@ use bafs_proto::time::{Deadline, KeepaliveDeadline};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::{Server, RemoteSession, lock};
+use super::{RemoteSession, Server, lock};
 use crate::clock;
 use crate::limits::{RETRY_PAUSE_MS_MAX, RETRY_PAUSE_MS_MIN};
 

@@ -15,10 +15,10 @@ use super::{RemoteSession, SessionFailure};
 use crate::clock;
 use crate::errno::errno_of;
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_OPS_MAX};
-use crate::logic::delegation::{DelegatedRequest, Decision, Delegation, can_block_opens};
 use crate::logic::attribute_updates::is_change;
-use crate::logic::operation_log::Space;
+use crate::logic::delegation::{Decision, DelegatedRequest, Delegation, can_block_opens};
 use crate::logic::inflight_queries::InflightQuery;
+use crate::logic::operation_log::Space;
 use crate::memory::LogMemoryShare;
 use crate::tree::Completion;
 
@@ -91,7 +91,9 @@ impl DelegationState {
         match until {
             AnswerCondition::Immediately => true,
             AnswerCondition::LogSpace => !self.is_full(),
-            AnswerCondition::Acknowledged(position) => self.delegation.log.acknowledged_position() >= position,
+            AnswerCondition::Acknowledged(position) => {
+                self.delegation.log.acknowledged_position() >= position
+            }
         }
     }
 
@@ -99,7 +101,9 @@ impl DelegationState {
     pub(super) fn take_ready_answers(&mut self) -> Vec<PendingAnswer> {
         let _ = self.is_full();
         let all = std::mem::take(&mut self.pending_answers);
-        let (over, held) = all.into_iter().partition(|held| self.is_satisfied(held.condition));
+        let (over, held) = all
+            .into_iter()
+            .partition(|held| self.is_satisfied(held.condition));
         self.pending_answers = held;
         over
     }
@@ -118,7 +122,9 @@ impl DelegationState {
         let (ops, bytes) = log.unsent();
         let is_large = bytes >= BATCH_BYTES as u64 / 2 || ops >= BATCH_OPS_MAX as u64 / 2;
         let is_wanted = self.wanted_position > log.sent_position();
-        ops > 0 && self.inflight_batches < BATCHES_MAX && (self.inflight_batches == 0 || is_large || is_wanted)
+        ops > 0
+            && self.inflight_batches < BATCHES_MAX
+            && (self.inflight_batches == 0 || is_large || is_wanted)
     }
 }
 
@@ -160,7 +166,9 @@ impl SessionDelegation {
             // Nobody waits for the answer to a release.
             None => AnswerCondition::Immediately,
             Some(_) if matches!(op, FileOp::Release { .. }) => AnswerCondition::Immediately,
-            Some(end) if has_no_close && self.durability == Durability::OnClose => AnswerCondition::Acknowledged(end),
+            Some(end) if has_no_close && self.durability == Durability::OnClose => {
+                AnswerCondition::Acknowledged(end)
+            }
             Some(_) => AnswerCondition::LogSpace,
         }
     }
@@ -176,7 +184,9 @@ impl RemoteSession {
     pub(super) async fn begin_delegation(&self, durability: Durability) -> SessionDelegation {
         let own = SessionDelegation::new(durability);
         let caller = Caller::default();
-        let (free, _) = self.run_operation(caller, FileOp::StatFs, Bytes::new()).await;
+        let (free, _) = self
+            .run_operation(caller, FileOp::StatFs, Bytes::new())
+            .await;
         let (ino, handle) = (InodeNo::ROOT, None);
         let op = FileOp::GetAttr { ino, handle };
         let (root, _) = self.run_operation(caller, op, Bytes::new()).await;
@@ -206,7 +216,9 @@ impl RemoteSession {
         };
         let mut state = own.lock_state();
         let before = state.delegation.log.end_position();
-        let decision = state.delegation.decide(&mut self.inode_map(), asked, may_list);
+        let decision = state
+            .delegation
+            .decide(&mut self.inode_map(), asked, may_list);
         let end = state.delegation.log.end_position();
         let appended = (end > before).then_some(end);
         if appended.is_some() && state.is_batch_due() {
@@ -236,7 +248,13 @@ impl RemoteSession {
     }
 
     /// Answers now, or has it answered when that may be.
-    fn answer_after(&self, own: &SessionDelegation, until: AnswerCondition, done: Completion, result: FileResult) {
+    fn answer_after(
+        &self,
+        own: &SessionDelegation,
+        until: AnswerCondition,
+        done: Completion,
+        result: FileResult,
+    ) {
         if until == AnswerCondition::Immediately {
             return done(result, &[]);
         }
@@ -288,7 +306,10 @@ impl RemoteSession {
             match decision {
                 Decision::Answer(result) => {
                     let until = own.answer_condition(&op, appended);
-                    return (self.wait_for_condition(own, until, result).await, Bytes::new());
+                    return (
+                        self.wait_for_condition(own, until, result).await,
+                        Bytes::new(),
+                    );
                 }
                 Decision::QueryAfter(position) => {
                     self.wait_for_position(own, position).await;
@@ -345,7 +366,12 @@ impl RemoteSession {
 
     /// The attributes in an answer as they are now. What programs do meanwhile the kernel heeds
     /// itself: it does not believe attributes that were asked for before a change.
-    async fn refresh_attr(&self, own: &SessionDelegation, caller: Caller, found: FileResult) -> FileResult {
+    async fn refresh_attr(
+        &self,
+        own: &SessionDelegation,
+        caller: Caller,
+        found: FileResult,
+    ) -> FileResult {
         let Ok(FileReply::Attr(attr)) = &found else {
             return found;
         };
@@ -361,12 +387,19 @@ impl RemoteSession {
 
     /// A question begins; if it `is_urgent`, when the server has run all that concerns its file, so
     /// that the answer is true unless something changes meanwhile.
-    async fn begin_query(&self, own: &SessionDelegation, op: &FileOp, is_urgent: bool) -> InflightQuery {
+    async fn begin_query(
+        &self,
+        own: &SessionDelegation,
+        op: &FileOp,
+        is_urgent: bool,
+    ) -> InflightQuery {
         loop {
             let position = {
                 let delegation = &mut own.lock_state().delegation;
                 let busy = match op {
-                    FileOp::GetAttr { ino, .. } if is_urgent => delegation.log.last_position_of(*ino),
+                    FileOp::GetAttr { ino, .. } if is_urgent => {
+                        delegation.log.last_position_of(*ino)
+                    }
                     _ => None,
                 };
                 match busy.filter(|_| self.health.loss().is_none()) {
@@ -379,7 +412,12 @@ impl RemoteSession {
     }
 
     /// Waits until an answer may go.
-    async fn wait_for_condition(&self, own: &SessionDelegation, until: AnswerCondition, result: FileResult) -> FileResult {
+    async fn wait_for_condition(
+        &self,
+        own: &SessionDelegation,
+        until: AnswerCondition,
+        result: FileResult,
+    ) -> FileResult {
         match until {
             AnswerCondition::Immediately => return result,
             AnswerCondition::Acknowledged(position) => self.wait_for_position(own, position).await,
@@ -444,10 +482,12 @@ impl RemoteSession {
             let link = self.link();
             match self.translate(&link, op, deadline).await {
                 Ok(_) => return Ok(()),
-                Err(SessionFailure::SessionForgotten { .. }) => match self.reopen_session(&link, deadline).await {
-                    Ok(()) => {}
-                    Err(trouble) => return Err(errno_of_failure(trouble)),
-                },
+                Err(SessionFailure::SessionForgotten { .. }) => {
+                    match self.reopen_session(&link, deadline).await {
+                        Ok(()) => {}
+                        Err(trouble) => return Err(errno_of_failure(trouble)),
+                    }
+                }
                 Err(trouble) => return Err(errno_of_failure(trouble)),
             }
         }
@@ -532,7 +572,12 @@ impl RemoteSession {
         self.queue_forgets(&mut state, ino, count)
     }
 
-    pub(super) fn queue_forgets(&self, state: &mut DelegationState, ino: InodeNo, count: u64) -> usize {
+    pub(super) fn queue_forgets(
+        &self,
+        state: &mut DelegationState,
+        ino: InodeNo,
+        count: u64,
+    ) -> usize {
         let queued = self.forget(ino, count);
         if !self.inode_map().has_inode(ino) {
             state.delegation.metadata.forget(ino);
@@ -562,6 +607,8 @@ pub(super) fn errno_of_failure(failure: SessionFailure) -> Errno {
     match failure {
         SessionFailure::OperationRefused(errno) => errno,
         SessionFailure::CallFailed(code) => errno_of(code),
-        SessionFailure::SessionForgotten { .. } | SessionFailure::FileMissing(_) => errno_of(ErrorCode::SessionUnknown),
+        SessionFailure::SessionForgotten { .. } | SessionFailure::FileMissing(_) => {
+            errno_of(ErrorCode::SessionUnknown)
+        }
     }
 }

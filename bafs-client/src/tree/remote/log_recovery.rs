@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::delegation::SessionDelegation;
 use super::log_shipping::SentBatch;
-use super::{SessionLink, RemoteSession, SessionFailure};
+use super::{RemoteSession, SessionFailure, SessionLink};
 use crate::logic::operation_log::LogEntry;
 use crate::logic::recovery_search::RecoverySearch;
 
@@ -55,12 +55,18 @@ impl RemoteSession {
     }
 
     /// Settles what has run in sessions before this one.
-    async fn acknowledge_executed(&self, own: &SessionDelegation, link: &SessionLink, deadline: Deadline) -> Result<(), SessionFailure> {
+    async fn acknowledge_executed(
+        &self,
+        own: &SessionDelegation,
+        link: &SessionLink,
+        deadline: Deadline,
+    ) -> Result<(), SessionFailure> {
         let (first, entries) = {
             let state = own.lock_state();
             let log = &state.delegation.log;
             let positions = log.acknowledged_position()..log.sent_position();
-            let entries: Vec<LogEntry> = positions.filter_map(|at| log.entry(at).cloned()).collect();
+            let entries: Vec<LogEntry> =
+                positions.filter_map(|at| log.entry(at).cloned()).collect();
             (log.acknowledged_position(), entries)
         };
         // The session that answers must be a new one, or nothing was forgotten.
@@ -90,7 +96,9 @@ impl RemoteSession {
         let mut search = RecoverySearch::new(entries);
         let mut last = None;
         while let Some(look) = search.next_probe() {
-            let found = self.find_name(link, look.parent, look.name, deadline).await?;
+            let found = self
+                .find_name(link, look.parent, look.name, deadline)
+                .await?;
             search.record_probe(look, found.is_some());
             if let Some(attr) = found.filter(|_| look.is_creation) {
                 last = Some((search.executed_count(), attr));
@@ -104,7 +112,11 @@ impl RemoteSession {
         let may_be_half_made = last.is_some_and(|(behind, attr)| {
             behind == ran && (attr.is_directory() || attr.is_regular() && attr.size == 0)
         });
-        if may_be_half_made && self.remove_unfinished_entry(link, &entries[at], deadline).await? {
+        if may_be_half_made
+            && self
+                .remove_unfinished_entry(link, &entries[at], deadline)
+                .await?
+        {
             return Ok(at);
         }
         Ok(ran)

@@ -13,8 +13,8 @@ use bytes::{Bytes, BytesMut};
 use nix::libc;
 use tokio::task::JoinHandle;
 
-use super::delegation::{SessionDelegation, PendingAnswer, DelegationState, free_space};
-use super::{SessionLink, RemoteSession, SessionFailure};
+use super::delegation::{DelegationState, PendingAnswer, SessionDelegation, free_space};
+use super::{RemoteSession, SessionFailure, SessionLink};
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX};
 use crate::logic::operation_log::LogEntry;
 
@@ -76,7 +76,8 @@ impl RemoteSession {
                 }
                 Err(error) => {
                     let text = format!("a batch was not sent: {error}");
-                    self.health.mark_lost(Error::new(ErrorCode::ServerFault, text));
+                    self.health
+                        .mark_lost(Error::new(ErrorCode::ServerFault, text));
                 }
             }
         }
@@ -160,7 +161,12 @@ impl RemoteSession {
     }
 
     /// Takes in the answers of the oldest batch.
-    pub(super) fn acknowledge_batch(&self, own: &SessionDelegation, batch: &SentBatch, results: Vec<FileResult>) {
+    pub(super) fn acknowledge_batch(
+        &self,
+        own: &SessionDelegation,
+        batch: &SentBatch,
+        results: Vec<FileResult>,
+    ) {
         self.check_batch(own, batch, &results);
         let mut results = results.into_iter();
         let mut state = own.lock_state();
@@ -174,13 +180,20 @@ impl RemoteSession {
             state.delegation.acknowledge(&mut known, reply.as_ref());
         }
         if let Some(Ok(stat @ FileReply::StatFs(_))) = results.next() {
-            state.delegation.set_free_space(free_space(Some(&stat)), batch.query_count);
+            state
+                .delegation
+                .set_free_space(free_space(Some(&stat)), batch.query_count);
         }
         self.publish_acknowledged(own, state);
     }
 
     /// Ends the volume if an operation of a batch, which was answered, was not done.
-    pub(super) fn check_batch(&self, own: &SessionDelegation, batch: &SentBatch, results: &[FileResult]) {
+    pub(super) fn check_batch(
+        &self,
+        own: &SessionDelegation,
+        batch: &SentBatch,
+        results: &[FileResult],
+    ) {
         let failed = {
             let mut state = own.lock_state();
             if let Some(Ok(FileReply::StatFs(stat))) = results.last() {
@@ -190,7 +203,8 @@ impl RemoteSession {
             let ran = ran.filter(|(_, left_out)| !**left_out).zip(results);
             let mut entries =
                 ran.filter_map(|((at, _), result)| Some((state.delegation.log.entry(at)?, result)));
-            entries.find_map(|(entry, result)| Some((entry.op.clone(), entry_failure(entry, result)?)))
+            entries
+                .find_map(|(entry, result)| Some((entry.op.clone(), entry_failure(entry, result)?)))
         };
         if let Some((op, errno)) = failed {
             self.fail_answered(&op, errno);
@@ -198,7 +212,11 @@ impl RemoteSession {
     }
 
     /// Tells everybody how far the log is settled.
-    pub(super) fn publish_acknowledged(&self, own: &SessionDelegation, mut state: MutexGuard<'_, DelegationState>) {
+    pub(super) fn publish_acknowledged(
+        &self,
+        own: &SessionDelegation,
+        mut state: MutexGuard<'_, DelegationState>,
+    ) {
         let settled = state.delegation.log.acknowledged_position();
         let mut queued = 0;
         while let Some(&(position, ino, count)) = state.pending_forgets.front() {
@@ -238,7 +256,11 @@ impl RemoteSession {
     }
 
     /// An entry in numbers of the session; `None` when nothing of it is left to do.
-    async fn translate_entry(&self, link: &SessionLink, entry: &LogEntry) -> Result<Option<FileOp>, SessionFailure> {
+    async fn translate_entry(
+        &self,
+        link: &SessionLink,
+        entry: &LogEntry,
+    ) -> Result<Option<FileOp>, SessionFailure> {
         if entry.translated.0 == link.tree_session.epoch {
             return Ok(Some(entry.translated.1.clone()));
         }

@@ -1,14 +1,14 @@
 //! A tree behind a server: a scratch volume, or a home path without any caching. One call per
 //! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
-//! call waits is in `calling.rs`; what happens when the server forgot the session in `again.rs`.
+//! call waits is in `calling.rs`; what happens when the server forgot the session in `session_recovery.rs`.
 
-mod session_recovery;
-mod reply_translation;
 mod call_retry;
 mod delegation;
 mod forget_queue;
 mod log_recovery;
 mod log_shipping;
+mod reply_translation;
+mod session_recovery;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,7 +18,7 @@ use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::message::{
-    CloseTree, FileResults, AssignedNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
+    AssignedNumbers, CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, KeepaliveDeadline};
@@ -28,15 +28,17 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use self::session_recovery::InflightRename;
 pub use self::delegation::Durability;
 use self::delegation::{SessionDelegation, errno_of_failure};
+use self::session_recovery::InflightRename;
 use super::Completion;
 use crate::clock;
-use crate::volume_health::{VolumeHealth, is_fatal};
-use crate::limits::{CLOSE_TIMEOUT_MS, FORGET_BATCH_MAX, CLOSE_AND_EXTEND_TIMEOUT_MS, RETRY_PAUSE_MS_MIN};
-use crate::logic::inode_map::InodeMap;
+use crate::limits::{
+    CLOSE_AND_EXTEND_TIMEOUT_MS, CLOSE_TIMEOUT_MS, FORGET_BATCH_MAX, RETRY_PAUSE_MS_MIN,
+};
 use crate::logic::attribute_updates::is_change;
+use crate::logic::inode_map::InodeMap;
+use crate::volume_health::{VolumeHealth, is_fatal};
 
 /// How to call the server that holds a volume.
 #[derive(Debug, Clone)]
@@ -281,7 +283,10 @@ impl RemoteTree {
         self.renewal_task.abort();
         self.session.is_closing.store(true, Ordering::Release);
         let RemoteSession {
-            server, tree, health: fate, ..
+            server,
+            tree,
+            health: fate,
+            ..
         } = &*self.session;
         if fate.loss().is_some() {
             return;
@@ -292,7 +297,11 @@ impl RemoteTree {
             epoch: self.session.link().tree_session.epoch,
             lifetime_ms_min: keep_ms,
         };
-        let ms = if keep_ms == 0 { CLOSE_TIMEOUT_MS } else { CLOSE_AND_EXTEND_TIMEOUT_MS };
+        let ms = if keep_ms == 0 {
+            CLOSE_TIMEOUT_MS
+        } else {
+            CLOSE_AND_EXTEND_TIMEOUT_MS
+        };
         let deadline = Deadline::after_ms(ms);
         let closed = server
             .pool
@@ -356,17 +365,20 @@ impl RemoteSession {
                     return Ok((Ok(reply), Bytes::new()));
                 }
                 maybe_ran = false;
-                self.try_operation(&link, caller, &op, &data, deadline).await
+                self.try_operation(&link, caller, &op, &data, deadline)
+                    .await
             };
             match attempt.await {
-                Ok((result, body)) => match self.translate_result(link.tree_session.epoch, &op, result) {
-                    Some(result) => return (result, body),
-                    // An answer in numbers of a session that ended meanwhile.
-                    None => {
-                        maybe_ran = true;
-                        patience.extend();
+                Ok((result, body)) => {
+                    match self.translate_result(link.tree_session.epoch, &op, result) {
+                        Some(result) => return (result, body),
+                        // An answer in numbers of a session that ended meanwhile.
+                        None => {
+                            maybe_ran = true;
+                            patience.extend();
+                        }
                     }
-                },
+                }
                 Err(SessionFailure::SessionForgotten { maybe_ran: ran }) => {
                     maybe_ran |= ran;
                     // It is there again, however long the one before it was at it.
@@ -406,7 +418,9 @@ impl RemoteSession {
             return Ok((Ok(FileReply::Done), Bytes::new()));
         }
         let asked = self.translate(link, op, deadline).await?;
-        let (result, body) = self.run_in_session(link, caller, asked, data, deadline).await?;
+        let (result, body) = self
+            .run_in_session(link, caller, asked, data, deadline)
+            .await?;
         match result {
             Ok(FileReply::Read { length }) if length as usize != body.len() => {
                 let text = "the server's data are shorter or longer than it says";
@@ -426,7 +440,13 @@ impl RemoteSession {
         deadline: Deadline,
     ) -> Result<(FileResult, Bytes), SessionFailure> {
         let (mut results, body) = self
-            .run_batch(link, caller, (vec![op], link.unordered_numbers()), data, deadline)
+            .run_batch(
+                link,
+                caller,
+                (vec![op], link.unordered_numbers()),
+                data,
+                deadline,
+            )
             .await?;
         match results.pop() {
             Some(result) => Ok((result, body)),

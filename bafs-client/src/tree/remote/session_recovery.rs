@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, ByName};
+use bafs_proto::file_op::{Attr, ByName, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::message::{AssignedNumbers, OpenTree, TreeRef};
 use bafs_proto::time::Deadline;
@@ -15,8 +15,8 @@ use nix::libc;
 
 use tokio::sync::MutexGuard;
 
-use super::{SessionLink, RemoteSession, SessionFailure};
-use crate::logic::inode_map::{MissingObject, OpenParameters, InodeRoute};
+use super::{RemoteSession, SessionFailure, SessionLink};
+use crate::logic::inode_map::{InodeRoute, MissingObject, OpenParameters};
 
 /// What an open flag does once must not be done again.
 const ONE_TIME_FLAGS: i32 = libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL;
@@ -45,10 +45,13 @@ impl RemoteSession {
             writable: self.is_writable,
             resumed_incarnation: Some(link.tree_session.machine_incarnation),
         };
-        let calling =
-            server
-                .pool
-                .call_with_retries(&server.address, &server.token, call, Bytes::new(), deadline);
+        let calling = server.pool.call_with_retries(
+            &server.address,
+            &server.token,
+            call,
+            Bytes::new(),
+            deadline,
+        );
         match self.health.run_unless_lost(calling).await {
             Some(Ok((opened, _))) => {
                 tracing::warn!(
@@ -120,7 +123,10 @@ impl RemoteSession {
         }
     }
 
-    async fn lock_recovery(&self, deadline: Deadline) -> Result<MutexGuard<'_, ()>, SessionFailure> {
+    async fn lock_recovery(
+        &self,
+        deadline: Deadline,
+    ) -> Result<MutexGuard<'_, ()>, SessionFailure> {
         let turn = tokio::time::timeout_at(deadline.instant().into(), self.recovery_lock.lock());
         turn.await.map_err(|_| {
             let text = "it did not answer in time";
@@ -157,9 +163,12 @@ impl RemoteSession {
                     }
                 }
                 (InodeRoute::ByName(_, name), InodeRoute::Present(parent)) => {
-                    self.locate_by_name(link, file, parent, name, deadline).await?;
+                    self.locate_by_name(link, file, parent, name, deadline)
+                        .await?;
                 }
-                (InodeRoute::ByName(parent, _), InodeRoute::ByName(..)) if !wanted.contains(&parent) => {
+                (InodeRoute::ByName(parent, _), InodeRoute::ByName(..))
+                    if !wanted.contains(&parent) =>
+                {
                     wanted.push(parent);
                 }
                 // It was removed, and nobody reads or writes it: who has its number looks again.
@@ -167,7 +176,9 @@ impl RemoteSession {
                     return Err(SessionFailure::OperationRefused(Errno(libc::ESTALE)));
                 }
                 _ => {
-                    return Err(file_missing("a file that the job uses has no name any more"));
+                    return Err(file_missing(
+                        "a file that the job uses has no name any more",
+                    ));
                 }
             }
         }
@@ -211,7 +222,11 @@ impl RemoteSession {
         let (opening, is_stale, promised) = {
             let known = self.inode_map();
             let promised = known.deferred_number(handle);
-            (known.open_parameters(handle), known.is_stale(handle), promised)
+            (
+                known.open_parameters(handle),
+                known.is_stale(handle),
+                promised,
+            )
         };
         let Some(OpenParameters {
             ino,
@@ -251,7 +266,9 @@ impl RemoteSession {
                 known.reopen(handle, opened);
                 Ok(ino)
             }
-            other => Err(file_missing(format!("a file does not open again: {other:?}"))),
+            other => Err(file_missing(format!(
+                "a file does not open again: {other:?}"
+            ))),
         }
     }
 
@@ -269,14 +286,19 @@ impl RemoteSession {
             | FileOp::MakeNode { parent, name, .. }
             | FileOp::MakeSymlink { parent, name, .. }
             | FileOp::MakeDirectory { parent, name, .. } => {
-                self.remove_unfinished(link, *parent, name, deadline).await?;
+                self.remove_unfinished(link, *parent, name, deadline)
+                    .await?;
                 Ok(None)
             }
             FileOp::MakeLink { ino, parent, name } => {
                 let Some(found) = self.find_name(link, *parent, name, deadline).await? else {
                     return Ok(None);
                 };
-                if self.provide_object(link, MissingObject::File(*ino), deadline).await? != found.ino {
+                if self
+                    .provide_object(link, MissingObject::File(*ino), deadline)
+                    .await?
+                    != found.ino
+                {
                     return Err(self.unproved_failure("a link"));
                 }
                 // The kernel is to have a reference of its own.
@@ -287,7 +309,9 @@ impl RemoteSession {
                 Ok(found.is_none().then_some(FileReply::Done))
             }
             FileOp::Rename { .. } => self.find_rename_outcome(link, op, deadline).await,
-            FileOp::Write { append: true, .. } => self.find_append_outcome(link, op, deadline).await,
+            FileOp::Write { append: true, .. } => {
+                self.find_append_outcome(link, op, deadline).await
+            }
             FileOp::SetXattr { flags, .. } if *flags & libc::XATTR_CREATE == 0 => Ok(None),
             FileOp::SetXattr { .. } | FileOp::RemoveXattr { .. } => {
                 Err(self.unproved_failure("a change of an extended attribute"))
@@ -342,7 +366,9 @@ impl RemoteSession {
             return Err(self.unproved_failure("the making of a file"));
         }
         let (place, name) = (parent, name.clone());
-        let parent = self.provide_object(link, MissingObject::File(place), deadline).await?;
+        let parent = self
+            .provide_object(link, MissingObject::File(place), deadline)
+            .await?;
         let op = if is_directory {
             FileOp::RemoveDirectory { parent, name }
         } else {
@@ -417,7 +443,9 @@ impl RemoteSession {
         let Some(OpenParameters { ino, .. }) = opening else {
             return Err(SessionFailure::OperationRefused(Errno(libc::EBADF)));
         };
-        let place = self.provide_object(link, MissingObject::File(ino), deadline).await?;
+        let place = self
+            .provide_object(link, MissingObject::File(ino), deadline)
+            .await?;
         let op = FileOp::GetAttr {
             ino: place,
             handle: None,
@@ -464,7 +492,9 @@ impl RemoteSession {
         if !self.is_sole_writer() {
             return Err(self.unproved_failure("a change of names"));
         }
-        let parent = self.provide_object(link, MissingObject::File(parent), deadline).await?;
+        let parent = self
+            .provide_object(link, MissingObject::File(parent), deadline)
+            .await?;
         let name = name.clone();
         let op = FileOp::Lookup { parent, name };
         let (result, _) = self

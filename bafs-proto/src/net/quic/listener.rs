@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use quinn::{Endpoint, RecvStream, SendStream, VarInt};
 
-use super::{read_frame, read_lengths, read_head_and_body, server_endpoint, write_frame};
+use super::{read_frame, read_head_and_body, read_lengths, server_endpoint, write_frame};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
@@ -143,21 +143,28 @@ async fn serve_stream(
 
 /// A request, with its place among all that this process holds: until there is one, for a moment,
 /// it stays in the connection's window.
-async fn read_request(receive: &mut RecvStream, budget: &ConnectionBudget) -> Result<(Frame, Option<BudgetPermit>)> {
+async fn read_request(
+    receive: &mut RecvStream,
+    budget: &ConnectionBudget,
+) -> Result<(Frame, Option<BudgetPermit>)> {
     let lengths = read_lengths(receive).await?;
     let permit = budget.reserve(lengths.0 + lengths.1);
     let permit = tokio::time::timeout(Duration::from_millis(BUDGET_WAIT_MS), permit)
         .await
         .map_err(|_| Error::new(ErrorCode::Busy, TOO_MANY_CALLS))?;
-    Ok((read_head_and_body(receive, lengths, STALL_TIMEOUT_MS).await?, permit))
+    Ok((
+        read_head_and_body(receive, lengths, STALL_TIMEOUT_MS).await?,
+        permit,
+    ))
 }
 
-/// A frame that comes or goes within [`FRAME_MS`].
+/// A frame that comes or goes within [`FRAME_TIMEOUT_MS`].
 async fn with_frame_timeout<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(Duration::from_millis(FRAME_TIMEOUT_MS), transfer)
         .await
         .unwrap_or_else(|_| {
-            let text = format!("a frame took more than {FRAME_TIMEOUT_MS} ms; the link is too slow");
+            let text =
+                format!("a frame took more than {FRAME_TIMEOUT_MS} ms; the link is too slow");
             Err(Error::new(ErrorCode::DeadlineExceeded, text))
         })
 }
@@ -167,7 +174,10 @@ async fn receive_hello(
     ours: &Hello,
     server: Option<ServerId>,
 ) -> Result<Peer> {
-    let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| connection_error(&e))?;
+    let (mut send, mut receive) = connection
+        .accept_bi()
+        .await
+        .map_err(|e| connection_error(&e))?;
     let (head, _) = read_frame(&mut receive).await?;
     let theirs = codec::decode::<Hello>(&head);
     let answer = reply_to_hello(ours, &theirs, server);

@@ -21,7 +21,8 @@ use crate::buffer::Buffer;
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
 use crate::net::hello::{
-    FRAME_TIMEOUT_MS, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, peer_closed_error, connection_error, decode_lengths, encode_lengths,
+    FRAME_TIMEOUT_MS, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, connection_error, decode_lengths,
+    encode_lengths, peer_closed_error,
 };
 use crate::net::memory_budget::{BudgetPermit, ConnectionBudget};
 use crate::net::tls::TlsTcpStream;
@@ -56,7 +57,7 @@ pub(super) enum FrameEvent {
 pub(super) struct FrameSender {
     write_state: Mutex<WriteState>,
     closed: watch::Sender<bool>,
-    /// Reads and writes that moved bytes, and ticks of [`Outbox::keep`].
+    /// Reads and writes that moved bytes, and ticks of [`FrameSender::run_keepalive`].
     reads: AtomicU64,
     writes: AtomicU64,
     ticks: AtomicU64,
@@ -128,7 +129,7 @@ impl FrameSender {
         self.write_state.lock().await.writer = None;
     }
 
-    /// Asks for the end: [`Outbox::closed`] comes true.
+    /// Asks for the end: [`FrameSender::closed`] comes true.
     pub(super) fn request_close(&self) {
         self.closed.send_replace(true);
     }
@@ -194,7 +195,10 @@ impl FrameSender {
     }
 
     async fn flush_unsent(&self, writing: &mut WriteState) -> io::Result<()> {
-        let WriteState { writer: half, unsent: left } = writing;
+        let WriteState {
+            writer: half,
+            unsent: left,
+        } = writing;
         let half = half
             .as_mut()
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the connection ended"))?;
@@ -316,7 +320,8 @@ impl FrameReceiver {
         if partial_frame.is_refused {
             self.skip(length).await?;
         } else {
-            self.fill(&mut (&mut *partial_frame.body).limit(length)).await?;
+            self.fill(&mut (&mut *partial_frame.body).limit(length))
+                .await?;
         }
         if partial_frame.missing_bytes > 0 {
             if length == 0 || self.partial_frames.len() >= PARTIAL_FRAMES_MAX {
@@ -379,7 +384,11 @@ impl FrameReceiver {
     /// Reads until `into` is full.
     async fn fill(&mut self, into: &mut (impl BufMut + Send)) -> Result<()> {
         while into.has_remaining_mut() {
-            let count = self.reader.read_buf(into).await.map_err(|e| connection_error(&e))?;
+            let count = self
+                .reader
+                .read_buf(into)
+                .await
+                .map_err(|e| connection_error(&e))?;
             if count == 0 {
                 return Err(peer_closed_error());
             }
@@ -396,8 +405,13 @@ impl FrameReceiver {
         }
         self.last_check_tick = now;
         let limit = FRAME_TIMEOUT_MS / KEEP_ALIVE_INTERVAL_MS;
-        if self.partial_frames.values().any(|partial_frame| now - partial_frame.start_tick > limit) {
-            let text = format!("a frame took more than {FRAME_TIMEOUT_MS} ms; the link is too slow");
+        if self
+            .partial_frames
+            .values()
+            .any(|partial_frame| now - partial_frame.start_tick > limit)
+        {
+            let text =
+                format!("a frame took more than {FRAME_TIMEOUT_MS} ms; the link is too slow");
             return Err(Error::new(ErrorCode::DeadlineExceeded, text));
         }
         Ok(())
@@ -414,7 +428,7 @@ pub(super) async fn write_head(stream: &mut TlsTcpStream, head: &[u8]) -> io::Re
     stream.flush().await
 }
 
-/// Reads what [`write_frame`] wrote.
+/// Reads what [`write_head`] wrote.
 pub(super) async fn read_head(stream: &mut TlsTcpStream) -> io::Result<Result<Bytes>> {
     let mut words = [0; 16];
     stream.read_exact(&mut words).await?;
@@ -469,7 +483,12 @@ mod tests {
             let (large, small) = (frame(b"large", 4 << 20), frame(b"small", 100));
             tokio::join!(sender.send(1, large), sender.send(2, small))
         };
-        let receiving = async { (call_and_length(&mut receiver).await, call_and_length(&mut receiver).await) };
+        let receiving = async {
+            (
+                call_and_length(&mut receiver).await,
+                call_and_length(&mut receiver).await,
+            )
+        };
         let ((large, small), words) = tokio::join!(sending, receiving);
         large.and(small).expect("sent");
         assert_eq!(words, ((2, 105), (1, 5 + (4 << 20))));
@@ -485,7 +504,12 @@ mod tests {
             sender.cancel(1).await;
             sender.send(2, frame(b"small", 1)).await
         };
-        let receiving = async { (call_and_length(&mut receiver).await, call_and_length(&mut receiver).await) };
+        let receiving = async {
+            (
+                call_and_length(&mut receiver).await,
+                call_and_length(&mut receiver).await,
+            )
+        };
         let (sent, words) = tokio::join!(sending, receiving);
         sent.expect("sent");
         assert_eq!(words, ((1, usize::MAX), (2, 6)));

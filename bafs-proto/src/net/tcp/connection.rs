@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::chunks::{FrameReceiver, FrameSender, FrameEvent, split_stream};
+use super::chunks::{FrameEvent, FrameReceiver, FrameSender, split_stream};
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
 use crate::net::hello::KEEP_ALIVE_INTERVAL_MS;
 use crate::net::memory_budget::{CONNECTION_BUDGET_KIB, call_weight_kib};
 use crate::net::tls::TlsTcpStream;
 
-/// Calls and request bodies under way at once, in KiB (see [`weight`]): half of what a server
+/// Calls and request bodies under way at once, in KiB (see [`call_weight_kib`]): half of what a server
 /// takes, as it still works at calls that were cancelled.
 const CALL_BUDGET_KIB: usize = CONNECTION_BUDGET_KIB / 2;
 
@@ -57,7 +57,10 @@ impl TcpConnection {
     /// Calls under way, `None` when it has ended.
     pub(super) fn calls_in_flight(&self) -> Option<usize> {
         let calls = self.lock();
-        calls.end_error.is_none().then_some(calls.reply_senders.len())
+        calls
+            .end_error
+            .is_none()
+            .then_some(calls.reply_senders.len())
     }
 
     /// Sends a frame and waits for the frame that answers it.
@@ -71,7 +74,10 @@ impl TcpConnection {
             .await
             .map_err(|_| Error::new(ErrorCode::Unreachable, "the connection ended"))?;
         let (call, mut answer) = self.add_call()?;
-        let call = PendingCall { connection: self, call };
+        let call = PendingCall {
+            connection: self,
+            call,
+        };
         let sent = tokio::select! {
             biased;
             sent = self.outbox.send(call.call, frame) => sent,
@@ -142,7 +148,13 @@ struct PendingCall<'a> {
 
 impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
-        if self.connection.lock().reply_senders.remove(&self.call).is_none() {
+        if self
+            .connection
+            .lock()
+            .reply_senders
+            .remove(&self.call)
+            .is_none()
+        {
             return;
         }
         let (sender, call) = (self.connection.outbox.clone(), self.call);

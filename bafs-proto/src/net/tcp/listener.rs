@@ -9,14 +9,14 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::chunks::{self, FrameSender, FrameEvent, split_stream};
+use super::chunks::{self, FrameEvent, FrameSender, split_stream};
 use super::socket;
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::ids::ServerId;
 use crate::message::{Hello, ReplyHead};
-use crate::net::cancellation::{Cancellation, CancelGuard};
+use crate::net::cancellation::{CancelGuard, Cancellation};
 use crate::net::handshakes::Handshakes;
 use crate::net::hello::{FRAME_TIMEOUT_MS, connection_error, own_hello, reply_to_hello};
 use crate::net::memory_budget::{ConnectionBudget, TOO_MANY_CALLS};
@@ -73,7 +73,7 @@ impl TlsTcpListener {
             .map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))
     }
 
-    /// Serves until [`TcpListener::close`] or the runtime's end.
+    /// Serves until [`TlsTcpListener::close`] or the runtime's end.
     pub async fn serve(&self, service: Arc<dyn Service>) {
         let mut handshakes = Handshakes::default();
         let mut stopped = self.stop.subscribe();
@@ -116,7 +116,10 @@ async fn receive_hello(
     (ours, server): (&Hello, Option<ServerId>),
 ) -> Result<(TlsTcpStream, Peer)> {
     socket::configure_socket(&stream);
-    let mut stream = acceptor.accept(stream).await.map_err(|e| connection_error(&e))?;
+    let mut stream = acceptor
+        .accept(stream)
+        .await
+        .map_err(|e| connection_error(&e))?;
     let head = chunks::read_head(&mut stream)
         .await
         .map_err(|e| connection_error(&e))??;

@@ -1,11 +1,11 @@
 //! Exchanges over TLS over TCP: a few connections for each server, many calls on each.
 //!
-//! The same certificates, hello and frames as over QUIC; `pieces.rs` says how frames are mixed. The
+//! The same certificates, hello and frames as over QUIC; `chunks.rs` says how frames are mixed. The
 //! faster channel where packets need no address translation and are hardly lost: it leaves
 //! acknowledgements, batches and pacing to the kernel.
 
-mod connection;
 mod chunks;
+mod connection;
 mod listener;
 mod socket;
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use self::connection::TcpConnection;
-use super::hello::{HelloReply, connection_error, check_hello, own_hello, resolve};
+use super::hello::{HelloReply, check_hello, connection_error, own_hello, resolve};
 use super::tls::{Connector, TlsTcpStream, is_refusal};
 use super::{BoxFuture, Connection, Dial, Exchange, Frame};
 use crate::codec;
@@ -199,7 +199,9 @@ struct TcpConnections {
 
 impl TcpConnections {
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<TcpConnection>>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The connection with the fewest calls; where all have some, another one is made meanwhile.
@@ -207,9 +209,14 @@ impl TcpConnections {
         let (best, more) = {
             let mut connections = self.lock();
             connections.retain(|connection| connection.calls_in_flight().is_some());
-            let calls = connections.iter().filter_map(|l| Some((l.calls_in_flight()?, l)));
+            let calls = connections
+                .iter()
+                .filter_map(|l| Some((l.calls_in_flight()?, l)));
             let (busy, connection) = calls.min_by_key(|(busy, _)| *busy)?;
-            (connection.clone(), busy > 0 && connections.len() < CONNECTIONS_MAX)
+            (
+                connection.clone(),
+                busy > 0 && connections.len() < CONNECTIONS_MAX,
+            )
         };
         if more && !self.is_adding.swap(true, Ordering::Relaxed) {
             tokio::spawn(add_connection(Arc::downgrade(self)));
@@ -233,7 +240,9 @@ async fn add_connection(connections: Weak<TcpConnections>) {
         Ok(Ok((stream, id))) => {
             let mut all = connections.lock();
             // A server that forgot the others is not the one that this connection is to.
-            if id == connections.server_id && all.iter().any(|lane| lane.calls_in_flight().is_some()) {
+            if id == connections.server_id
+                && all.iter().any(|lane| lane.calls_in_flight().is_some())
+            {
                 all.push(TcpConnection::start(stream, false));
             }
         }
@@ -252,7 +261,10 @@ struct TcpLink(Arc<TcpConnections>);
 
 impl Drop for TcpLink {
     fn drop(&mut self) {
-        self.0.lock().iter().for_each(|connection| connection.request_close());
+        self.0
+            .lock()
+            .iter()
+            .for_each(|connection| connection.request_close());
     }
 }
 
@@ -283,6 +295,9 @@ impl Exchange for TcpLink {
     }
 
     fn is_closed(&self) -> bool {
-        self.0.lock().iter().all(|connection| connection.calls_in_flight().is_none())
+        self.0
+            .lock()
+            .iter()
+            .all(|connection| connection.calls_in_flight().is_none())
     }
 }

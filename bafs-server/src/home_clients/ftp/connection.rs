@@ -166,7 +166,11 @@ impl FtpConnection {
     }
 
     /// The lines that `command` lists.
-    pub(super) async fn list_lines(&mut self, command: &str, argument: &str) -> Result<Vec<String>> {
+    pub(super) async fn list_lines(
+        &mut self,
+        command: &str,
+        argument: &str,
+    ) -> Result<Vec<String>> {
         let data = self.transfer(0, command, argument).await?;
         let mut bytes = Vec::new();
         receive(data, LISTING_BYTES_MAX + 1, &mut bytes).await?;
@@ -174,7 +178,12 @@ impl FtpConnection {
             return Err(Error::new(ErrorCode::Malformed, "a listing is too long"));
         }
         let reply = self.end_of_transfer().await?;
-        if bytes.is_empty() && reply.lines.iter().any(|line| line.contains(NOT_OPENED_TEXT)) {
+        if bytes.is_empty()
+            && reply
+                .lines
+                .iter()
+                .any(|line| line.contains(NOT_OPENED_TEXT))
+        {
             let text = format!("it says {}: {}", reply.code, reply.lines.join(" "));
             return Err(Error::new(ErrorCode::RightMissing, text));
         }

@@ -21,7 +21,7 @@ use super::super::listing::{directory_entry, file_entry, make_page};
 use super::super::settings::HomeSetting;
 use super::super::{HomeBackend, HomeUpload};
 use super::uploads::BucketUploads;
-use super::{ObjectStore, CONCURRENT_STATS_MAX};
+use super::{CONCURRENT_STATS_MAX, ObjectStore};
 
 /// A bucket.
 pub(crate) struct BucketHome {

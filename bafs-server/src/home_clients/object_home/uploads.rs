@@ -102,7 +102,12 @@ impl BucketUploads {
         })
     }
 
-    pub(super) async fn write(&self, put: &HomeUpload, offset: u64, data: Bytes) -> Result<PutProgress> {
+    pub(super) async fn write(
+        &self,
+        put: &HomeUpload,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<PutProgress> {
         let upload = self.find(put).ok_or_else(|| restarted_error(&put.path))?;
         let mut state = upload.state.clone().lock_owned().await;
         let objects = self.objects.clone();
@@ -192,7 +197,9 @@ impl BucketUploads {
             path: put.path.clone(),
             expires: Mutex::new(Deadline::after_ms(UPLOAD_IDLE_MS)),
             is_closing: AtomicBool::new(false),
-            state: Arc::new(tokio::sync::Mutex::new(UploadState::Open(Box::new(sending)))),
+            state: Arc::new(tokio::sync::Mutex::new(UploadState::Open(Box::new(
+                sending,
+            )))),
         };
         let mut list = self.list();
         if list.len() >= UPLOADS_MAX {
@@ -266,13 +273,19 @@ impl BucketUpload {
 }
 
 /// Has the store put an upload in place.
-async fn complete(objects: &ObjectStore, state: &mut UploadState, receipt: PutReceipt) -> Result<PutReceipt> {
+async fn complete(
+    objects: &ObjectStore,
+    state: &mut UploadState,
+    receipt: PutReceipt,
+) -> Result<PutReceipt> {
     let UploadState::Open(sending) = state else {
         return Err(restarted_error(&receipt.path));
     };
     let (path, size) = (&receipt.path, receipt.size);
     let ms = COMPLETE_TIMEOUT_MS + transfer_ms_max(2 * sending.part_bytes);
-    objects.with_timeout(ms, path, sending.writer.close()).await?;
+    objects
+        .with_timeout(ms, path, sending.writer.close())
+        .await?;
     let key = objects.object_key(path)?;
     let there = objects.with_timeout(CALL_TIMEOUT_MS, path, objects.operator.stat(&key));
     let there = there.await?.content_length();

@@ -21,7 +21,7 @@ use opendal::services::Http;
 use super::super::listing::{directory_entry, file_entry, make_page};
 use super::super::settings::HomeSetting;
 use super::super::{HomeBackend, HomeUpload, read_only_error};
-use super::{ObjectStore, CONCURRENT_STATS_MAX};
+use super::{CONCURRENT_STATS_MAX, ObjectStore};
 
 /// Name of the file that lists a directory.
 const LIST_FILE: &str = "bafs.list";
@@ -69,7 +69,9 @@ impl WebHome {
             Err(error) => return Err(objects.store_error(list, &error)),
         }
         let text = objects.operator.read(list).await;
-        let text = text.map_err(|error| objects.store_error(list, &error))?.to_vec();
+        let text = text
+            .map_err(|error| objects.store_error(list, &error))?
+            .to_vec();
         // A name that is no text fails when it is asked for.
         let text = from_bytes(&text);
         let names = text.lines().map(|line| line.trim_start_matches("./"));

@@ -31,7 +31,7 @@ const DATA: u8 = 103;
 const NAME: u8 = 104;
 const ATTRS: u8 = 105;
 
-/// Numbers of [`Reply::Status`].
+/// Numbers of [`SftpReply::Status`].
 pub(super) const OK: u32 = 0;
 const END: u32 = 1;
 const NO_SUCH_FILE: u32 = 2;
@@ -301,6 +301,9 @@ mod tests {
             None
         );
         assert_eq!(SftpReply::parse_greeting(&[VERSION, 0, 0, 0, 2], 3), None);
-        assert_eq!(SftpReply::parse_greeting(&[VERSION, 0, 0, 0, 3], 3), Some(Vec::new()));
+        assert_eq!(
+            SftpReply::parse_greeting(&[VERSION, 0, 0, 0, 3], 3),
+            Some(Vec::new())
+        );
     }
 }

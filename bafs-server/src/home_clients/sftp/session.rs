@@ -1,4 +1,4 @@
-//! SFTP, version 3, over the standard streams of `ssh -s HOST sftp`: packets out, packets in, many
+//! SFTP, version 3, over the standard streams of `ssh -s HOST_ROOT sftp`: packets out, packets in, many
 //! at once. Knows no homes.
 //!
 //! `ssh` brings what a site has set up: keys, agents, jump hosts, known hosts. When this process
@@ -17,7 +17,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::packet::{SftpRequestKind, SftpPacket, SftpReply};
+use super::packet::{SftpPacket, SftpReply, SftpRequestKind};
 
 /// Version of the protocol.
 const VERSION: u32 = 3;
@@ -134,7 +134,11 @@ impl SftpSession {
         let (sender, reply) = oneshot::channel();
         let id = self.shared.send(kind, fill, Some(sender));
         let line = self.shared.clone();
-        let mut asked = PendingRequest { shared: line, id, reply };
+        let mut asked = PendingRequest {
+            shared: line,
+            id,
+            reply,
+        };
         let complaint = self.stderr_text.clone();
         Box::pin(async move {
             loop {
@@ -241,7 +245,8 @@ async fn receive(mut stdout: ChildStdout, line: Arc<SessionShared>) {
             Some(waiter) => waiter.send(reply).err(),
             None => Some(reply),
         };
-        left.into_iter().for_each(|reply| line.close_unclaimed(reply));
+        left.into_iter()
+            .for_each(|reply| line.close_unclaimed(reply));
     }
     *line.waiters() = None;
 }

@@ -135,14 +135,15 @@ impl BlockTable {
             file,
             block: BlockIndex(block),
         });
-        let end = |key: BlockKey, held: &StoredBlock| key.block.0 * block_bytes + u64::from(held.length);
+        let end =
+            |key: BlockKey, held: &StoredBlock| key.block.0 * block_bytes + u64::from(held.length);
         keys.filter_map(|key| Some((key, *self.peek(key)?)))
             .filter(|(key, held)| end(*key, held) > size)
             .collect()
     }
 
     /// Takes over the files that have no blocks any more, to take them off the disk. None of
-    /// their blocks finds a place before [`BlockTable::file_gone`].
+    /// their blocks finds a place before [`BlockTable::finish_file_removal`].
     pub(crate) fn take_empty_files(&mut self) -> Vec<FileIndex> {
         let free = self.files.empty.iter_mut().filter(|(_, taken)| !**taken);
         free.map(|(file, taken)| {
@@ -174,7 +175,8 @@ impl BlockTable {
             let (list, _) = self.class_list(class);
             if let Some(held) = list.pop(&key) {
                 let victim = self.note_evicted(key, held, class);
-                self.blocks_in_transit.insert(key, charged_bytes(victim.length));
+                self.blocks_in_transit
+                    .insert(key, charged_bytes(victim.length));
                 victims.push(victim);
             }
         }
@@ -240,7 +242,7 @@ impl BlockTable {
         there.is_some_and(|there| there.count == blocks)
     }
 
-    /// Makes all `blocks` blocks of a file stay until [`BlockTable::let_go`], as often as this
+    /// Makes all `blocks` blocks of a file stay until [`BlockTable::release_file`], as often as this
     /// was called. Refuses, and does nothing, unless all of them are here and were checked.
     pub(crate) fn hold_file(&mut self, file: FileIndex, blocks: u64) -> bool {
         if let Some(kept) = self.file_holds.get_mut(&file) {
@@ -265,7 +267,7 @@ impl BlockTable {
         true
     }
 
-    /// Undoes one [`BlockTable::hold`]. Who had the whole file may have read it, which nobody saw:
+    /// Undoes one [`BlockTable::hold_file`]. Who had the whole file may have read it, which nobody saw:
     /// with the last one, that counts as a use of each block.
     pub(crate) fn release_file(&mut self, file: FileIndex) {
         let Some(kept) = self.file_holds.get_mut(&file) else {

@@ -10,7 +10,7 @@ use bafs_proto::message::JobOutcome;
 use super::{PartOutcome, ReadTask, table_row};
 use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, format_number, time_seconds};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::CacheCluster;
 
 const NODES: usize = 4;
@@ -81,7 +81,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
     }
     report.print_table(&rows);
     let time = |runs: &[BlastRun]| Samples::new(runs.iter().map(|run| run.seconds).collect());
-    let sent = |runs: &[BlastRun]| Samples::new(runs.iter().map(|run| run.home_bytes as f64).collect());
+    let sent =
+        |runs: &[BlastRun]| Samples::new(runs.iter().map(|run| run.home_bytes as f64).collect());
     report.add_samples(
         "blast_alone_vs_cooperative",
         &time(&alone).ratio_to(&time(&together)),
@@ -109,7 +110,8 @@ fn search_script(query: usize, home: &str, database: &str) -> String {
 /// What each search finds in the plain directory.
 fn expected_results(home: &Path) -> Result<Vec<String>> {
     let home = home.to_str().context("a path is text")?;
-    let searches = (0..NODES * JOBS_PER_NODE).map(|query| search_script(query, home, &format!("{home}/db")));
+    let searches =
+        (0..NODES * JOBS_PER_NODE).map(|query| search_script(query, home, &format!("{home}/db")));
     let run = |script: String| {
         let output = Command::new("/bin/sh").args(["-c", &script]).output()?;
         ensure!(
@@ -124,7 +126,12 @@ fn expected_results(home: &Path) -> Result<Vec<String>> {
 /// Runs all searches: on each node one after the other, all nodes at once.
 fn run_once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Result<BlastRun> {
     let volumes = stage.create_caches(&stage.node_addresses(), wish)?;
-    let home = stage.test_cluster.home.path().to_str().context("a path is text")?;
+    let home = stage
+        .test_cluster
+        .home
+        .path()
+        .to_str()
+        .context("a path is text")?;
     let mut work: Vec<ReadTask> = Vec::new();
     for (index, volume) in volumes.iter().enumerate() {
         let (speaker, volume) = (stage.client.client().clone(), volume.clone());

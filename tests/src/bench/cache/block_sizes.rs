@@ -7,9 +7,9 @@ use super::{MIB, PartOutcome, table_row};
 use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, format_number, time_seconds};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
+use crate::cache_cluster::{CacheCluster, DATA_FILE};
 use crate::content::Content;
-use crate::cache_cluster::{DATA_FILE, CacheCluster};
 
 const LINK: &str = "8MB/s";
 const LINK_BYTES_PER_S: f64 = 8e6;
@@ -41,7 +41,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
         "block sizes: a cold scan of {} MiB behind {LINK}, and {RANDOM_READS} cold random reads of 4 KiB",
         set / MIB
     ));
-    let mut costs: Vec<_> = BLOCK_SIZES.iter().map(|_| BlockSizeCosts::default()).collect();
+    let mut costs: Vec<_> = BLOCK_SIZES
+        .iter()
+        .map(|_| BlockSizeCosts::default())
+        .collect();
     for _ in 0..options.choose(3, 1) {
         for (block_bytes, costs) in BLOCK_SIZES.iter().zip(&mut costs) {
             let scan = format!("--rw=read --bs=1M --size={set}");
@@ -77,14 +80,20 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
 }
 
 /// Reads a new, empty cache in a job: seconds, and bytes from home.
-fn read_once(stage: &CacheCluster, set: usize, block_bytes: u32, pattern: &str) -> Result<(f64, f64)> {
+fn read_once(
+    stage: &CacheCluster,
+    set: usize,
+    block_bytes: u32,
+    pattern: &str,
+) -> Result<(f64, f64)> {
     let wish = CacheSpec {
         block_bytes,
         cooperative: String::new(),
         ..CacheSpec::new("blocks", 2 * set as u64)
     };
     let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
-    let mut shell = Shell::start_in_job(&stage.test_cluster, &format!("{}:/data:ro", volumes[0].id))?;
+    let mut shell =
+        Shell::start_in_job(&stage.test_cluster, &format!("{}:/data:ro", volumes[0].id))?;
     shell.run_line("true")?;
     let before = stage.read_home_bytes()?;
     let (time, said) = time_seconds(|| {

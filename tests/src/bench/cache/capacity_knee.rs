@@ -7,9 +7,9 @@ use bafs_proto::volume::ReplacementPolicy;
 use super::{MIB, PartOutcome, table_row};
 use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, format_number};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
+use crate::cache_cluster::{CacheCluster, DATA_FILE, count_wrong_bytes};
 use crate::content::Content;
-use crate::cache_cluster::{DATA_FILE, CacheCluster, count_wrong_bytes};
 
 const NODES: usize = 4;
 
@@ -65,7 +65,14 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
             &samples[1].to_string(),
             &format_number(best),
         ]));
-        std::fs::remove_file(stage.test_cluster.home.path().join(&directory).join(DATA_FILE))?;
+        std::fs::remove_file(
+            stage
+                .test_cluster
+                .home
+                .path()
+                .join(&directory)
+                .join(DATA_FILE),
+        )?;
     }
     report.print_table(&rows);
     report.add_figure("knee_percent", knee as f64);
@@ -73,14 +80,20 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
 }
 
 /// Reads the set twice, through another node each time, and sees what home sent.
-fn measure_home_factor(stage: &CacheCluster, wish: &CacheSpec, content: &Content) -> Result<(f64, u64)> {
+fn measure_home_factor(
+    stage: &CacheCluster,
+    wish: &CacheSpec,
+    content: &Content,
+) -> Result<(f64, u64)> {
     let volumes = stage.create_caches(&stage.node_addresses(), wish)?;
     let before = stage.read_home_bytes()?;
     let mut wrong = 0;
     for volume in &volumes[..SCANS] {
-        wrong += stage
-            .client
-            .block_on(count_wrong_bytes(stage.new_reader()?, volume.clone(), content))?;
+        wrong += stage.client.block_on(count_wrong_bytes(
+            stage.new_reader()?,
+            volume.clone(),
+            content,
+        ))?;
     }
     let home_bytes = stage.read_home_bytes()? - before;
     stage.delete_volumes(&volumes)?;

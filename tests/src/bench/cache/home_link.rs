@@ -11,9 +11,9 @@ use super::{MIB, PartOutcome, ReadTask, table_row};
 use crate::api::CacheSpec;
 use crate::bench::machine::ProcessorTime;
 use crate::bench::measure::{Samples, format_number, time_seconds};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
+use crate::cache_cluster::{CacheCluster, count_wrong_bytes, run_compare_job};
 use crate::content::Content;
-use crate::cache_cluster::{CacheCluster, run_compare_job, count_wrong_bytes};
 
 /// Rate of the link to home: as the command line says it, and in bytes per second.
 const LINK: &str = "8MB/s";
@@ -221,14 +221,19 @@ fn run_cached(
             let (speaker, volume) = (stage.client.client().clone(), volume.clone());
             let script = script.clone();
             let target = volume.mount_target();
-            work.push(Box::pin(run_compare_job(speaker, volume.node, target, script)));
+            work.push(Box::pin(run_compare_job(
+                speaker,
+                volume.node,
+                target,
+                script,
+            )));
         }
         for _ in 0..readers.api_clients {
             let (speaker, volume) = (stage.new_reader()?, volume.clone());
             let content = content.clone();
-            work.push(Box::pin(
-                async move { count_wrong_bytes(speaker, volume, &content).await },
-            ));
+            work.push(Box::pin(async move {
+                count_wrong_bytes(speaker, volume, &content).await
+            }));
         }
     }
     let run = measure(stage, work)?;
@@ -254,7 +259,12 @@ fn run_remote(stage: &CacheCluster, directory: &str, readers: usize) -> Result<L
             path: directory.to_owned(),
         };
         let speaker = stage.client.client().clone();
-        work.push(Box::pin(run_compare_job(speaker, node, target, script.clone())));
+        work.push(Box::pin(run_compare_job(
+            speaker,
+            node,
+            target,
+            script.clone(),
+        )));
     }
     measure(stage, work)
 }

@@ -1,10 +1,10 @@
-//! `bench cache`: the cooperative cache on real processes. Each part is a file of its own.
+//! `bench cache_directory`: the cooperative cache on real processes. Each part is a file of its own.
 
 mod blast;
 mod block_sizes;
-mod node_churn;
 mod capacity_knee;
 mod home_link;
+mod node_churn;
 mod peer_read;
 mod warm_read;
 
@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 pub(super) use self::peer_read::{SOURCE_PROCESS, run_source_process};
 pub(super) use self::warm_read::run_passthrough;
 use super::measure::Stopwatch;
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 
 const MIB: usize = 1 << 20;
 
@@ -106,7 +106,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     );
     report.set_summary_figures(SUMMARY_FIGURES);
     let (mut wrong_bytes, mut failed) = (0, Vec::new());
-    for part in PARTS.iter().filter(|part| options.is_part_selected(part.name)) {
+    for part in PARTS
+        .iter()
+        .filter(|part| options.is_part_selected(part.name))
+    {
         let watch = Stopwatch::start();
         match (part.run)(options, report) {
             Ok(outcome) => wrong_bytes += outcome.wrong_bytes,

@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use super::{MIB, PartOutcome, ReadTask, table_row};
 use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, format_number, time_seconds};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
+use crate::cache_cluster::{CacheCluster, count_wrong_bytes, run_compare_job};
 use crate::content::Content;
-use crate::cache_cluster::{CacheCluster, run_compare_job, count_wrong_bytes};
 
 const NODES: usize = 8;
 
@@ -89,7 +89,12 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
     Ok(PartOutcome { wrong_bytes: wrong })
 }
 
-fn scan_once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills: bool) -> Result<ScanRun> {
+fn scan_once(
+    stage: &mut CacheCluster,
+    content: &Arc<Content>,
+    name: &str,
+    kills: bool,
+) -> Result<ScanRun> {
     let wish = CacheSpec {
         cooperative: name.to_owned(),
         ..CacheSpec::new("churn", content.bytes().len() as u64 + MIB as u64)
@@ -102,15 +107,22 @@ fn scan_once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills
         let (node, target, script) = (volume.node.clone(), volume.mount_target(), script.clone());
         work.push(Box::pin(run_compare_job(speaker, node, target, script)));
         let (speaker, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
-        work.push(Box::pin(
-            async move { count_wrong_bytes(speaker, volume, &content).await },
-        ));
+        work.push(Box::pin(async move {
+            count_wrong_bytes(speaker, volume, &content).await
+        }));
     }
     let staying = stage.node_addresses()[..PERMANENT_NODES].to_vec();
-    let before = (stage.read_home_bytes()?, stage.sum_counter(&staying, "cache_fallbacks")?);
+    let before = (
+        stage.read_home_bytes()?,
+        stage.sum_counter(&staying, "cache_fallbacks")?,
+    );
     let home = stage.test_cluster.cluster.home_address().to_owned();
     let (leaving, wish, home) = (&mut volumes[PERMANENT_NODES..], &wish, &home);
-    let CacheCluster { test_cluster: world, client: api, .. } = &mut *stage;
+    let CacheCluster {
+        test_cluster: world,
+        client: api,
+        ..
+    } = &mut *stage;
     let api = &*api;
     let over = AtomicBool::new(false);
     let (time, wrong, killed) = std::thread::scope(|scope| -> Result<_> {
@@ -118,7 +130,9 @@ fn scan_once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills
             let mut killed = 0;
             while kills && !over.load(Ordering::Relaxed) {
                 let place = killed % (NODES - PERMANENT_NODES);
-                if (killed / (NODES - PERMANENT_NODES)).is_multiple_of(2) == killed.is_multiple_of(2) {
+                if (killed / (NODES - PERMANENT_NODES)).is_multiple_of(2)
+                    == killed.is_multiple_of(2)
+                {
                     let name = format!("n{}", PERMANENT_NODES + 1 + place);
                     world.cluster.kill(&name)?;
                     std::thread::sleep(DOWNTIME);

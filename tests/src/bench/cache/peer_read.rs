@@ -13,13 +13,13 @@ use bafs_proto::net::quic;
 use bytes::Bytes;
 
 use super::{MIB, PartOutcome, table_row};
-use crate::api::{CacheVolume, CacheSpec, READ_BYTES_MAX, ApiClient};
+use crate::api::{ApiClient, CacheSpec, CacheVolume, READ_BYTES_MAX};
 use crate::bench::machine::warm_memory;
 use crate::bench::measure::{BenchmarkVariant, run_interleaved, time_seconds};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
+use crate::cache_cluster::{CacheCluster, DATA_FILE};
 use crate::content::Content;
-use crate::cache_cluster::{DATA_FILE, CacheCluster};
 
 /// Hidden first argument: this process sends bytes over a bare QUIC stream.
 pub(in crate::bench) const SOURCE_PROCESS: &str = "--quic-source";
@@ -152,13 +152,16 @@ fn read_own_cache(stage: &CacheCluster, content: &Content) -> Result<(f64, u64)>
 fn read_all(stage: &CacheCluster, volume: &CacheVolume, content: &Content) -> Result<(f64, u64)> {
     let reader = stage.new_reader()?;
     let length = content.bytes().len() as u64;
-    let (time, wrong) = time_seconds(|| stage.client.block_on(read_chunks(&reader, volume, content)))?;
+    let (time, wrong) =
+        time_seconds(|| stage.client.block_on(read_chunks(&reader, volume, content)))?;
     Ok((length as f64 / time / 1e6, wrong))
 }
 
 async fn read_chunks(reader: &ApiClient, volume: &CacheVolume, content: &Content) -> Result<u64> {
     let listing = reader.list_files(volume).await?;
-    let file = listing.regular_files().find(|(_, entry)| entry.path == DATA_FILE);
+    let file = listing
+        .regular_files()
+        .find(|(_, entry)| entry.path == DATA_FILE);
     let (file, _) = file.context("the data file is listed")?;
     let pieces = (content.bytes().len() as u64).div_ceil(u64::from(READ_BYTES_MAX));
     let step = READ_BYTES_MAX / listing.block_bytes;
@@ -166,7 +169,9 @@ async fn read_chunks(reader: &ApiClient, volume: &CacheVolume, content: &Content
         let (reader, volume, listing) = (reader.clone(), volume.clone(), listing.clone());
         let first = piece * u64::from(step);
         tokio::spawn(async move {
-            let bytes = reader.read_blocks(&volume, &listing, file, first, step).await?;
+            let bytes = reader
+                .read_blocks(&volume, &listing, file, first, step)
+                .await?;
             anyhow::Ok((piece * u64::from(READ_BYTES_MAX), bytes))
         })
     };

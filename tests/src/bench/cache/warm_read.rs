@@ -9,12 +9,12 @@ use anyhow::{Result, ensure};
 use super::{MIB, PartOutcome, table_row};
 use crate::api::CacheSpec;
 use crate::bench::machine::{CacheDropScope, drop_caches};
-use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
-use crate::bench::shell::Shell;
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
 use crate::bench::minimal_file_systems::passthrough::PassthroughMount;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::shell::Shell;
+use crate::bench::{BenchmarkReport, Options};
+use crate::cache_cluster::{CacheCluster, DATA_FILE};
 use crate::content::Content;
-use crate::cache_cluster::{DATA_FILE, CacheCluster};
 
 /// A way to read, as fio calls it.
 struct ReadPattern {
@@ -61,7 +61,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
 }
 
 /// The same as figures of what the kernel reads by itself, of pages in memory.
-pub(in crate::bench) fn run_passthrough(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+pub(in crate::bench) fn run_passthrough(
+    options: &Options,
+    report: &mut BenchmarkReport,
+) -> Result<()> {
     measure(options, report, |pages, pattern| {
         let name = match pattern.figure {
             "seq" => "pass_seq_read",
@@ -164,7 +167,10 @@ struct PatternResult {
 impl ComparedFiles {
     /// Fills the node's cache, and checks it.
     fn fill_cache(&self) -> Result<()> {
-        let compare = format!("cmp /data/{DATA_FILE} {} && echo same", self.native.display());
+        let compare = format!(
+            "cmp /data/{DATA_FILE} {} && echo same",
+            self.native.display()
+        );
         let same = self.shell.borrow_mut().run_line(&compare)?;
         ensure!(
             same.trim() == "same",
@@ -173,7 +179,12 @@ impl ComparedFiles {
         Ok(())
     }
 
-    fn compare(&self, options: &Options, pages: PageLocation, pattern: &ReadPattern) -> Result<PatternResult> {
+    fn compare(
+        &self,
+        options: &Options,
+        pages: PageLocation,
+        pattern: &ReadPattern,
+    ) -> Result<PatternResult> {
         let mounted = Path::new("/data").join(DATA_FILE);
         let way = |name, path: &Path| {
             let path = path.to_owned();
@@ -247,7 +258,13 @@ impl ComparedFiles {
 }
 
 /// Reads a file once with a pattern: MB/s. Random reads of pages on disk read a part of it.
-fn run_fio(shell: &mut Shell, path: &Path, set: usize, pages: PageLocation, pattern: &ReadPattern) -> Result<f64> {
+fn run_fio(
+    shell: &mut Shell,
+    path: &Path,
+    set: usize,
+    pages: PageLocation,
+    pattern: &ReadPattern,
+) -> Result<f64> {
     let part = match (pages, pattern.figure) {
         (PageLocation::OnDisk, "rand") => set / 16,
         _ => set,

@@ -6,13 +6,13 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::local_volume::measure_concurrent;
 use super::file_work::{FileWork, measure_rate};
+use super::local_volume::measure_concurrent;
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
-use crate::bench::shell::Shell;
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
 use crate::bench::minimal_file_systems::immutable;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::shell::Shell;
+use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::CacheCluster;
 
 /// What a job does again and again with what it reads from: libraries, scripts, tables.
@@ -59,7 +59,9 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let places = [Path::new("/data"), &native, &control, smallest.path()];
     let mut head: Vec<String> = vec!["work".to_owned()];
     head.extend(PLACES.map(str::to_owned));
-    head.extend(COMPARED_PAIRS.map(|(one, other, _)| format!("{} / {}", PLACES[one], PLACES[other])));
+    head.extend(
+        COMPARED_PAIRS.map(|(one, other, _)| format!("{} / {}", PLACES[one], PLACES[other])),
+    );
     let mut rows = vec![head];
     for (work, figure) in WORKS {
         let mut ways: Vec<_> = PLACES

@@ -13,12 +13,12 @@ use bafs_proto::message::{
 };
 
 use super::delayed_link::DelayedLink;
-use super::table_row;
+use super::file_work::{FileWork, parse_rate, process_arguments};
 use super::mounted_scratch::start_remote_cluster;
-use super::file_work::{FileWork, process_arguments, parse_rate};
+use super::table_row;
 use crate::TestCluster;
 use crate::bench::measure::{BenchmarkVariant, run_interleaved};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 
 /// One way of the link takes so long.
 const LINK_DELAY: Duration = Duration::from_millis(1);
@@ -55,7 +55,13 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 }
 
 /// Files per second of a job, from its start of making them until all are at the server.
-fn measure_storm(world: &TestCluster, server: &str, files: u64, delegated: bool, serial: u32) -> Result<f64> {
+fn measure_storm(
+    world: &TestCluster,
+    server: &str,
+    files: u64,
+    delegated: bool,
+    serial: u32,
+) -> Result<f64> {
     let identity = world.cluster.identity();
     let token = Identity::load(&identity.join("scheduler"), Role::Scheduler)?.token;
     let volume = world.run_json(&["volume", "show", "work"])?["id"]

@@ -96,7 +96,11 @@ async fn forward_packets(server: SocketAddr, delay: Duration) -> Result<()> {
     }
 }
 
-async fn receive_packets(far: Arc<UdpSocket>, delay: Duration, back: mpsc::Sender<(Instant, Vec<u8>)>) {
+async fn receive_packets(
+    far: Arc<UdpSocket>,
+    delay: Duration,
+    back: mpsc::Sender<(Instant, Vec<u8>)>,
+) {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     // A server that is gone refuses packets, and may come back.
     loop {

@@ -207,8 +207,11 @@ fn run_on_files(work: FileWork, directory: &Path, files: u64) -> Result<()> {
         _ => 1,
     };
     match work {
-        FileWork::List | FileWork::ListRepeated => (0..rounds).try_for_each(|_| list_directory(directory, files))?,
-        _ => (0..files * rounds).try_for_each(|number| run_on_file(work, directory, number % files))?,
+        FileWork::List | FileWork::ListRepeated => {
+            (0..rounds).try_for_each(|_| list_directory(directory, files))?
+        }
+        _ => (0..files * rounds)
+            .try_for_each(|number| run_on_file(work, directory, number % files))?,
     }
     if matches!(work, FileWork::Create | FileWork::Rename | FileWork::Unlink) {
         wait_for_server(directory)?;
@@ -227,7 +230,10 @@ fn run_on_file(work: FileWork, directory: &Path, number: u64) -> Result<()> {
         }
         FileWork::Stat | FileWork::StatRepeated => {
             let bytes = fs::metadata(&path)?.len();
-            ensure!(bytes == SMALL_FILE_BYTES as u64, "{bytes} bytes in {path:?}");
+            ensure!(
+                bytes == SMALL_FILE_BYTES as u64,
+                "{bytes} bytes in {path:?}"
+            );
         }
         FileWork::OpenRead => {
             let found = fs::read(&path)?;
@@ -255,6 +261,9 @@ fn list_directory(directory: &Path, files: u64) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         bytes += entry?.metadata()?.len();
     }
-    ensure!(bytes == files * SMALL_FILE_BYTES as u64, "{bytes} bytes in all");
+    ensure!(
+        bytes == files * SMALL_FILE_BYTES as u64,
+        "{bytes} bytes in all"
+    );
     Ok(())
 }

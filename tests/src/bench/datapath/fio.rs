@@ -59,7 +59,8 @@ pub(super) fn run_pattern(
     let moved = bytes / pattern.size_divisor;
     // fio drops the pages of the file that it names: those that are kept for FUSE, not the host's.
     // Of a plain directory those are the same.
-    let is_dropped = shower == FileProvider::Fuse && pattern.initial_state == InitialState::FusePagesCold;
+    let is_dropped =
+        shower == FileProvider::Fuse && pattern.initial_state == InitialState::FusePagesCold;
     let line = format!(
         "--name=data --invalidate={} --filename={file} --size={bytes} --io_size={moved} \
          --numjobs={} --group_reporting {}",
@@ -75,7 +76,9 @@ fn prepare_file(shell: &mut Shell, (file, bytes): (&str, u64), before: InitialSt
     let is_there = format!("test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes}");
     match before {
         InitialState::NoFile => drop(shell.run_line(&format!("rm -f {file}; sync"))?),
-        InitialState::Rewritten => drop(shell.run_line(&format!("rm -f {file} && {made} && sync"))?),
+        InitialState::Rewritten => {
+            drop(shell.run_line(&format!("rm -f {file} && {made} && sync"))?)
+        }
         InitialState::FusePagesCold | InitialState::PagesWarm => {
             shell.run_line(&format!(
                 "{is_there} || {made}; sync; cat {file} >/dev/null"

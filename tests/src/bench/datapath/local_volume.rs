@@ -6,15 +6,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::fio::{self, InitialState, FioPattern, FileProvider};
+use super::file_work::{FileWork, parse_rate, process_arguments};
+use super::fio::{self, FileProvider, FioPattern, InitialState};
 use super::mounted_scratch::{MountedScratch, start_local_cluster};
-use super::file_work::{FileWork, process_arguments, parse_rate};
 use super::{MIB, table_row};
 use crate::bench::machine::SpreadDirectories;
-use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
-use crate::bench::shell::Shell;
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
 use crate::bench::minimal_file_systems::forwarding::{ForwardingMode, ForwardingMount};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::shell::Shell;
+use crate::bench::{BenchmarkReport, Options};
 
 const PATTERNS: [FioPattern; 9] = [
     FioPattern {
@@ -165,9 +165,14 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         directory: path_text(&native.create_directory("directory")?)?,
         control: path_text(&native.create_directory("control")?)?,
         minimal: Some([path_text(bare.path())?, path_text(strict.path())?]),
-        ring: ring.as_ref().map(|shown| path_text(shown.path())).transpose()?,
+        ring: ring
+            .as_ref()
+            .map(|shown| path_text(shown.path()))
+            .transpose()?,
     };
-    report.print_section("a volume of this machine as `bafs mount` shows it, beside a plain directory");
+    report.print_section(
+        "a volume of this machine as `bafs mount` shows it, beside a plain directory",
+    );
     compare_volume(options, report, &comparison)
 }
 
@@ -218,7 +223,11 @@ fn path_text(path: &Path) -> Result<String> {
 }
 
 /// All rows; the least of the data rows and that of the others are figures of their own.
-fn compare_volume(options: &Options, report: &mut BenchmarkReport, comparison: &VolumeComparison<'_>) -> Result<()> {
+fn compare_volume(
+    options: &Options,
+    report: &mut BenchmarkReport,
+    comparison: &VolumeComparison<'_>,
+) -> Result<()> {
     let [data, data_control] = compare_data(options, report, comparison, PATTERNS.iter())?;
     let warm = PATTERNS.iter().zip(&data);
     let warm = warm.filter(|(pattern, _)| pattern.is_read_only());
@@ -319,7 +328,7 @@ fn add_row(
     [ratio.median(), control.median()]
 }
 
-/// For each work the ratios of [`PAIRS`].
+/// For each work the ratios of [`COMPARED_PAIRS`].
 fn compare_names(
     options: &Options,
     report: &mut BenchmarkReport,

@@ -2,27 +2,27 @@
 //! is a file of its own; to add one, a line in [`PARTS`] with the figures that it measures.
 
 mod cache_files;
-mod volume_copies;
+mod create_storm;
 mod delayed_link;
+mod file_work;
 mod fio;
 mod local_volume;
+mod mounted_scratch;
 mod peer_file_systems;
 mod remote_volume;
-mod uring_volume;
-mod mounted_scratch;
-mod create_storm;
 mod through_agent;
+mod uring_volume;
+mod volume_copies;
 mod wire;
-mod file_work;
 
 use anyhow::{Result, ensure};
 
 pub(super) use self::delayed_link::{DELAY_PROCESS, run_delay_process};
-pub(super) use self::wire::{WIRE_PROCESS, run_wire_process};
 pub(super) use self::file_work::{WORK_PROCESS, run_work_process};
+pub(super) use self::wire::{WIRE_PROCESS, run_wire_process};
 use super::machine;
 use super::measure::Stopwatch;
-use super::{Options, BenchmarkReport, cache};
+use super::{BenchmarkReport, Options, cache};
 
 const MIB: u64 = 1 << 20;
 
@@ -159,7 +159,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     }
     report.set_summary_figures(SUMMARY_FIGURES);
     let mut failed = Vec::new();
-    for part in PARTS.iter().filter(|part| options.is_part_selected(part.name)) {
+    for part in PARTS
+        .iter()
+        .filter(|part| options.is_part_selected(part.name))
+    {
         machine::warm_memory(WARM_MEMORY_BYTES.min(machine::read_free_bytes() / 2));
         let watch = Stopwatch::start();
         if let Err(error) = (part.run)(options, report) {

@@ -13,8 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::uring::{RingSetting, uring_obstacle};
 use crate::mounted_volume::{RING_MESSAGE, WRITE_BACK_MESSAGE};
+use crate::uring::{RingSetting, uring_obstacle};
 use crate::{TestCluster, mounts_matching};
 
 /// How often, and with which pauses, something is looked for that comes soon.
@@ -38,7 +38,13 @@ pub(super) struct MountedScratch {
 /// named `work`.
 pub(super) fn start_remote_cluster(size: &str) -> Result<TestCluster> {
     let world = start_local_cluster(size, &[])?;
-    fs::remove_file(world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME))?;
+    fs::remove_file(
+        world
+            .cluster
+            .directory()
+            .join("n1")
+            .join(HANDOFF_SOCKET_NAME),
+    )?;
     Ok(world)
 }
 
@@ -64,15 +70,18 @@ impl MountedScratch {
         Self::mount_volume(start_local_cluster(size, &[])?, &[])
     }
 
-    /// As [`Self::near`], and the kernel collects writes.
+    /// As [`Self::start_local`], and the kernel collects writes.
     pub(super) fn start_write_back(size: &str) -> Result<Self> {
         let shown = Self::mount_volume(start_local_cluster(size, &[])?, &["--write-back"])?;
         let said = shown.read_request_path()?;
-        ensure!(said.contains(WRITE_BACK_MESSAGE), "it does not collect: {said}");
+        ensure!(
+            said.contains(WRITE_BACK_MESSAGE),
+            "it does not collect: {said}"
+        );
         Ok(shown)
     }
 
-    /// As [`Self::near`], and the kernel asks by rings.
+    /// As [`Self::start_local`], and the kernel asks by rings.
     ///
     /// # Errors
     /// Why it does not, or does not get answers.

@@ -14,11 +14,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use super::file_work::{FileWork, measure_rate, parse_rate, process_arguments};
 use super::mounted_scratch::{MountedScratch, start_remote_cluster};
-use super::file_work::{FileWork, process_arguments, measure_rate, parse_rate};
-use crate::bench::measure::{Samples, BenchmarkVariant, format_number, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, Samples, format_number, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 use crate::{TestCluster, mounts_matching};
 
 /// A file system that we are compared with.
@@ -111,7 +111,10 @@ impl PeerFileSystem {
         }
         let directory = tempfile::tempdir()?;
         let log = fs::File::create(directory.path().join("log.txt"))?;
-        let script = format!("set -e; {NETWORK_SETUP}{}\nexec sleep infinity", kind.script);
+        let script = format!(
+            "set -e; {NETWORK_SETUP}{}\nexec sleep infinity",
+            kind.script
+        );
         let first = Command::new("unshare")
             .arg("--net")
             .args(["sh", "-c", &script])
@@ -187,7 +190,10 @@ impl<'a> MeasuredDirectory<'a> {
     fn on_host(name: &'a str, directory: &'a Path) -> Self {
         let rate = move |work, amount| measure_rate(work, directory, amount);
         let rate = Box::new(rate);
-        Self { name, measure_rate: rate }
+        Self {
+            name,
+            measure_rate: rate,
+        }
     }
 
     /// A volume within a job.
@@ -200,10 +206,17 @@ impl<'a> MeasuredDirectory<'a> {
         let program = program.to_owned();
         let rate = move |work, amount| {
             let arguments = process_arguments(work, "/scratch", amount).join(" ");
-            parse_rate(work, amount, &shell.run_line(&format!("{program} {arguments}"))?)
+            parse_rate(
+                work,
+                amount,
+                &shell.run_line(&format!("{program} {arguments}"))?,
+            )
         };
         let rate = Box::new(rate);
-        Ok(Self { name, measure_rate: rate })
+        Ok(Self {
+            name,
+            measure_rate: rate,
+        })
     }
 }
 
@@ -240,7 +253,9 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         report.add_missing(&head[place + 1], error);
     }
     let runs = |place: &usize| !failed.contains_key(place);
-    let peers: Vec<_> = (OWN_DIRECTORIES..OWN_DIRECTORIES + peers.len()).filter(runs).collect();
+    let peers: Vec<_> = (OWN_DIRECTORIES..OWN_DIRECTORIES + peers.len())
+        .filter(runs)
+        .collect();
     let mut rows = vec![head];
     for (work, samples) in FileWork::COMPARED_WITH_PEERS.iter().zip(&found) {
         let mut cells = vec![work.name().to_owned()];
@@ -289,25 +304,33 @@ fn measure(
     let mut ways: Vec<_> = places
         .into_iter()
         .enumerate()
-        .map(|(place, MeasuredDirectory { name, measure_rate: mut rate })| {
-            let (values, failed) = (&values, &failed);
-            BenchmarkVariant::new(name, move || {
-                for (index, work) in FileWork::COMPARED_WITH_PEERS.into_iter().enumerate() {
-                    if failed.borrow().contains_key(&place) {
-                        break;
-                    }
-                    let amount = if work.is_bulk() { mib } else { files };
-                    match rate(work, amount).context("a round of work") {
-                        Ok(found) => values.borrow_mut()[index][place].push(found),
-                        Err(error) if place >= OWN_DIRECTORIES => {
-                            failed.borrow_mut().insert(place, format!("{error:#}"));
+        .map(
+            |(
+                place,
+                MeasuredDirectory {
+                    name,
+                    measure_rate: mut rate,
+                },
+            )| {
+                let (values, failed) = (&values, &failed);
+                BenchmarkVariant::new(name, move || {
+                    for (index, work) in FileWork::COMPARED_WITH_PEERS.into_iter().enumerate() {
+                        if failed.borrow().contains_key(&place) {
+                            break;
                         }
-                        Err(error) => return Err(error),
+                        let amount = if work.is_bulk() { mib } else { files };
+                        match rate(work, amount).context("a round of work") {
+                            Ok(found) => values.borrow_mut()[index][place].push(found),
+                            Err(error) if place >= OWN_DIRECTORIES => {
+                                failed.borrow_mut().insert(place, format!("{error:#}"));
+                            }
+                            Err(error) => return Err(error),
+                        }
                     }
-                }
-                Ok(0.0)
-            })
-        })
+                    Ok(0.0)
+                })
+            },
+        )
         .collect();
     run_interleaved(options.choose(5, 2), &mut ways)?;
     drop(ways);

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 
-use super::mounted_scratch::MountedScratch;
-use super::wire::{TransferDirection, FarEnd};
 use super::file_work::{FileWork, measure_rate};
+use super::mounted_scratch::MountedScratch;
+use super::wire::{FarEnd, TransferDirection};
 use super::{MIB, table_row};
 use crate::bench::measure::{BenchmarkVariant, run_interleaved, time_seconds};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 
 /// Files that are moved at once, each by a process of its own.
 const CONCURRENT_FILES: u64 = 16;
@@ -27,11 +27,19 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         BenchmarkVariant::new("write: bare QUIC stream", || {
             wire.measure_quic(TransferDirection::Write, mib)
         }),
-        BenchmarkVariant::new("write: plain TCP", || wire.measure_tcp(TransferDirection::Write, mib)),
+        BenchmarkVariant::new("write: plain TCP", || {
+            wire.measure_tcp(TransferDirection::Write, mib)
+        }),
         BenchmarkVariant::new("write: volume", || measure_rate(FileWork::Write, at, mib)),
-        BenchmarkVariant::new("write+fsync: volume", || measure_rate(FileWork::WriteSync, at, mib)),
-        BenchmarkVariant::new("read: bare QUIC stream", || wire.measure_quic(TransferDirection::Read, mib)),
-        BenchmarkVariant::new("read: plain TCP", || wire.measure_tcp(TransferDirection::Read, mib)),
+        BenchmarkVariant::new("write+fsync: volume", || {
+            measure_rate(FileWork::WriteSync, at, mib)
+        }),
+        BenchmarkVariant::new("read: bare QUIC stream", || {
+            wire.measure_quic(TransferDirection::Read, mib)
+        }),
+        BenchmarkVariant::new("read: plain TCP", || {
+            wire.measure_tcp(TransferDirection::Read, mib)
+        }),
         BenchmarkVariant::new("read: volume", || {
             // Every second round goes backwards, so there must be a file already.
             if !at.join("large").exists() {

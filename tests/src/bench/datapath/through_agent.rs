@@ -8,14 +8,14 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::fio::{self, InitialState, FioPattern, FileProvider};
+use super::fio::{self, FileProvider, FioPattern, InitialState};
 use super::mounted_scratch::MountedScratch;
 use super::{MIB, table_row};
 use crate::bench::machine::SpreadDirectories;
 use crate::bench::measure::{BenchmarkVariant, run_interleaved};
-use crate::bench::shell::Shell;
 use crate::bench::minimal_file_systems::forwarding::{ForwardingMode, ForwardingMount};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::shell::Shell;
+use crate::bench::{BenchmarkReport, Options};
 
 const PATTERNS: [FioPattern; 7] = [
     FioPattern {

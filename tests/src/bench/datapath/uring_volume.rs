@@ -5,13 +5,13 @@ use std::cell::RefCell;
 
 use anyhow::Result;
 
+use super::file_work::FileWork;
 use super::local_volume::measure_concurrent;
 use super::mounted_scratch::MountedScratch;
-use super::file_work::FileWork;
 use super::{MIB, table_row};
-use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 use crate::uring::RingSetting;
 
 /// Name, figure, options of fio, and how many times the file's bytes are read.
@@ -44,7 +44,12 @@ const DATA_WORK: [(&str, &str, &str, u64); 4] = [
 ];
 
 /// Work on names, in an order in which each finds what it needs.
-const NAME_WORK: [FileWork; 4] = [FileWork::Create, FileWork::Stat, FileWork::OpenRead, FileWork::Unlink];
+const NAME_WORK: [FileWork; 4] = [
+    FileWork::Create,
+    FileWork::Stat,
+    FileWork::OpenRead,
+    FileWork::Unlink,
+];
 
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let ring = MountedScratch::start_with_rings("4GB")?;
@@ -98,7 +103,13 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 }
 
 /// Makes or removes the files that a work needs or makes.
-fn prepare_files(shell: &mut Shell, work: FileWork, place: &str, files: u64, processes: usize) -> Result<()> {
+fn prepare_files(
+    shell: &mut Shell,
+    work: FileWork,
+    place: &str,
+    files: u64,
+    processes: usize,
+) -> Result<()> {
     shell.run_line(&format!("rm -rf {place}/process-*"))?;
     if work != FileWork::Create {
         measure_concurrent(shell, FileWork::Create, place, files, processes)?;

@@ -16,8 +16,8 @@ use tokio::sync::Semaphore;
 use super::{MIB, table_row};
 use crate::TestCluster;
 use crate::api::BlockingClient;
-use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved, time_seconds};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, time_seconds};
+use crate::bench::{BenchmarkReport, Options};
 
 /// Small files that are on their way home at once.
 const CONCURRENT_EXTRACTS: usize = 64;
@@ -57,7 +57,12 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 }
 
 /// One load by all ways.
-fn measure_copies(options: &Options, report: &mut BenchmarkReport, daemon: &SshDaemon, load: &CopyLoad) -> Result<()> {
+fn measure_copies(
+    options: &Options,
+    report: &mut BenchmarkReport,
+    daemon: &SshDaemon,
+    load: &CopyLoad,
+) -> Result<()> {
     let world = TestCluster::start(&["20GB", "20GB"])?;
     world.wait_for_servers(3)?;
     let create = ["volume", "create", "work", "--node", "n1", "--size", "5GB"];
@@ -80,7 +85,9 @@ fn measure_copies(options: &Options, report: &mut BenchmarkReport, daemon: &SshD
     let mut ways = [
         BenchmarkVariant::new(other, || time_replication(&world)),
         BenchmarkVariant::new("rsync -a", || plain.time_rsync(daemon, &[])),
-        BenchmarkVariant::new("rsync -a --fsync", || plain.time_rsync(daemon, &["--fsync"])),
+        BenchmarkVariant::new("rsync -a --fsync", || {
+            plain.time_rsync(daemon, &["--fsync"])
+        }),
         BenchmarkVariant::new("cp -a", || plain.time_copy()),
     ];
     let rounds = options.choose(5, 2);
@@ -95,7 +102,9 @@ fn measure_copies(options: &Options, report: &mut BenchmarkReport, daemon: &SshD
             time_extraction(&world, &api, (volume, load.files), round)
         }),
         BenchmarkVariant::new("rsync -a", || plain.time_rsync(daemon, &[])),
-        BenchmarkVariant::new("rsync -a --fsync", || plain.time_rsync(daemon, &["--fsync"])),
+        BenchmarkVariant::new("rsync -a --fsync", || {
+            plain.time_rsync(daemon, &["--fsync"])
+        }),
         BenchmarkVariant::new("cp -a", || plain.time_copy()),
     ];
     let found = run_interleaved(rounds, &mut ways)?;
@@ -121,7 +130,8 @@ fn report_ratios(report: &mut BenchmarkReport, figure: &str, found: &[Samples]) 
 
 fn time_replication(world: &TestCluster) -> Result<f64> {
     rustix::fs::sync();
-    let (took, copy) = time_seconds(|| world.run_json(&["volume", "replicate", "work", "--to", "n2"]))?;
+    let (took, copy) =
+        time_seconds(|| world.run_json(&["volume", "replicate", "work", "--to", "n2"]))?;
     let id = copy["id"].as_str().context("the copy has an id")?;
     world.run_json(&["volume", "delete", id])?;
     // What the node still removes would slow down who is next.
@@ -208,7 +218,11 @@ impl PlainDirectories {
     fn time_rsync(&self, daemon: &SshDaemon, more: &[&str]) -> Result<f64> {
         let target = self.new_target()?;
         let mut command = Command::new("rsync");
-        command.arg("-a").args(more).arg("-e").arg(daemon.ssh_command());
+        command
+            .arg("-a")
+            .args(more)
+            .arg("-e")
+            .arg(daemon.ssh_command());
         command.arg(format!("{}/", self.source.path().display()));
         command.arg(format!("root@127.0.0.1:{}/", target.display()));
         time_command(&mut command)

@@ -7,10 +7,10 @@ use anyhow::Result;
 use bafs_sched::planner::NodeClass;
 
 use super::CurvePlot;
-use super::test_bed::{TestBed, WorkflowText, TestNodeSpec};
 use super::job_orders::{ORDERS, ensure_all_done, run_in_each_order};
-use super::simulator_accuracy::{SimulationErrors, ExperimentSite};
-use crate::bench::{Options, BenchmarkReport};
+use super::simulator_accuracy::{ExperimentSite, SimulationErrors};
+use super::test_bed::{TestBed, TestNodeSpec, WorkflowText};
+use crate::bench::{BenchmarkReport, Options};
 
 const NODES: u64 = 4;
 const DEPTH: u32 = 4;
@@ -77,7 +77,11 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         let all = (batch * u64::from(DEPTH)) as f64;
         let x = percent as f64;
         for ((_, name), found) in ORDERS.iter().zip(&compared) {
-            errors.add_run(found.simulator_s.median(), found.home_bytes, &found.simulated);
+            errors.add_run(
+                found.simulator_s.median(),
+                found.home_bytes,
+                &found.simulated,
+            );
             plot.add_point(name, x, found.seconds.median());
             home.add_point(name, x, found.home_bytes / all);
             let simulated = format!("{name}, simulated");

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use bafs_sched::logic::JobStartOrder;
 use bafs_sched::sim::Policy;
 
-use super::test_bed::{TestBed, MeasuredRun};
-use super::simulator_accuracy::{SimulationModel, SimulatedResults, ExperimentSite, duration_s};
+use super::simulator_accuracy::{ExperimentSite, SimulatedResults, SimulationModel, duration_s};
+use super::test_bed::{MeasuredRun, TestBed};
 use crate::bench::measure::Samples;
 
 /// The orders that are compared, with their names in tables.
@@ -49,7 +49,9 @@ pub(super) fn run_in_each_order(
             let kept = format!("{name}-{}-{round}", Policy::Order(ORDERS[at].0));
             super::keep_journal(&journal, &kept)?;
             match ORDERS[at].0 {
-                JobStartOrder::Need if model.is_none() => model = Some(SimulationModel::from_journal(&journal, site)?),
+                JobStartOrder::Need if model.is_none() => {
+                    model = Some(SimulationModel::from_journal(&journal, site)?)
+                }
                 _ if round == 0 => others.push(journal.clone()),
                 _ => {}
             }

@@ -12,10 +12,10 @@ use bafs_sched::io::journal;
 use bafs_sched::timeline::build_timeline;
 
 use super::CurvePlot;
-use super::test_bed::{TestBed, WorkflowText, TestNodeSpec, ensure_all_done};
 use super::simulator_accuracy::duration_s;
+use super::test_bed::{TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
 use crate::bench::measure::format_number;
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 
 /// MB of traffic, and MB of distinct bytes among them.
 type TrafficMb = (f64, f64);
@@ -146,7 +146,8 @@ fn scaled_bytes(mb: f64) -> u64 {
 
 /// What a pipeline moves, in bytes.
 fn pipeline_bytes(stages: &[ApplicationStage]) -> u64 {
-    let of = |s: &ApplicationStage| s.reads.0 + s.writes.0 + s.self_reads_mb + s.batch.0 + s.result.0;
+    let of =
+        |s: &ApplicationStage| s.reads.0 + s.writes.0 + s.self_reads_mb + s.batch.0 + s.result.0;
     scaled_bytes(stages.iter().map(of).sum())
 }
 
@@ -170,7 +171,11 @@ impl ClusterPair {
             wish.group = format!("alone{node}");
         }
         let alone = TestBed::start(&wishes, &link)?;
-        Ok(Self { cooperative: ours, independent: alone, link_bytes_per_s: rate })
+        Ok(Self {
+            cooperative: ours,
+            independent: alone,
+            link_bytes_per_s: rate,
+        })
     }
 
     fn write_inputs(&self, name: &str, stages: &[ApplicationStage]) -> Result<()> {
@@ -197,7 +202,12 @@ impl ClusterPair {
 }
 
 /// The seconds of all pipelines with caches, which the data are in already or are not.
-fn time_with_caches(field: &mut TestBed, name: &str, stages: &[ApplicationStage], is_warm: bool) -> Result<f64> {
+fn time_with_caches(
+    field: &mut TestBed,
+    name: &str,
+    stages: &[ApplicationStage],
+    is_warm: bool,
+) -> Result<f64> {
     let warmers = if is_warm { NODES as u32 * SLOTS } else { 0 };
     let took = field.run_workflow(&workflow_text(name, stages, PIPELINES, warmers)?, &[])?;
     ensure_all_done(name, &took)?;
@@ -214,7 +224,10 @@ fn time_after_warming(path: &Path) -> Result<f64> {
     let executions = timeline.executions.iter();
     let warmers = executions.filter(|execution| is_warmer(execution.job.as_usize()));
     let warm = warmers.filter_map(|execution| execution.ended_ms).max();
-    let home = timeline.extract_attempts.iter().filter_map(|file| file.ended_ms);
+    let home = timeline
+        .extract_attempts
+        .iter()
+        .filter_map(|file| file.ended_ms);
     let (from, to) = warm.zip(home.max()).context("the run has no times")?;
     Ok(to.saturating_sub(from) as f64 / 1e3)
 }
@@ -265,7 +278,12 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 }
 
 /// So many pipelines, after so many jobs that read all batch data.
-fn workflow_text(name: &str, stages: &[ApplicationStage], count: u32, warmers: u32) -> Result<String> {
+fn workflow_text(
+    name: &str,
+    stages: &[ApplicationStage],
+    count: u32,
+    warmers: u32,
+) -> Result<String> {
     let mut text = WorkflowText::default();
     for (at, stage) in stages.iter().enumerate() {
         if stage.batch.0 > 0.0 {
@@ -280,7 +298,10 @@ fn workflow_text(name: &str, stages: &[ApplicationStage], count: u32, warmers: u
         let (job, mut steps) = (format!("{WARM_JOB_PREFIX}{i}"), Vec::new());
         for (at, stage) in stages.iter().enumerate() {
             if stage.batch.0 > 0.0 {
-                steps.push(format!("read:/batch{at}/set:{}", scaled_bytes(stage.batch.1)));
+                steps.push(format!(
+                    "read:/batch{at}/set:{}",
+                    scaled_bytes(stage.batch.1)
+                ));
             }
         }
         steps.push(format!("compute:{WARM_JOB_MS}"));
@@ -307,7 +328,9 @@ fn workflow_text(name: &str, stages: &[ApplicationStage], count: u32, warmers: u
         text.add_line(&format!("extract p{i} result bafs://home/out/{name}{i}"));
     }
     if warmers > 0 {
-        let warm: Vec<String> = (0..warmers).map(|i| format!("{WARM_JOB_PREFIX}{i}")).collect();
+        let warm: Vec<String> = (0..warmers)
+            .map(|i| format!("{WARM_JOB_PREFIX}{i}"))
+            .collect();
         let first: Vec<String> = (0..count).map(|i| format!("j{i}_0")).collect();
         text.add_line(&format!(
             "parent {} child {}",
@@ -330,7 +353,10 @@ fn job_steps(stages: &[ApplicationStage], at: usize) -> Vec<String> {
         // Who reads the same again and again looks for something in it.
         let is_random = stage.batch.0 > 2.0 * stage.batch.1;
         let how = if is_random { "random" } else { "read" };
-        steps.push(format!("{how}:/batch{at}/set:{}", scaled_bytes(stage.batch.0)));
+        steps.push(format!(
+            "{how}:/batch{at}/set:{}",
+            scaled_bytes(stage.batch.0)
+        ));
     }
     let all: f64 = stages.iter().map(|stage| stage.seconds).sum();
     let all_ms = (all * 1e3 / SCALE).min(COMPUTE_MS_MAX);

@@ -5,14 +5,14 @@
 //! a node's link. The data go to `target/experiments/*.json`, the pictures beside them.
 
 mod batch_intensive;
-mod node_failures;
-mod test_bed;
-mod synthetic_job;
 mod job_orders;
-mod pipe_intensive;
-mod simulator_accuracy;
-mod scoping;
 mod measured_applications;
+mod node_failures;
+mod pipe_intensive;
+mod scoping;
+mod simulator_accuracy;
+mod synthetic_job;
+mod test_bed;
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ use serde_json::json;
 
 pub(super) use self::synthetic_job::{JOB_PROCESS, run_job_process};
 use super::measure::{Stopwatch, format_number};
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 
 /// Rate of the link to home: a twelfth of a node's, which is taken for 96 MB/s as all nodes share
 /// the processors of one machine.
@@ -99,7 +99,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         names.join(", ")
     );
     let mut failed = Vec::new();
-    for part in PARTS.iter().filter(|part| options.is_part_selected(part.name)) {
+    for part in PARTS
+        .iter()
+        .filter(|part| options.is_part_selected(part.name))
+    {
         let watch = Stopwatch::start();
         if let Err(error) = (part.run)(options, report) {
             failed.push(part.name);
@@ -141,7 +144,12 @@ impl CurvePlot {
     /// Another point of a curve.
     fn add_point(&mut self, curve: &str, x: f64, y: f64) {
         // Some parts take many minutes.
-        println!("  {}: {curve} at {}: {}", self.name, format_number(x), format_number(y));
+        println!(
+            "  {}: {curve} at {}: {}",
+            self.name,
+            format_number(x),
+            format_number(y)
+        );
         let found = self.curves.iter_mut().find(|known| known.name == curve);
         match found {
             Some(known) => known.points.push((x, y)),
@@ -163,7 +171,9 @@ impl CurvePlot {
             let x = self.curves.iter().find_map(|curve| curve.points.get(at));
             let mut row = vec![format_number(x.map_or(0.0, |(x, _)| *x))];
             let values = self.curves.iter().map(|curve| curve.points.get(at));
-            row.extend(values.map(|point| point.map_or_else(String::new, |(_, y)| format_number(*y))));
+            row.extend(
+                values.map(|point| point.map_or_else(String::new, |(_, y)| format_number(*y))),
+            );
             rows.push(row);
         }
         report.print_line(&format!("  {}: {}", self.title, self.y));

@@ -6,16 +6,18 @@
 use anyhow::{Context, Result};
 
 use bafs_proto::time::Time;
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
 use bafs_sched::planner::NodeClass;
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::sim::SimulationResult;
 
-use super::test_bed::{TestBed, WorkflowText, MeasuredRun, TestNodeSpec, ensure_all_done};
-use super::simulator_accuracy::{SimulationErrors, SimulationModel, SimulatedResults, ExperimentSite, duration_s};
-use super::{HOME_RATE, HOME_BYTES_PER_S, CurvePlot};
+use super::simulator_accuracy::{
+    ExperimentSite, SimulatedResults, SimulationErrors, SimulationModel, duration_s,
+};
+use super::test_bed::{MeasuredRun, TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
+use super::{CurvePlot, HOME_BYTES_PER_S, HOME_RATE};
 use crate::bench::measure::{Samples, Stopwatch, time_of_day};
-use crate::bench::{Options, BenchmarkReport};
+use crate::bench::{BenchmarkReport, Options};
 
 const NODES: u32 = 4;
 const DEPTH: u32 = 3;
@@ -30,7 +32,12 @@ const LARGE_BYTES: u64 = 24_000_000;
 const SMALL_BYTES: u64 = 256_000;
 /// Runs in which nothing fails. Two of them were 1.003 and 1.035 of the best other: those that
 /// count are run three times.
-const FAILURE_FREE_RUNS: [(u64, Option<u64>); 4] = [(SMALL_BYTES, None), (LARGE_BYTES, None), (LARGE_BYTES, None), (LARGE_BYTES, None)];
+const FAILURE_FREE_RUNS: [(u64, Option<u64>); 4] = [
+    (SMALL_BYTES, None),
+    (LARGE_BYTES, None),
+    (LARGE_BYTES, None),
+    (LARGE_BYTES, None),
+];
 const POLICIES: [(&str, CheckpointPolicy); 3] = [
     ("cost-benefit", CheckpointPolicy::CostBenefit),
     ("never", CheckpointPolicy::Never),
@@ -110,7 +117,11 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 }
 
 /// The same jobs in the simulator with failures of many seeds.
-fn report_simulated(model: &SimulationModel, seeds: u64, report: &mut BenchmarkReport) -> Result<()> {
+fn report_simulated(
+    model: &SimulationModel,
+    seeds: u64,
+    report: &mut BenchmarkReport,
+) -> Result<()> {
     let mut sums = [0.0; 3];
     for seed in 1..=seeds {
         let mut dice = SeededRng::new(seed);
@@ -149,7 +160,10 @@ fn run_once(
     seed: Option<u64>,
 ) -> Result<FailureRun> {
     let node_bytes = 2_000_000_000;
-    let mut field = TestBed::start(&vec![TestNodeSpec::new(node_bytes, 2); NODES as usize], HOME_RATE)?;
+    let mut field = TestBed::start(
+        &vec![TestNodeSpec::new(node_bytes, 2); NODES as usize],
+        HOME_RATE,
+    )?;
     let text = workflow_text(width, bytes)?;
     let watch = Stopwatch::start();
     let mut dice = SeededRng::new(seed.unwrap_or(0));
@@ -182,7 +196,11 @@ fn run_once(
     let at_us = failed
         .into_iter()
         .map(|(at, node)| Ok((model.simulated_us(at)?, node)));
-    let again = model.simulate_run(JobStartOrder::Need, checkpoint, at_us.collect::<Result<_>>()?)?;
+    let again = model.simulate_run(
+        JobStartOrder::Need,
+        checkpoint,
+        at_us.collect::<Result<_>>()?,
+    )?;
     Ok(FailureRun {
         measured: took,
         real_s: duration_s(&journal)?,

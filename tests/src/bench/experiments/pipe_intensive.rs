@@ -6,11 +6,11 @@ use anyhow::Result;
 
 use bafs_sched::planner::NodeClass;
 
-use super::test_bed::{TestBed, WorkflowText, TestNodeSpec};
 use super::job_orders::{ORDERS, run_in_each_order};
-use super::simulator_accuracy::{SimulationErrors, ExperimentSite};
-use super::{HOME_RATE, HOME_BYTES_PER_S, CurvePlot};
-use crate::bench::{Options, BenchmarkReport};
+use super::simulator_accuracy::{ExperimentSite, SimulationErrors};
+use super::test_bed::{TestBed, TestNodeSpec, WorkflowText};
+use super::{CurvePlot, HOME_BYTES_PER_S, HOME_RATE};
+use crate::bench::{BenchmarkReport, Options};
 
 const DEPTH: u32 = 4;
 const STORAGE_BYTES: u64 = 16_000_000;
@@ -48,10 +48,15 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let (mut failed, mut worst): (u64, f64) = (0, 0.0);
     for &percent in points {
         let text = workflow_text(width, STORAGE_BYTES * percent / 100)?;
-        let compared = run_in_each_order(&mut field, &format!("pipe-{percent}"), &text, rounds, &site)?;
+        let compared =
+            run_in_each_order(&mut field, &format!("pipe-{percent}"), &text, rounds, &site)?;
         let x = percent as f64;
         for ((_, name), found) in ORDERS.iter().zip(&compared) {
-            errors.add_run(found.simulator_s.median(), found.home_bytes, &found.simulated);
+            errors.add_run(
+                found.simulator_s.median(),
+                found.home_bytes,
+                &found.simulated,
+            );
             plot.add_point(name, x, found.seconds.median());
             let simulated = found.simulated.seconds.median();
             plot.add_point(&format!("{name}, simulated"), x, simulated);

@@ -3,9 +3,9 @@
 
 use anyhow::Result;
 
-use super::test_bed::{TestBed, WorkflowText, TestNodeSpec, ensure_all_done};
-use super::{HOME_RATE, CurvePlot};
-use crate::bench::{Options, BenchmarkReport};
+use super::test_bed::{TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
+use super::{CurvePlot, HOME_RATE};
+use crate::bench::{BenchmarkReport, Options};
 
 const DEPTH: u32 = 4;
 const IO_BYTES: u64 = 1 << 20;
@@ -47,7 +47,11 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         for (mode, name, more) in [
             (ScopingMode::CachesAndVolumes, "both", &[][..]),
             (ScopingMode::VolumesOnly, "localization only", &[][..]),
-            (ScopingMode::CachesOnly, "caching only", &["--cache-only"][..]),
+            (
+                ScopingMode::CachesOnly,
+                "caching only",
+                &["--cache-only"][..],
+            ),
             (ScopingMode::Remote, "remote", &["--remote-io"][..]),
         ] {
             let took = field.run_workflow(&workflow_text(width, batch, mode)?, more)?;
@@ -91,7 +95,9 @@ fn workflow_text(width: u32, batch: u64, mode: ScopingMode) -> Result<String> {
                 steps.push(format!("write:/scratch/{}:{private}:{private}", stage % 2));
             }
             if stage == DEPTH - 1 {
-                steps.push(format!("write:/scratch/result:{RESULT_BYTES}:{RESULT_BYTES}"));
+                steps.push(format!(
+                    "write:/scratch/result:{RESULT_BYTES}:{RESULT_BYTES}"
+                ));
             }
             text.add_job(&name, &steps)?;
             if stage > 0 {

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
 use bafs_sched::past_runs::{self, PastRun};
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
+use bafs_sched::seeded_rng::SeededRng;
+use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 
 use crate::bench::BenchmarkReport;
 use crate::bench::measure::{Samples, format_number};
@@ -20,7 +20,7 @@ use crate::bench::measure::{Samples, format_number};
 const LOCAL_BYTES_PER_S: u64 = 500_000_000;
 
 /// What a home that limits its bytes lets through at once after a rest: so many microseconds of it
-/// (`BURST_NS` of `bafs-server`).
+/// (`BURST_NS` of `bafs-find_server`).
 const HOME_BURST_US: u64 = 200_000;
 
 /// Simulations of one real run.
@@ -97,7 +97,9 @@ impl SimulationModel {
             let load = LoadModel::Measured(measured);
             self.simulate(order, CheckpointPolicy::Never, (load, Vec::new()), seed)
         });
-        Ok(SimulatedResults::from_runs(&runs.collect::<Result<Vec<SimulationResult>>>()?))
+        Ok(SimulatedResults::from_runs(
+            &runs.collect::<Result<Vec<SimulationResult>>>()?,
+        ))
     }
 
     /// Simulates one run; failures are times in microseconds and positions of nodes.
@@ -140,7 +142,8 @@ impl SimulationModel {
 /// file at home, in seconds.
 pub(super) fn duration_s(journal: &Path) -> Result<f64> {
     let past = past_runs::from_journal(journal::read_history(journal)?)?;
-    past.duration_s.ok_or_else(|| anyhow!("the run has no times"))
+    past.duration_s
+        .ok_or_else(|| anyhow!("the run has no times"))
 }
 
 /// What simulations of one run say.

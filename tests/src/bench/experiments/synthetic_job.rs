@@ -23,7 +23,11 @@ fn run_step(text: &str) -> Result<()> {
             Ok(())
         }
         ["read", path, bytes] => read_file(path, bytes.parse()?, None),
-        ["random", path, bytes] => read_file(path, bytes.parse()?, Some(SeededRng::new(path.len() as u64))),
+        ["random", path, bytes] => read_file(
+            path,
+            bytes.parse()?,
+            Some(SeededRng::new(path.len() as u64)),
+        ),
         ["write", path, bytes, unique] => write_file(path, bytes.parse()?, unique.parse()?),
         _ => bail!("a job cannot do '{text}'"),
     }

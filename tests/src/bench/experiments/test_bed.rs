@@ -63,7 +63,8 @@ pub(super) struct MeasuredRun {
 
 impl TestBed {
     pub(super) fn start(wishes: &[TestNodeSpec], home_rate: &str) -> Result<Self> {
-        let mut world = TestCluster::start_with_spec(&[], |spec| spec.home_rate = Some(home_rate.to_owned()))?;
+        let mut world =
+            TestCluster::start_with_spec(&[], |spec| spec.home_rate = Some(home_rate.to_owned()))?;
         for (at, wish) in wishes.iter().enumerate() {
             let slots = wish.slots.to_string();
             let more = [
@@ -93,7 +94,9 @@ impl TestBed {
 
     fn read_home_bytes(&self) -> Result<u64> {
         let home = self.test_cluster.cluster.home_address();
-        let counters = self.client.block_on(self.client.client().read_counters(home))?;
+        let counters = self
+            .client
+            .block_on(self.client.client().read_counters(home))?;
         let value = |name: &str| counters.get(name).copied().unwrap_or(0);
         Ok(value("home_read_bytes") + value("home_written_bytes"))
     }
@@ -110,9 +113,9 @@ impl TestBed {
         let journal = self.last_journal();
         let before = self.read_home_bytes()?;
         let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
-        let mut command = self
-            .test_cluster
-            .bafs_command(&["run", &path, "--journal", &journal, "--json"]);
+        let mut command =
+            self.test_cluster
+                .bafs_command(&["run", &path, "--journal", &journal, "--json"]);
         command.args(arguments);
         let mut child = command
             .stdout(Stdio::piped())
@@ -135,18 +138,29 @@ impl TestBed {
     }
 
     /// Runs a workflow.
-    pub(super) fn run_workflow(&mut self, workflow: &str, arguments: &[&str]) -> Result<MeasuredRun> {
+    pub(super) fn run_workflow(
+        &mut self,
+        workflow: &str,
+        arguments: &[&str],
+    ) -> Result<MeasuredRun> {
         self.run_while(workflow, arguments, |_| Ok(()))
     }
 
     /// Runs a workflow in an order.
-    pub(super) fn run_in_order(&mut self, order: JobStartOrder, workflow: &str) -> Result<MeasuredRun> {
+    pub(super) fn run_in_order(
+        &mut self,
+        order: JobStartOrder,
+        workflow: &str,
+    ) -> Result<MeasuredRun> {
         self.run_workflow(workflow, &["--order", &Policy::Order(order).to_string()])
     }
 
     /// The journal of the last run.
     pub(super) fn last_journal(&self) -> PathBuf {
-        self.test_cluster.home.path().join(format!("journal{}", self.run_count))
+        self.test_cluster
+            .home
+            .path()
+            .join(format!("journal{}", self.run_count))
     }
 }
 
@@ -218,6 +232,10 @@ impl WorkflowText {
 
 /// All of these must have been done, or the times compare different work.
 pub(super) fn ensure_all_done(name: &str, took: &MeasuredRun) -> Result<()> {
-    ensure!(took.jobs_failed == 0, "{name}: {} jobs failed", took.jobs_failed);
+    ensure!(
+        took.jobs_failed == 0,
+        "{name}: {} jobs failed",
+        took.jobs_failed
+    );
     Ok(())
 }

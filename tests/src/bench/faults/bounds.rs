@@ -17,7 +17,7 @@ use super::results::set_mode;
 use super::runs::run_checked;
 use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
 use crate::bench::measure::{Stopwatch, time_of_day};
-use crate::{TestCluster, mounts_matching, bafs_program, printed_text};
+use crate::{TestCluster, bafs_program, mounts_matching, printed_text};
 
 /// What an agent may take, in MiB, however many volumes its job has.
 pub(super) const AGENT_MIB_MAX: u64 = 256 + 64;
@@ -184,7 +184,9 @@ pub(super) fn check_journal_permissions() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = "volume w scratch 1 MB\njob j {\nexecutable = true\nenvironment = APIKEY=secret\n}\n\
         mount w j /w\n";
-    directory.run_workflow(text, &["--local", "1"])?.check_code(0)?;
+    directory
+        .run_workflow(text, &["--local", "1"])?
+        .check_code(0)?;
     let mode = std::fs::metadata(directory.path("journal"))?
         .permissions()
         .mode()

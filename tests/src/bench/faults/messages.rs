@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::runs::{check_no_advice, check_failure_beside_watched_volume, run_checked};
+use super::runs::{check_failure_beside_watched_volume, check_no_advice, run_checked};
 use super::user_directory::{UserDirectory, last_lines};
 use crate::TestCluster;
 
@@ -16,7 +16,11 @@ pub(super) fn check_log_of_failed_job() -> Result<()> {
     let ended = directory.run_workflow(text, &["--local", "1"])?;
     ended.check_code(1)?;
     let why = "no column barcode";
-    ensure!(ended.has_text(why), "it says: {}", last_lines(&ended.output));
+    ensure!(
+        ended.has_text(why),
+        "it says: {}",
+        last_lines(&ended.output)
+    );
     let log = directory.read_file("logs/a.err");
     ensure!(log.contains(why), "the log at home has '{log}'");
     Ok(())

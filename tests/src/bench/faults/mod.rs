@@ -3,18 +3,18 @@
 //! seconds (`cut`); MPI jobs at once on one node (`mpi`); an agent's memory by volumes (`memory`).
 
 mod bounds;
+mod messages;
 mod reproductions;
 mod results;
 mod runs;
 mod user_directory;
-mod messages;
 
 use anyhow::Result;
 
 pub(in crate::bench) use self::bounds::{HOLD_PROCESS, run_hold_process};
 use self::reproductions::ReproductionCheck;
 use self::user_directory::last_lines;
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 use crate::fault_injection::{self, SeedResult};
 
 /// The figures that the last line has, in this order.
@@ -117,7 +117,8 @@ fn run_cut_off(report: &mut BenchmarkReport) -> Option<bool> {
     let key = "cut_14s_jobs_again";
     let verdict = match fault_injection::injection_obstacle() {
         Some(why) => Err(why),
-        None => fault_injection::run_with_scheduler_cut_off(CUT_OFF_S).map_err(|error| format!("{error:#}")),
+        None => fault_injection::run_with_scheduler_cut_off(CUT_OFF_S)
+            .map_err(|error| format!("{error:#}")),
     };
     match verdict {
         Ok(verdict) => {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{bounds, results, runs, messages};
+use super::{bounds, messages, results, runs};
 
 /// One kind of fault.
 pub(super) struct FaultReproduction {
@@ -92,12 +92,15 @@ pub(super) const REPRODUCTIONS: &[FaultReproduction] = &[
         "attributes of a volume's top",
         results::check_root_attributes,
     ),
-    reproduction("journal that others can read", bounds::check_journal_permissions),
-    reproduction("mount again at once", bounds::check_immediate_remount),
     reproduction(
-        "descriptors of one program",
-        bounds::check_descriptor_limit,
+        "journal that others can read",
+        bounds::check_journal_permissions,
     ),
-    reproduction("looking at names is no use", runs::check_metadata_counts_as_use),
+    reproduction("mount again at once", bounds::check_immediate_remount),
+    reproduction("descriptors of one program", bounds::check_descriptor_limit),
+    reproduction(
+        "looking at names is no use",
+        runs::check_metadata_counts_as_use,
+    ),
     reproduction("messages that are not so", messages::check_message_accuracy),
 ];

@@ -19,7 +19,9 @@ pub(super) fn check_temporary_files_named_by_pid() -> Result<()> {
         arguments = -c 't=/tmp/calc.$$; echo $(i) > $t; sleep 1; cat $t > /w/out; rm -f $t; \
         echo $$ > /w/pid'\n}\nmount w$(i) tool$(i) /w\n\
         extract w$(i) out bafs://home/out.$(i)\nextract w$(i) pid bafs://home/pid.$(i)\nend\n";
-    directory.run_workflow(text, &["--local", "2"])?.check_code(0)?;
+    directory
+        .run_workflow(text, &["--local", "2"])?
+        .check_code(0)?;
     let mut numbers = BTreeSet::new();
     for i in 1..=4 {
         let found = directory.read_file(&format!("out.{i}"));
@@ -91,7 +93,9 @@ pub(super) fn check_non_utf8_names() -> Result<()> {
              arguments = -c 'cat /c/*.txt | wc -l > /w/o'\n}}\nmount c j /c ro\nmount w j /w\n\
              extract w o bafs://home/o\n"
         );
-        directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+        directory
+            .run_workflow(&text, &["--local", "1"])?
+            .check_code(0)?;
         let found = directory.read_file("o");
         ensure!(found == "4", "{found} of 4 files are seen ({source})");
     }
@@ -177,7 +181,9 @@ pub(super) fn check_directory_above_mount_point() -> Result<()> {
          extract w o bafs://home/o\n"
     );
     let plain = directory.run_to_end(Command::new("stat").args(["-f", "-c", "%T", &above]))?;
-    directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+    directory
+        .run_workflow(&text, &["--local", "1"])?
+        .check_code(0)?;
     let found = directory.read_file("o");
     let wanted = format!("{}\nx", plain.output.trim());
     ensure!(
@@ -208,7 +214,9 @@ pub(super) fn check_root_attributes() -> Result<()> {
              arguments = -c 'stat -c \"%a %Y\" /c > /w/o'\n}}\nmount c j /c ro\nmount w j /w\n\
              extract w o bafs://home/o\n"
         );
-        directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+        directory
+            .run_workflow(&text, &["--local", "1"])?
+            .check_code(0)?;
         let found = directory.read_file("o");
         ensure!(found == "750 1000000000", "{source} shows '{found}'");
     }

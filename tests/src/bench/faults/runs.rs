@@ -11,8 +11,8 @@ use bafs_sched::io::journal;
 use bafs_sched::logic::Event;
 
 use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
-use crate::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
 use crate::fault_injection::read_executions;
+use crate::small_disk::{fill_disk, path_in_namespace, start_node_on_disk};
 use crate::{TestCluster, bafs_program, printed_text};
 
 /// A run that is to go on beside others may take so long.
@@ -124,7 +124,10 @@ pub(super) fn check_full_disk_below_watched_volume() -> Result<()> {
         ended == Some(Some(0)),
         "the run ends with {ended:?}: {told}"
     );
-    ensure!(world.read_home("x")?.len() == 2_000_000, "the result is wrong");
+    ensure!(
+        world.read_home("x")?.len() == 2_000_000,
+        "the result is wrong"
+    );
     Ok(())
 }
 
@@ -142,7 +145,8 @@ pub(super) fn check_impossible_gathering_job() -> Result<()> {
     directory.write_file("many.bafs", &text(1_100, "64 KB files 4"))?;
     let many = directory.run_bafs(&["check", "many.bafs"])?;
     many.check_code(1).context("1,100 volumes of one job")?;
-    let large = directory.run_workflow(&text(40, "30 MB"), &["--local", "1", "--node-size", "1GB"])?;
+    let large =
+        directory.run_workflow(&text(40, "30 MB"), &["--local", "1", "--node-size", "1GB"])?;
     large
         .check_code(1)
         .context("a job that needs more than all nodes have")?;
@@ -190,7 +194,9 @@ pub(super) fn check_failure_beside_watched_volume() -> Result<()> {
          extract o y bafs://home/y\n",
         mark.display()
     );
-    directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+    directory
+        .run_workflow(&text, &["--local", "1"])?
+        .check_code(0)?;
     let again = count_reruns(&directory.path("journal"))?;
     ensure!(
         !again.contains_key("make"),
@@ -229,6 +235,10 @@ pub(super) fn check_metadata_counts_as_use() -> Result<()> {
 /// What a command of a world says when it fails.
 pub(super) fn run_checked(world: &TestCluster, args: &[&str]) -> Result<String> {
     let output = world.bafs_command(args).output()?;
-    ensure!(output.status.success(), "{args:?}: {}", printed_text(&output));
+    ensure!(
+        output.status.success(),
+        "{args:?}: {}",
+        printed_text(&output)
+    );
     Ok(printed_text(&output))
 }

@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::bench::measure::Stopwatch;
 use crate::bafs_program;
+use crate::bench::measure::Stopwatch;
 
 /// A program that takes longer hangs.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(100);
@@ -114,7 +114,10 @@ impl UserDirectory {
         let said = std::fs::read(&told)?;
         let said = String::from_utf8_lossy(&said).into_owned();
         match ended? {
-            Some(code) => Ok(CommandResult { exit_code: code, output: said }),
+            Some(code) => Ok(CommandResult {
+                exit_code: code,
+                output: said,
+            }),
             None => anyhow::bail!("no end after {PROGRAM_TIMEOUT:?}: {}", last_lines(&said)),
         }
     }

@@ -156,7 +156,10 @@ impl Filesystem for ForwardingFileSystem {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.child_path(parent, name).and_then(|path| self.insert_path(path)) {
+        match self
+            .child_path(parent, name)
+            .and_then(|path| self.insert_path(path))
+        {
             Ok(found) => reply.entry(&ATTRIBUTE_TTL, &found, GENERATION),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 reply.entry(&ATTRIBUTE_TTL, &negative_attributes(), GENERATION);
@@ -206,7 +209,11 @@ impl Filesystem for ForwardingFileSystem {
             fs::create_dir(&path)?;
             self.insert_path(path)
         });
-        reply_or_error!(reply, made, |made| reply.entry(&ATTRIBUTE_TTL, &made, GENERATION));
+        reply_or_error!(reply, made, |made| reply.entry(
+            &ATTRIBUTE_TTL,
+            &made,
+            GENERATION
+        ));
     }
 
     fn create(
@@ -227,7 +234,10 @@ impl Filesystem for ForwardingFileSystem {
                 .mode(mode)
                 .clone();
             let file = options.open(&path)?;
-            Ok((self.insert_path(path)?, self.insert_open(OpenObject::File(Arc::new(file)))))
+            Ok((
+                self.insert_path(path)?,
+                self.insert_open(OpenObject::File(Arc::new(file))),
+            ))
         });
         reply_or_error!(reply, made, |(made, handle)| {
             let flags = FopenFlags::FOPEN_KEEP_CACHE;
@@ -355,7 +365,14 @@ impl Filesystem for ForwardingFileSystem {
             // Of the first two the kernel wants no attributes.
             let shown = found.as_ref().unwrap_or(&own);
             let number = if shown.ino.0 == 0 { ino } else { shown.ino };
-            if reply.add(number, at as u64 + 1, name, &ATTRIBUTE_TTL, shown, GENERATION) {
+            if reply.add(
+                number,
+                at as u64 + 1,
+                name,
+                &ATTRIBUTE_TTL,
+                shown,
+                GENERATION,
+            ) {
                 break;
             }
         }
@@ -393,7 +410,9 @@ impl Filesystem for ForwardingFileSystem {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let found = self.path_of(INodeNo::ROOT).and_then(|path| Ok(statvfs(path)?));
+        let found = self
+            .path_of(INodeNo::ROOT)
+            .and_then(|path| Ok(statvfs(path)?));
         reply_or_error!(reply, found, |found: rustix::fs::StatVfs| {
             let size = found.f_bsize as u32;
             let (blocks, free) = (found.f_blocks, found.f_bfree);

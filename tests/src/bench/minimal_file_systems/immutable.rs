@@ -166,7 +166,14 @@ impl Filesystem for ImmutableFileSystem {
                 continue;
             };
             let shown = &child.attributes;
-            if reply.add(number, at as u64 + 1, name, &ATTRIBUTE_TTL, shown, GENERATION) {
+            if reply.add(
+                number,
+                at as u64 + 1,
+                name,
+                &ATTRIBUTE_TTL,
+                shown,
+                GENERATION,
+            ) {
                 break;
             }
         }

@@ -1,8 +1,8 @@
 //! The smallest file systems of a kind, to measure beside ours: each is shown by a process of this
 //! program, by the same crate, and served as agents serve volumes.
 
-pub(super) mod immutable;
 pub(super) mod forwarding;
+pub(super) mod immutable;
 pub(super) mod passthrough;
 
 use std::ffi::OsStr;
@@ -68,7 +68,10 @@ impl MinimalFileSystem {
             .arg(shown.path())
             .args(more)
             .spawn()?;
-        let started = Self { process, mount_point: shown };
+        let started = Self {
+            process,
+            mount_point: shown,
+        };
         let mut looks = 400;
         while mounts_matching(&started.path().to_string_lossy()).is_empty() {
             looks -= 1;

@@ -72,7 +72,11 @@ impl Filesystem for PassthroughFileSystem {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if parent == INodeNo::ROOT && name == FILE_NAME {
-            reply.entry(&ATTRIBUTE_TTL, &self.file_attributes(FILE_INODE), GENERATION);
+            reply.entry(
+                &ATTRIBUTE_TTL,
+                &self.file_attributes(FILE_INODE),
+                GENERATION,
+            );
         } else {
             reply.error(Errno::ENOENT);
         }

@@ -12,10 +12,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::probe_program::{CHECK_COMMAND, Durability, PROBE_COMMAND, ProbeState, ProbeVolume, now_ns, cache_content};
+use super::probe_program::{
+    CHECK_COMMAND, Durability, PROBE_COMMAND, ProbeState, ProbeVolume, cache_content, now_ns,
+};
 use crate::bench::measure::Stopwatch;
 use crate::cache_cluster::DATA_FILE;
-use crate::{TestCluster, processes_matching, printed_text};
+use crate::{TestCluster, printed_text, processes_matching};
 
 /// Calls after which a program counts as under way.
 const CALLS_BEFORE_FAULT: u64 = 30;
@@ -103,8 +105,13 @@ pub(super) struct RunningCase {
 }
 
 impl RunningCase {
-    /// Makes a volume and has a program work on it. `tools` is the program of [`PROBE`].
-    pub(super) fn start(world: &TestCluster, tools: &str, case: FaultCase, deadline_s: u64) -> Result<Self> {
+    /// Makes a volume and has a program work on it. `tools` is the program of [`PROBE_COMMAND`].
+    pub(super) fn start(
+        world: &TestCluster,
+        tools: &str,
+        case: FaultCase,
+        deadline_s: u64,
+    ) -> Result<Self> {
         create_volume(world, case)?;
         let directory = tempfile::tempdir()?;
         for name in ["mnt", "tmp"] {
@@ -129,11 +136,21 @@ impl RunningCase {
             ProgramLocation::Job => {
                 let mount = format!("{volume}:/vol");
                 let own = [
-                    "--mount", &mount, "--", tools, PROBE_COMMAND, work, "/vol", &state, keeps,
+                    "--mount",
+                    &mount,
+                    "--",
+                    tools,
+                    PROBE_COMMAND,
+                    work,
+                    "/vol",
+                    &state,
+                    keeps,
                 ];
                 world.bafs_command(&[&["exec"], &common[..], &own[..]].concat())
             }
-            ProgramLocation::Host => world.bafs_command(&[&["mount"], &common[..], &[&volume, &point]].concat()),
+            ProgramLocation::Host => {
+                world.bafs_command(&[&["mount"], &common[..], &[&volume, &point]].concat())
+            }
         };
         command
             .env("TMPDIR", running.file_path("tmp"))
@@ -152,8 +169,8 @@ impl RunningCase {
             running.probe = Some(probe.stderr(errors).spawn()?);
         }
         running.wait_until(|it| it.read_state().calls_returned >= CALLS_BEFORE_FAULT)?;
-        let inline =
-            running.read_errors().contains("inline") || running.read_errors().contains("whole files");
+        let inline = running.read_errors().contains("inline")
+            || running.read_errors().contains("whole files");
         let is_near = case.locality == VolumeLocality::Local;
         ensure!(
             inline == is_near,
@@ -189,7 +206,8 @@ impl RunningCase {
             let status = self.agent.try_wait()?;
             self.exit = status.map(|status| (watch.elapsed(), status));
         }
-        let is_over = self.exit.is_some() && self.mounts().is_empty() && self.probe_processes().is_empty();
+        let is_over =
+            self.exit.is_some() && self.mounts().is_empty() && self.probe_processes().is_empty();
         // A full disk ends the program on the host, and nothing else.
         let full = self.read_state().errno == Errno::ENOSPC as u64;
         let by_itself = self.case.location == ProgramLocation::Host && full && self.exit.is_none();
@@ -212,7 +230,12 @@ impl RunningCase {
     }
 
     /// Ends it, and looks what is left, and whether what was kept is there.
-    pub(super) fn finish(mut self, world: &TestCluster, tools: &str, hung: bool) -> Result<CaseResult> {
+    pub(super) fn finish(
+        mut self,
+        world: &TestCluster,
+        tools: &str,
+        hung: bool,
+    ) -> Result<CaseResult> {
         let state = self.read_state();
         let longest = Duration::from_nanos(state.call_ns_max);
         let took = self.resolved_after.unwrap_or(longest);
@@ -270,7 +293,9 @@ impl RunningCase {
             }
         }
         let watch = Stopwatch::start();
-        while !(self.processes().is_empty() && self.mounts().is_empty()) && watch.elapsed() < CLEANUP_TIMEOUT {
+        while !(self.processes().is_empty() && self.mounts().is_empty())
+            && watch.elapsed() < CLEANUP_TIMEOUT
+        {
             std::thread::sleep(POLL_INTERVAL);
         }
         if let Some(probe) = &mut self.probe {
@@ -296,7 +321,15 @@ impl RunningCase {
         let mount = format!("{}:/vol:ro", self.case.name());
         let state = self.read_text("state");
         let args = [
-            "exec", "--mount", &mount, "--", tools, CHECK_COMMAND, "scratch", "/vol", &state,
+            "exec",
+            "--mount",
+            &mount,
+            "--",
+            tools,
+            CHECK_COMMAND,
+            "scratch",
+            "/vol",
+            &state,
         ];
         let output = world.bafs_command(&args).output()?;
         let told = String::from_utf8_lossy(&output.stdout).trim().parse();
@@ -342,7 +375,11 @@ impl RunningCase {
         while !is_so(self) {
             let early = self.agent.try_wait()?;
             let name = self.case.name();
-            ensure!(early.is_none(), "{name} does not start: {}", self.read_errors());
+            ensure!(
+                early.is_none(),
+                "{name} does not start: {}",
+                self.read_errors()
+            );
             ensure!(
                 watch.elapsed() < START_TIMEOUT,
                 "{name} is not under way: {}",
@@ -356,7 +393,15 @@ impl RunningCase {
 
 fn create_volume(world: &TestCluster, case: FaultCase) -> Result<()> {
     let name = case.name();
-    let mut args = vec!["volume", "create", &name, "--node", "n1", "--size", VOLUME_SIZE];
+    let mut args = vec![
+        "volume",
+        "create",
+        &name,
+        "--node",
+        "n1",
+        "--size",
+        VOLUME_SIZE,
+    ];
     if case.work == ProbeVolume::Cache {
         let path = world.home.path().join("set");
         if !path.exists() {

@@ -116,7 +116,7 @@ impl FaultScenario {
         }
     }
 
-    /// Takes away what [`Self::prepare`] made.
+    /// Takes away what [`Self::set_up`] made.
     pub(super) fn tear_down(self, world: &TestCluster) -> Result<()> {
         if self == Self::DiskFull {
             unmount_small_disk(&store_path(world))?;
@@ -127,7 +127,8 @@ impl FaultScenario {
 
 /// Why links cannot be cut here and disks not be small, if so.
 pub(crate) fn isolation_obstacle() -> Option<String> {
-    let tried = run_program("nft", &["list", "ruleset"]).and_then(|()| run_program("ip", &["link"]));
+    let tried =
+        run_program("nft", &["list", "ruleset"]).and_then(|()| run_program("ip", &["link"]));
     tried.err().map(|error| format!("{error:#}"))
 }
 
@@ -166,7 +167,7 @@ pub(crate) fn mount_small_disk(directory: &Path, size: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes away what [`make_small`] made, also while somebody uses it.
+/// Takes away what [`mount_small_disk`] made, also while somebody uses it.
 pub(crate) fn unmount_small_disk(directory: &Path) -> Result<()> {
     Ok(umount2(directory, MntFlags::MNT_DETACH)?)
 }

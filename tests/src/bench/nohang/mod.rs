@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use self::fault_case::{FaultCase, CaseResult, ProgramLocation, RunningCase, VolumeLocality};
+use self::fault_case::{CaseResult, FaultCase, ProgramLocation, RunningCase, VolumeLocality};
 pub use self::fault_scenario::FaultScenario;
 use self::probe_program::ProbeVolume;
 pub use self::probe_program::{CHECK_COMMAND, PROBE_COMMAND};
 use super::measure::{Stopwatch, format_number};
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 use crate::TestCluster;
 
 /// Deadline of remote operations, in seconds: longer than the shortest silence of an agent that
@@ -57,14 +57,17 @@ pub struct FaultResult {
 }
 
 /// Has programs meet one fault, in a name space of their own. `tools` is the program that
-/// understands [`PROBE`] and [`CHECK`].
+/// understands [`PROBE_COMMAND`] and [`CHECK_COMMAND`].
 ///
 /// # Errors
 /// What kept the programs from running; not what they met.
 pub fn run_scenario(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     std::thread::scope(|scope| {
         // A thread: what is its own ends with it.
-        let apart = scope.spawn(|| fault_scenario::enter_private_namespaces().and_then(|()| run_scenario_here(fault, tools)));
+        let apart = scope.spawn(|| {
+            fault_scenario::enter_private_namespaces()
+                .and_then(|()| run_scenario_here(fault, tools))
+        });
         apart
             .join()
             .unwrap_or_else(|_| anyhow::bail!("it panicked"))
@@ -88,8 +91,17 @@ fn run_scenario_here(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
             fault_scenario::disable_fd_passing(&world)?;
         }
         for (work, place) in CASES {
-            let case = FaultCase { work, location: place, locality: way };
-            running.push(RunningCase::start(&world, tools, case, OPERATION_TIMEOUT_S)?);
+            let case = FaultCase {
+                work,
+                location: place,
+                locality: way,
+            };
+            running.push(RunningCase::start(
+                &world,
+                tools,
+                case,
+                OPERATION_TIMEOUT_S,
+            )?);
         }
     }
     let watch = Stopwatch::start();
@@ -156,7 +168,10 @@ impl FaultResult {
 
 /// Runs the wanted faults.
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
-    let names: Vec<_> = FaultScenario::ALL.iter().map(|fault| fault.name()).collect();
+    let names: Vec<_> = FaultScenario::ALL
+        .iter()
+        .map(|fault| fault.name())
+        .collect();
     let known = |name: &String| names.contains(&name.as_str());
     ensure!(
         options.only.iter().all(known),
@@ -173,7 +188,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     ));
     let tools = std::env::current_exe()?.to_string_lossy().into_owned();
     let mut all = FaultResult::default();
-    for fault in FaultScenario::ALL.into_iter().filter(|it| options.is_part_selected(it.name())) {
+    for fault in FaultScenario::ALL
+        .into_iter()
+        .filter(|it| options.is_part_selected(it.name()))
+    {
         let verdict = run_scenario(fault, &tools)?;
         let head = [fault.name(), "what the program saw", "seconds", "left"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -201,7 +219,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     Ok(())
 }
 
-/// What [`PROBE`] and [`CHECK`] stand for.
+/// What [`PROBE_COMMAND`] and [`CHECK_COMMAND`] stand for.
 pub(super) fn run_tool(name: &str, arguments: &[String]) -> Option<Result<()>> {
     match name {
         PROBE_COMMAND => Some(probe_program::run_probe(arguments)),

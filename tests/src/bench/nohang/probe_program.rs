@@ -12,14 +12,14 @@ use anyhow::{Context, Result, ensure};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::time::{ClockId, clock_gettime};
 
+use crate::cache_cluster::DATA_FILE;
 use crate::content::Content;
 use crate::seeded_rng::SeededRng;
-use crate::cache_cluster::DATA_FILE;
 
 /// What the command line of the benchmarks calls it.
 pub const PROBE_COMMAND: &str = "nohang-probe";
 
-/// As [`PROBE`], for the one that looks afterwards.
+/// As [`PROBE_COMMAND`], for the one that looks afterwards.
 pub const CHECK_COMMAND: &str = "nohang-check";
 
 /// The file that grows on a scratch volume, in records of this size.
@@ -75,7 +75,7 @@ impl Durability {
 /// What a probe tells: where it is, and what it met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ProbeState {
-    /// Records that are in a file which was closed, or synced as [`Keeps`] says: nothing may lose
+    /// Records that are in a file which was closed, or synced as [`Durability`] says: nothing may lose
     /// them.
     pub(super) durable_records: u64,
     /// Calls that returned.
@@ -141,7 +141,9 @@ pub(super) fn cache_content() -> Content {
 /// `nohang-probe KIND DIRECTORY STATE synced|closed`: works until an error, or a signal, ends it.
 pub(super) fn run_probe(arguments: &[String]) -> Result<()> {
     let (arguments, keeps) = match arguments.split_last() {
-        Some((last, rest)) if last == Durability::WhenSynced.name() => (rest, Durability::WhenSynced),
+        Some((last, rest)) if last == Durability::WhenSynced.name() => {
+            (rest, Durability::WhenSynced)
+        }
         Some((_, rest)) => (rest, Durability::WhenClosed),
         None => (arguments, Durability::WhenClosed),
     };
@@ -211,7 +213,9 @@ impl Probe {
         let mut written = 0;
         for round in 0.. {
             let first = written;
-            let records: Vec<u8> = (first..first + RECORDS_PER_WRITE).flat_map(record_bytes).collect();
+            let records: Vec<u8> = (first..first + RECORDS_PER_WRITE)
+                .flat_map(record_bytes)
+                .collect();
             let mut options = OpenOptions::new();
             options.create(true).append(true);
             let mut file = self.time_call(|| options.open(&log))?;

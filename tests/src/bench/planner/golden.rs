@@ -3,9 +3,11 @@
 
 use anyhow::{Context, Result, ensure};
 use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{self, StrategyComparison, StudyPoint, compare_strategies, thesis_environment};
+use bafs_sched::sim::study::{
+    self, StrategyComparison, StudyPoint, compare_strategies, thesis_environment,
+};
 
-use super::super::{Options, BenchmarkReport};
+use super::super::{BenchmarkReport, Options};
 
 fn thesis_point(workload: &str) -> Result<StudyPoint> {
     let mut all = study::baseline_workloads().into_iter();
@@ -36,7 +38,8 @@ pub(super) fn check_thesis_table(_: &Options, report: &mut BenchmarkReport) -> R
         } = thesis_point(workload)?;
         let shape = canonical.shape();
         let found = Strategy::THESIS_STRATEGIES.into_iter().filter(|strategy| {
-            *strategy != Strategy::Remote && strategy.plan_allocation(&shape, &environment).is_possible()
+            *strategy != Strategy::Remote
+                && strategy.plan_allocation(&shape, &environment).is_possible()
         });
         wrong += u32::from(!found.eq(possible.iter().copied()));
     }

@@ -4,14 +4,17 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::planner::{Environment, Shape, Strategy, plan_workload};
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::sim::study::thesis_environment;
-use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, Policy, SimulationResult, Scenario, Simulation, decide_by_simulation};
+use bafs_sched::sim::{
+    LoadModel, Policy, Scenario, Simulation, SimulationResult, TrialScope, TrialsOutcome,
+    decide_by_simulation,
+};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 use super::super::measure::{Samples, time_seconds};
-use super::super::{Options, BenchmarkReport};
+use super::super::{BenchmarkReport, Options};
 
 /// What planning a graph of a thousand jobs may take, in seconds.
 const PLAN_S_MAX: f64 = 1.0;
@@ -40,8 +43,12 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         let by_bottleneck = planned.choice.as_ref().map(|choice| choice.strategy);
         let (simulating, _) = time_seconds(|| {
             let work = (workflow.jobs.len() as u64, || workflow.clone());
-            let doubts = decide_by_simulation(&mut planned, TrialScope::All, work, &environment, &load)?;
-            ensure!(matches!(doubts, TrialsOutcome::Completed(_)), "nothing was simulated");
+            let doubts =
+                decide_by_simulation(&mut planned, TrialScope::All, work, &environment, &load)?;
+            ensure!(
+                matches!(doubts, TrialsOutcome::Completed(_)),
+                "nothing was simulated"
+            );
             Ok(())
         })?;
         whole.push(taken + simulating);

@@ -7,9 +7,12 @@ mod regret;
 
 use anyhow::{Result, ensure};
 
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 
-type PlannerPart = (&'static str, fn(&Options, &mut BenchmarkReport) -> Result<()>);
+type PlannerPart = (
+    &'static str,
+    fn(&Options, &mut BenchmarkReport) -> Result<()>,
+);
 
 const PARTS: &[PlannerPart] = &[
     ("golden", golden::check_thesis_table),

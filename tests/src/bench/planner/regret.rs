@@ -1,7 +1,7 @@
 //! How much longer the predicted strategy takes than the best one, over the thesis' sensitivity
 //! studies and over workloads drawn at random: by the model alone, with the candidates simulated
 //! that it cannot tell from each other, and in a run that follows this by itself (`run --plan`). Of
-//! the random ones those from [`UNSEEN`] on were not looked at while the model was made.
+//! the random ones those from [`UNSEEN_SEED_MIN`] on were not looked at while the model was made.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{StrategyComparison, StudyPoint, StrategyTime, StudyVariable, baseline_workloads, compare_strategies, random_point};
+use bafs_sched::sim::study::{
+    StrategyComparison, StrategyTime, StudyPoint, StudyVariable, baseline_workloads,
+    compare_strategies, random_point,
+};
 
 use super::super::machine::count_processors;
 use super::super::measure::Stopwatch;
-use super::super::{Options, BenchmarkReport};
+use super::super::{BenchmarkReport, Options};
 
 /// Strategies closer than this are as good as each other: seeds move them by more.
 const TIE_RATIO: f64 = 1.01;
@@ -43,7 +46,11 @@ pub(super) fn run_studies(options: &Options, report: &mut BenchmarkReport) -> Re
                 tasks.push(ComparisonTask {
                     label: format!("{}/{workload}", varied.name()),
                     point: varied.point(&base, step, steps),
-                    seeds: if varied == StudyVariable::Failures { seeds } else { 1 },
+                    seeds: if varied == StudyVariable::Failures {
+                        seeds
+                    } else {
+                        1
+                    },
                 });
             }
         }
@@ -117,7 +124,11 @@ fn compare_one(task: &ComparisonTask) -> Result<(&ComparisonTask, StrategyCompar
 }
 
 /// Tells of a study of which all points have been compared.
-fn print_finished_study(task: &ComparisonTask, tasks: &[ComparisonTask], found: &[Result<(&ComparisonTask, StrategyComparison)>]) {
+fn print_finished_study(
+    task: &ComparisonTask,
+    tasks: &[ComparisonTask],
+    found: &[Result<(&ComparisonTask, StrategyComparison)>],
+) {
     let of_study = |other: &ComparisonTask| other.label == task.label;
     let done = found.iter().flatten().filter(|(other, _)| of_study(other));
     let regrets: Vec<f64> = done
@@ -149,7 +160,11 @@ impl RegretRow<'_> {
     }
 }
 
-fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&ComparisonTask, StrategyComparison)]) -> Result<()> {
+fn report_regret(
+    report: &mut BenchmarkReport,
+    figure: &str,
+    found: &[(&ComparisonTask, StrategyComparison)],
+) -> Result<()> {
     let with_several = found
         .iter()
         .filter(|(_, compared)| compared.times.len() > 1);
@@ -166,16 +181,23 @@ fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&Comparis
     let rows: Vec<RegretRow<'_>> = rows.collect();
     ensure!(!rows.is_empty(), "no point has two strategies");
     report.add_figure(&format!("{figure}_points"), rows.len() as f64);
-    let is_endless = |compared: &StrategyComparison| !compared.times.is_empty() && compared.best().is_none();
+    let is_endless =
+        |compared: &StrategyComparison| !compared.times.is_empty() && compared.best().is_none();
     let endless = found.iter().filter(|(_, compared)| is_endless(compared));
     report.add_figure(&format!("{figure}_points_endless"), endless.count() as f64);
-    let model = rows.iter().map(|row| (row.model_regret, row.compared.model_choice));
+    let model = rows
+        .iter()
+        .map(|row| (row.model_regret, row.compared.model_choice));
     let (told, aimed) = (false, true);
     let name = format!("{figure}_model");
     report_summary(report, &name, &rows, model.collect(), told);
-    let decided = rows.iter().map(|row| (row.simulated_regret, row.compared.simulated_choice));
+    let decided = rows
+        .iter()
+        .map(|row| (row.simulated_regret, row.compared.simulated_choice));
     report_summary(report, figure, &rows, decided.collect(), aimed);
-    let guided = rows.iter().map(|row| (row.adaptive_regret, row.compared.simulated_choice));
+    let guided = rows
+        .iter()
+        .map(|row| (row.adaptive_regret, row.compared.simulated_choice));
     let name = format!("{figure}_guided");
     report_summary(report, &name, &rows, guided.collect(), aimed);
     let mut table = vec![
@@ -195,9 +217,12 @@ fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&Comparis
         .to_vec(),
     ];
     for group in rows.chunk_by(|a, b| a.task.label == b.task.label) {
-        let mean = |of: fn(&RegretRow<'_>) -> f64| group.iter().map(of).sum::<f64>() / group.len() as f64;
+        let mean =
+            |of: fn(&RegretRow<'_>) -> f64| group.iter().map(of).sum::<f64>() / group.len() as f64;
         let most = |of: fn(&RegretRow<'_>) -> f64| group.iter().map(of).fold(1.0, f64::max);
-        let by_regret = group.iter().max_by(|a, b| a.simulated_regret.total_cmp(&b.simulated_regret));
+        let by_regret = group
+            .iter()
+            .max_by(|a, b| a.simulated_regret.total_cmp(&b.simulated_regret));
         if let Some(worst) = by_regret {
             let name = |strategy: Option<_>| strategy.map_or(String::new(), |s| format!("{s}"));
             table.push(vec![
@@ -263,7 +288,10 @@ fn report_summary(
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
 /// point away. Changes between strategies that are as good as each other do not count. Says which
 /// the choice does not make.
-fn count_crossovers(row: &[(&ComparisonTask, StrategyComparison)], report: &mut BenchmarkReport) -> (u32, u32) {
+fn count_crossovers(
+    row: &[(&ComparisonTask, StrategyComparison)],
+    report: &mut BenchmarkReport,
+) -> (u32, u32) {
     let best = |at: usize| row[at].1.best().map(|best| best.strategy);
     let chosen = |at: usize| row[at].1.simulated_choice;
     let is_clear = |at: usize, over: Option<_>| {

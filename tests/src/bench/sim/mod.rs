@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
-use bafs_sched::sim::{self, LoadModel, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow};
+use bafs_sched::sim::{
+    self, LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
+};
 
 use super::measure::Stopwatch;
-use super::{Options, BenchmarkReport};
+use super::{BenchmarkReport, Options};
 
 /// Jobs, and nodes in clusters of a hundred.
 const JOBS_AND_NODES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
@@ -55,14 +57,21 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let sizes = options.choose(&JOBS_AND_NODES[..], &JOBS_AND_NODES[..2]);
     report.print_section("by the rules of the strategy `all`");
     simulate_series(sizes, Policy::Strategy(Strategy::All), "", report)?;
-    report.print_section("by need: each start is checked for pipelines that would wait for each other");
+    report.print_section(
+        "by need: each start is checked for pipelines that would wait for each other",
+    );
     simulate_series(sizes, Policy::Need, "need_", report)?;
     report.add_figure_with_target("peak_mib", read_peak_mib(), 0.0..=4_096.0);
     Ok(())
 }
 
 /// Simulates each size; the names of all figures begin with `prefix`.
-fn simulate_series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut BenchmarkReport) -> Result<()> {
+fn simulate_series(
+    sizes: &[(u32, u32)],
+    policy: Policy,
+    prefix: &str,
+    report: &mut BenchmarkReport,
+) -> Result<()> {
     let mut rows = vec![[
         "jobs",
         "nodes",
@@ -133,7 +142,12 @@ fn simulate_series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &
     Ok(())
 }
 
-fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut DecisionTimes) -> Result<SimulationResult> {
+fn simulate(
+    jobs: u32,
+    nodes: u32,
+    policy: Policy,
+    times: &mut DecisionTimes,
+) -> Result<SimulationResult> {
     let clusters = nodes / 100;
     let class = |cluster| NodeClass {
         cluster: format!("c{cluster}"),
