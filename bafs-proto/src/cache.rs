@@ -81,7 +81,7 @@ pub struct CachePeer {
     pub address: String,
     /// Most bytes that it keeps of this cache.
     pub capacity_bytes: u64,
-    /// Bytes that it kept when it last told the catalog; `NotNeeded` when it has not yet.
+    /// Bytes that it kept when it last told the catalog; `None` when it has not yet.
     pub used_bytes: Option<u64>,
     /// Whether it failed lately and is passed over for a while.
     pub is_unresponsive: bool,

@@ -116,7 +116,7 @@ pub enum SetTime {
     At(FileTime),
 }
 
-/// What [`FileOp::SetAttr`] changes; `NotNeeded` leaves a field as it is.
+/// What [`FileOp::SetAttr`] changes; `None` leaves a field as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttrChange {
     /// New permission bits.

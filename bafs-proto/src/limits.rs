@@ -27,7 +27,7 @@ pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
 pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
 
 /// Block of a cache volume when nobody says otherwise, in bytes. Small enough that programs which
-/// touch little fetch little (`docs/write_copy_decisions/0007`), large enough to fill a wide-area link.
+/// touch little fetch little (`docs/decisions/0007`), large enough to fill a wide-area link.
 pub const BLOCK_BYTES_DEFAULT: u32 = 64 << 10;
 
 /// Of each stream of a job's output so many bytes are kept from its beginning, where programs say

@@ -362,7 +362,7 @@ pub struct PutFile {
 /// come alone, so each has a right of its own and answers for itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutFiles {
-    /// At most [`PUT_FILES_MAX`](crate::limits::PACK_FILES_MAX).
+    /// At most [`PUT_FILES_MAX`](crate::limits::PUT_FILES_MAX).
     pub files: Vec<PutFilesEntry>,
 }
 
@@ -404,7 +404,7 @@ pub struct PutReceipt {
 pub struct CreateVolume {
     /// What is wanted.
     pub spec: VolumeSpec,
-    /// Who is to make it: another server at the same address refuses with `StoreLost`. `NotNeeded`:
+    /// Who is to make it: another server at the same address refuses with `StoreLost`. `None`:
     /// whoever is there.
     pub server: Option<ServerId>,
     /// An older copy of the source on the same server, which the caller may manage: what is the
@@ -417,7 +417,7 @@ pub struct CreateVolume {
 /// Lists volumes, page by page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListVolumes {
-    /// Goes on after this id; `NotNeeded` starts.
+    /// Goes on after this id; `None` starts.
     pub after: Option<VolumeId>,
 }
 
@@ -426,7 +426,7 @@ pub struct ListVolumes {
 pub struct VolumeList {
     /// Each volume of the page that the token may see; perhaps none.
     pub volumes: Vec<VolumeStatus>,
-    /// Where the next page goes on, `NotNeeded` at the end.
+    /// Where the next page goes on, `None` at the end.
     pub next: Option<VolumeId>,
 }
 
@@ -471,7 +471,7 @@ pub struct ExtractFile {
     pub extraction: ExtractionId,
     /// to the home server at this address,
     pub home_address: String,
-    /// which is this one; `NotNeeded`: whoever is there,
+    /// which is this one; `None`: whoever is there,
     pub home_id: Option<ServerId>,
     /// to this path,
     pub target_path: String,
@@ -548,9 +548,9 @@ pub struct RunFileOps {
 pub struct AssignedNumbers {
     /// Place of the operation in its batch.
     pub op_index: u32,
-    /// The file that it makes; `NotNeeded` if it makes none.
+    /// The file that it makes; `None` if it makes none.
     pub ino: Option<InodeNo>,
-    /// The handle that it opens; `NotNeeded` if it opens none.
+    /// The handle that it opens; `None` if it opens none.
     pub handle: Option<HandleId>,
 }
 
@@ -682,9 +682,9 @@ pub struct JobCommand {
     pub environment: BTreeMap<String, String>,
     /// Working directory in the job's name space.
     pub directory: String,
-    /// File in the job's name space that takes standard output; `NotNeeded` keeps only its end.
+    /// File in the job's name space that takes standard output; `None` keeps only its end.
     pub stdout: Option<String>,
-    /// File in the job's name space that takes standard error; `NotNeeded` keeps only its end.
+    /// File in the job's name space that takes standard error; `None` keeps only its end.
     pub stderr: Option<String>,
     /// Which of `/tmp`, `/var/tmp` and `/dev/shm` are the host's; the others are the job's own.
     pub shared_directories: Vec<String>,
@@ -769,7 +769,7 @@ pub struct WatchJobs {
 /// State of executions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReports {
-    /// One entry for each execution asked for, in order; `NotNeeded` for one that is not known here.
+    /// One entry for each execution asked for, in order; `None` for one that is not known here.
     pub reports: Vec<Option<JobState>>,
 }
 

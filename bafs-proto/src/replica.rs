@@ -12,7 +12,7 @@ use crate::message::{SourceIdentity, SourcePage};
 pub struct ListVolumeTree {
     /// Which.
     pub volume: VolumeId,
-    /// Goes on after this entry's path; `NotNeeded` starts.
+    /// Goes on after this entry's path; `None` starts.
     pub after: Option<String>,
 }
 
@@ -143,6 +143,6 @@ impl DataRange {
 pub struct FileMap {
     /// In order; what lies between reads as zeros.
     pub ranges: Vec<DataRange>,
-    /// Where to ask on; `NotNeeded` when no data follow.
+    /// Where to ask on; `None` when no data follow.
     pub next: Option<u64>,
 }

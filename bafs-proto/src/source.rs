@@ -47,7 +47,7 @@ pub struct SourceEntry {
 pub struct ListSource {
     /// Path below the export; may be a single file.
     pub path: String,
-    /// Goes on after this entry's path; `NotNeeded` starts.
+    /// Goes on after this entry's path; `None` starts.
     pub after: Option<String>,
 }
 

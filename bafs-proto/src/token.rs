@@ -442,7 +442,7 @@ fn earliest_expiry(checks: &[Check]) -> Option<i64> {
     ends.min()
 }
 
-/// The number in `$t < number_of`, which only the time is compared with.
+/// The number in `$t < number`, which only the time is compared with.
 fn time_bound(expression: &Expression) -> Option<i64> {
     match expression.ops.as_slice() {
         [

@@ -13,7 +13,7 @@ use crate::time::Time;
 pub enum VolumeKind {
     /// A read-write tree on one server.
     Scratch {
-        /// What it contains at first; `NotNeeded` for an empty tree.
+        /// What it contains at first; `None` for an empty tree.
         fill: Option<VolumeSource>,
     },
     /// A read-only view of a home path, fetched block by block.
@@ -39,7 +39,7 @@ pub enum VolumeSource {
         address: String,
         /// Path below the exported directory, without a leading slash; empty for all of it.
         path: String,
-        /// Which home server that is, wherever it is by now; `NotNeeded`: whoever is at the address.
+        /// Which home server that is, wherever it is by now; `None`: whoever is at the address.
         id: Option<ServerId>,
     },
     /// A scratch volume of another storage server: this makes the new volume a replica.

@@ -24,7 +24,7 @@ pub struct Timeline {
     pub began_at: Time,
     /// From the first fact to the last.
     pub wall_ms: u64,
-    /// How it ended; `NotNeeded` while it is under way.
+    /// How it ended; `None` while it is under way.
     pub outcome: Option<Outcome>,
     /// Numbers at the end.
     pub progress: Progress,
@@ -163,7 +163,7 @@ pub struct ExtractAttempt {
     pub requested_ms: u64,
     /// When it was at home, or the try failed.
     pub ended_ms: Option<u64>,
-    /// Its size; `NotNeeded` unless it is at home.
+    /// Its size; `None` unless it is at home.
     pub bytes: Option<u64>,
 }
 
@@ -199,7 +199,7 @@ pub struct CopyDecisionRecord {
     pub risk_ppm: u64,
     /// What a copy was expected to save, in microseconds.
     pub benefit_us: u64,
-    /// What copying was expected to take; `NotNeeded` before anything was copied.
+    /// What copying was expected to take; `None` before anything was copied.
     pub copy_ms: Option<u64>,
     /// What of that jobs would have waited.
     pub wait_ms: u64,

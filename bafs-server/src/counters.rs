@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a node counts, besides calls (`call_count.NAME`).
+/// What a node counts, besides calls (`calls.NAME`).
 pub const NODE_COUNTERS: &[&str] = &[
     "jobs_started",
     "jobs_ended",

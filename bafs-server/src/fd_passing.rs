@@ -271,7 +271,7 @@ fn task_error(error: JoinError) -> Error {
     Error::new(ErrorCode::ServerFault, text)
 }
 
-/// Why it must be given back; `NotNeeded` when nobody will ever say so.
+/// Why it must be given back; `None` when nobody will ever say so.
 async fn wait_for_recall(recall: &mut watch::Receiver<Option<Error>>) -> Option<Error> {
     recall.wait_for(Option::is_some).await.ok()?.clone()
 }

@@ -16,7 +16,7 @@ pub(crate) fn is_disk_full(free_bytes: u64) -> bool {
 }
 
 impl DiskFullFlag {
-    /// Somebody found no space where the disk has so many bytes free, `NotNeeded` if that is unknown.
+    /// Somebody found no space where the disk has so many bytes free, `None` if that is unknown.
     pub(crate) fn note_no_space(&self, free_bytes: Option<u64>) {
         if free_bytes.is_some_and(is_disk_full) {
             self.0.store(true, Ordering::Relaxed);

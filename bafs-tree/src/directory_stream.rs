@@ -50,7 +50,7 @@ impl DirectoryStream {
         Ok(())
     }
 
-    /// The next entry, still in the stream; `NotNeeded` at the end.
+    /// The next entry, still in the stream; `None` at the end.
     pub(crate) fn peek(&mut self) -> Outcome<Option<&RawEntry>> {
         if self.buffered.is_empty() {
             self.fill()?;

@@ -53,7 +53,7 @@ nix::ioctl_readwrite_bad!(
     FiemapRequest
 );
 
-/// The parts of `range` that have space in the file, in order; `NotNeeded` when the file system does
+/// The parts of `range` that have space in the file, in order; `None` when the file system does
 /// not tell. Space that was promised to data in memory counts.
 pub(crate) fn allocated_ranges(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<u64>>> {
     let mut found = Vec::new();

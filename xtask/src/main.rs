@@ -1,4 +1,4 @@
-//! The developer commands of BAFS: `cargo xtask SACCT_COMMAND`. Parses arguments; does no work itself.
+//! The developer commands of BAFS: `cargo xtask COMMAND`. Parses arguments; does no work itself.
 #![allow(
     clippy::print_stdout,
     reason = "a developer command talks to the person who started it"

@@ -14,7 +14,7 @@ pub(super) enum PathKind {
 
 /// The little that the layout must know of the host.
 pub(super) trait HostTree {
-    /// The path without symbolic links and what is there; `NotNeeded` if there is nothing.
+    /// The path without symbolic links and what is there; `None` if there is nothing.
     fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)>;
 }
 

@@ -148,7 +148,7 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-/// The switches by which a host turns user name spaces off; `NotNeeded` where there is no switch.
+/// The switches by which a host turns user name spaces off; `None` where there is no switch.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct NamespaceSwitches {
     namespaces_max: Option<u64>,

@@ -1,5 +1,5 @@
 //! Whether servers are there: asks them, and notes who answered a call. What follows is for
-//! `contact.rs`.
+//! `connectivity.rs`.
 
 use std::sync::{MutexGuard, PoisonError};
 

@@ -15,7 +15,7 @@ use crate::logic::{Event, MountedVolume, Space};
 pub(crate) struct CopyRequest {
     pub(crate) id: VolumeId,
     pub(crate) source: MountedVolume,
-    /// Who has it; `NotNeeded` with remote I/O.
+    /// Who has it; `None` with remote I/O.
     pub(crate) source_address: Option<ServerAddress>,
     /// Where the copy goes.
     pub(crate) target_address: ServerAddress,

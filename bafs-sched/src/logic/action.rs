@@ -116,6 +116,6 @@ pub struct MountedVolume {
     pub volume: VolumeIndex,
     /// Its id. With remote I/O nothing has this id; it only keeps attempts apart.
     pub id: VolumeId,
-    /// Where it is; `NotNeeded` with remote I/O.
+    /// Where it is; `None` with remote I/O.
     pub server: Option<ServerId>,
 }

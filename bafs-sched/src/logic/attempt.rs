@@ -1,5 +1,5 @@
 //! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
-//! `place.rs`, what a failure means by `entry_failure.rs`.
+//! `place.rs`, what a failure means by `failure.rs`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

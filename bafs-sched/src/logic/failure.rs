@@ -1,5 +1,5 @@
 //! What a failure means: whose fault it is, whether the job is tried again, when it is over.
-//! Lost volumes are `recover_log.rs`, full disks `full_disk.rs`.
+//! Lost volumes are `recover.rs`, full disks `full_disk.rs`.
 
 use std::collections::BTreeMap;
 

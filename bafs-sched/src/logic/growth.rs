@@ -1,6 +1,6 @@
 //! Sizes that are too small: doubled when a job found no space, for all of their like that have not
 //! begun; declared ones once, others as long as a node has more. What nobody declared is measured
-//! by `sizes.rs`; whether it was the disk of the node that had no space says `disk_full_error.rs`.
+//! by `sizes.rs`; whether it was the disk of the node that had no space says `full_disk.rs`.
 
 use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};

@@ -1,5 +1,5 @@
 //! Lost servers and volumes, and volumes that failed attempts leave half-written: the smallest set
-//! of jobs that must run again. Whose fault a failure is says `entry_failure.rs`.
+//! of jobs that must run again. Whose fault a failure is says `failure.rs`.
 
 use std::collections::BTreeSet;
 

@@ -47,7 +47,7 @@ impl InstanceState {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Instance {
     pub(super) volume: VolumeIndex,
-    /// `NotNeeded` with remote I/O.
+    /// `None` with remote I/O.
     pub(super) server: Option<ServerId>,
     pub(super) size: Space,
     pub(super) state: InstanceState,

@@ -1,5 +1,5 @@
 //! The simulation itself: what is due next, and who is told. Decides nothing: the scheduler core
-//! does, and `serve_action.rs` obeys.
+//! does, and `serve.rs` obeys.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};

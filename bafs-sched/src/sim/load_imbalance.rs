@@ -1,7 +1,7 @@
 //! How the blocks of a cache fall on its nodes, and what a node that gets more than it can keep
 //! fetches again. Knows no flows.
 //!
-//! Nodes place extents by rendezvous hashing with bounded loads (`bafs-listener`, `placement`): each
+//! Nodes place extents by rendezvous hashing with bounded loads (`bafs-server`, `placement`): each
 //! gets about its share, none more than a little beyond it, nor more than it can keep while there
 //! is room elsewhere. Integers only, so the same nodes get the same on every machine.
 

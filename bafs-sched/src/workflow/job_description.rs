@@ -1,5 +1,5 @@
 //! Job descriptions in the style of an HTCondor submit file: which keys there are and what their
-//! values mean. Where the text comes from, and in which job it ends up, is `declare.rs`.
+//! values mean. Where the text comes from, and in which job it ends up, is `declarations.rs`.
 
 use super::ast::{Description, DescriptionEntry, JobSettings, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};

@@ -18,7 +18,7 @@ pub(super) const DECLARED_BYTES_MAX: u64 = 4 << 30;
 /// Loops inside loops.
 pub(super) const LOOP_DEPTH_MAX: usize = 8;
 
-/// Parent-child pairs; one `parent_and_name` line with m parents and n children makes m * n of them.
+/// Parent-child pairs; one `parent` line with m parents and n children makes m * n of them.
 pub(crate) const EDGES_MAX: u64 = 20_000_000;
 
 /// Bytes of a job's or volume's name: what a file name may have, as stores use names so.
@@ -68,7 +68,7 @@ pub(super) const RETRIES_MAX: u64 = 1_000;
 /// Width of a zero-padded loop variable: the digits of a u64.
 pub(super) const PAD_WIDTH_MAX: usize = 20;
 
-/// A volume without `log_paths N` may hold one file per 16 KiB, the inode ratio of a default ext4.
+/// A volume without `files N` may hold one file per 16 KiB, the inode ratio of a default ext4.
 pub(super) const BYTES_PER_FILE_DEFAULT: u64 = 16 << 10;
 
 /// No volume is given fewer files than this by default.

@@ -53,7 +53,7 @@ pub(super) struct FtpHost {
 }
 
 impl FtpHost {
-    /// The server of `address`, which is `ftp://HOST_ROOT` or `ftp://HOST_ROOT:PORT`.
+    /// The server of `address`, which is `ftp://HOST` or `ftp://HOST:PORT`.
     pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Self {
         let host = address.trim_start_matches("ftp://");
         let has_port = matches!(host.rsplit_once(':'), Some((_, port)) if !port.ends_with(']'));

@@ -25,7 +25,7 @@ pub(super) struct Arrival {
     pub(super) path: String,
     file: File,
     received_bytes: u64,
-    /// Of all bytes; `NotNeeded` when some came to an earlier server.
+    /// Of all bytes; `None` when some came to an earlier server.
     hasher: Option<DigestHasher>,
 }
 
@@ -75,7 +75,7 @@ impl Arrival {
 #[derive(Debug, Default)]
 struct Slot {
     arrival: Mutex<Option<Arrival>>,
-    /// `NotNeeded` when nothing comes in: what waits for its turn then waits for nothing.
+    /// `None` when nothing comes in: what waits for its turn then waits for nothing.
     received_bytes: watch::Sender<Option<u64>>,
 }
 

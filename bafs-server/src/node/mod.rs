@@ -59,13 +59,13 @@ pub struct NodeConfig {
     pub agent_program: PathBuf,
     /// Directory with the identity that agents show.
     pub agent_identity: PathBuf,
-    /// Memory of each agent for data that pass through it, in bytes; its own default if `NotNeeded`.
+    /// Memory of each agent for data that pass through it, in bytes; its own default if `None`.
     pub agent_memory_bytes: Option<u64>,
     /// Disk of each slot for temporary files of jobs, in bytes; a part of what the disk has left
-    /// beside volumes if `NotNeeded`.
+    /// beside volumes if `None`.
     pub temporary_bytes: Option<u64>,
     /// Memory of each slot that processes of a job share by name, in bytes; of half of the
-    /// machine's if `NotNeeded`.
+    /// machine's if `None`.
     pub shared_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,

@@ -3,7 +3,7 @@
 //! ```text
 //! lock          held while a node serves the store
 //! server-id     the id of the server, made once
-//! lives         how often the store was opened; `incarnation.lock` is held while that is counted
+//! lives         how often the store was opened; `lives.lock` is held while that is counted
 //! table.redb    the durable table
 //! reserve       room for what a start writes when the disk is full
 //! making/ID     a volume on its way: its content is in `tree`

@@ -99,7 +99,7 @@ impl VolumeTree {
     /// The tree for those who do not write.
     ///
     /// # Errors
-    /// `Busy` while an agent of an earlier life of the server has it, `RunningServer` while what it holds
+    /// `Busy` while an agent of an earlier life of the server has it, `InProgress` while what it holds
     /// is counted, `ServerFault`.
     pub(super) async fn open_for_reader(
         &self,
@@ -115,7 +115,7 @@ impl VolumeTree {
     /// The tree for a writer: an agent that has it must give it back first.
     ///
     /// # Errors
-    /// `Busy` when it does not, `RunningServer` while what it holds is counted, `ServerFault`.
+    /// `Busy` when it does not, `InProgress` while what it holds is counted, `ServerFault`.
     pub(super) async fn open_for_writer(
         &self,
         hold: &mut TreeOwner,

@@ -1,5 +1,5 @@
 //! Answers for the one writer of a volume before its server has run the operations. What may be
-//! answered is decided in `logic/delegation.rs`; `shipping.rs` brings it to the server.
+//! answered is decided in `logic/delegation.rs`; `log_shipping.rs` brings it to the server.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
 //! Brings what the one writer of a volume was told to its server: in batches, in order, and again
 //! after a restart. What may be told is decided in `logic/delegation.rs`; what became of batches
-//! that a restart met on their way is found out in `settling.rs`.
+//! that a restart met on their way is found out in `log_recovery.rs`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard};

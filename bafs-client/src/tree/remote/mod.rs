@@ -1,6 +1,6 @@
 //! A tree behind a server: a scratch volume, or a home path without any caching. One call per
 //! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
-//! call waits is in `calling.rs`; what happens when the server forgot the session in `session_recovery.rs`.
+//! call waits is in `call_retry.rs`; what happens when the server forgot the session in `session_recovery.rs`.
 
 mod call_retry;
 mod delegation;

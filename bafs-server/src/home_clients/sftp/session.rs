@@ -1,4 +1,4 @@
-//! SFTP, version 3, over the standard streams of `ssh -s HOST_ROOT sftp`: packets out, packets in, many
+//! SFTP, version 3, over the standard streams of `ssh -s HOST sftp`: packets out, packets in, many
 //! at once. Knows no homes.
 //!
 //! `ssh` brings what a site has set up: keys, agents, jump hosts, known hosts. When this process
