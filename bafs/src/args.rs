@@ -168,13 +168,13 @@ pub(crate) struct DemoArgs {
     #[arg(long, default_value_t = 25)]
     pub(crate) database_mib: u32,
     /// Rate of the link to home.
-    #[arg(long, default_value = "1MB/s")]
+    #[arg(long, alias = "limit", default_value = "1MB/s")]
     pub(crate) home_rate: String,
     /// Seed of the synthetic sequences: the same seed gives the same bytes.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Kill one node (SIGKILL) when this many jobs are done.
-    #[arg(long, value_name = "JOBS")]
+    #[arg(long, alias = "kill-node", value_name = "JOBS")]
     pub(crate) kill_node_after: Option<u32>,
     /// Keep the cluster's directory for inspection and say where it is.
     #[arg(long)]
@@ -286,7 +286,7 @@ pub(crate) struct VolumeCreateArgs {
     /// Files to reserve.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) files: u64,
-    /// How the limits are kept: `exact`, or `watched_volumes`, where jobs on the node work on the directory
+    /// How the limits are kept: `exact`, or `watched`, where jobs on the node work on the directory
     /// itself, as fast as its disk, and a job past a limit is ended (exit code 75).
     #[arg(long, default_value = "exact", conflicts_with = "cache")]
     pub(crate) limit: LimitEnforcement,
@@ -301,7 +301,7 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, requires = "cache")]
     pub(crate) cooperative: Option<String>,
     /// Delete the volume when nobody shows interest for so many hours.
-    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
+    #[arg(long, alias = "hours", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
     pub(crate) lifetime_hours: u64,
 }
 
@@ -373,7 +373,7 @@ pub(crate) struct MountArgs {
     pub(crate) memory: MemoryArgs,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(
-        long,
+        long, alias = "op-deadline",
         env = "BAFS_OPERATION_TIMEOUT",
         default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..)
@@ -400,7 +400,7 @@ pub(crate) struct ExecArgs {
     pub(crate) mounts: Vec<String>,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(
-        long,
+        long, alias = "op-deadline",
         env = "BAFS_OPERATION_TIMEOUT",
         default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..)
@@ -445,7 +445,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", requires = "local")]
     pub(crate) node_size: Option<String>,
     /// With --local: rate of the link to home.
-    #[arg(long, value_name = "RATE", requires = "local")]
+    #[arg(long, alias = "limit", value_name = "RATE", requires = "local")]
     pub(crate) home_rate: Option<String>,
     /// Directory that `bafs init` made.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
@@ -470,7 +470,7 @@ pub(crate) struct RunArgs {
     /// and for a home that does not take a result or give what a job needs, before the run ends as
     /// failed; 1 min for the first node and 5 s for further ones on which the workflow fits, later
     /// 30 s, and 12 h for a home if not given.
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, alias = "patience", value_name = "TIME")]
     pub(crate) resource_timeout: Option<String>,
     /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your
     /// login name when not given; of no meaning with `--local`.
@@ -671,13 +671,13 @@ pub(crate) struct AgentArgs {
     #[arg(long)]
     pub(crate) identity: PathBuf,
     /// Directory for the temporary files of its job; the host's when not given.
-    #[arg(long, value_name = "DIR", requires = "shared_memory")]
+    #[arg(long, alias = "temporary", value_name = "DIR", requires = "shared_memory")]
     pub(crate) temporary_directory: Option<PathBuf>,
     /// Memory that processes of the job may share by name.
     #[arg(long, value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
     /// What files with the job's output begin with.
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, alias = "printed", value_name = "PREFIX")]
     pub(crate) output_prefix: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,

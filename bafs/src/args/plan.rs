@@ -46,7 +46,7 @@ pub(crate) struct PlanArgs {
         conflicts_with = "canonical", allow_negative_numbers = true)]
     pub(crate) variability: f64,
     /// Choose by the model alone: simulate no candidates.
-    #[arg(long)]
+    #[arg(long, alias = "model")]
     pub(crate) model_only: bool,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE", group = "workload")]
     pub(crate) from_csv: Option<PathBuf>,
     /// How much of what jobs of one name read is the same data, which Slurm does not know.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_fraction,
+    #[arg(long, alias = "shared", value_name = "SHARE", default_value_t = 0.0, value_parser = parse_fraction,
         requires = "from_slurm", conflicts_with_all =
         ["workflow", "canonical", "from_journal", "from_csv"], allow_negative_numbers = true)]
     pub(crate) shared_fraction: f64,
@@ -122,7 +122,7 @@ pub(crate) struct SimArgs {
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
-    #[arg(long, value_name = "MTBF")]
+    #[arg(long, alias = "failures", value_name = "MTBF")]
     pub(crate) mtbf: Option<String>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_variability,

@@ -53,7 +53,7 @@ pub(crate) struct HomeArgs {
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
     /// Most bytes per second over this server's link, both directions together.
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, alias = "limit", value_name = "RATE")]
     pub(crate) rate_limit: Option<String>,
 }
 
