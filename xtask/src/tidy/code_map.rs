@@ -192,7 +192,7 @@ mod tests {
             "bafs-proto/src/codec.rs",
             "bafs-proto/src/net/mod.rs",
             "bafs-proto/src/net/quic.rs",
-            "docs/STYLE.md",
+            "docs/contributing/style.md",
         ];
         let mut files: Vec<SourceFile> = paths
             .iter()

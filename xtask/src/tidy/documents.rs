@@ -14,11 +14,11 @@ const REQUIRED: [&str; 13] = [
     "LICENSE-MIT",
     "LICENSE-APACHE",
     "docs/SEMANTICS.md",
-    "docs/PROTOCOL.md",
+    "docs/reference/protocol.md",
     "docs/WORKFLOWS.md",
     "docs/OPERATING.md",
-    "docs/TESTING.md",
-    "docs/STYLE.md",
+    "docs/contributing/testing.md",
+    "docs/contributing/style.md",
     DECISIONS,
 ];
 const DECISIONS: &str = "docs/decisions/README.md";
