@@ -6,5 +6,5 @@ mod mount;
 mod mounted_volume;
 mod owners;
 mod restarts;
-mod serving;
+mod test_server;
 mod trees;

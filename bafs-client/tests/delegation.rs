@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
 use crate::differential::{DelegationFixture, DifferentialTest, SeededRng};
-use crate::serving::Fault;
+use crate::test_server::Fault;
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};

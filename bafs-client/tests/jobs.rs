@@ -6,7 +6,7 @@
     reason = "all of this is test, but clippy looks for `#[test]`"
 )]
 
-mod serving;
+mod test_server;
 
 use std::fs;
 use std::io::Write;
@@ -25,7 +25,7 @@ use bafs_proto::ErrorCode;
 use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
 use bafs_proto::token::Token;
 use libtest_mimic::{Arguments, Trial};
-use serving::{ADDRESS, FakeServer, Fault, VOLUME};
+use test_server::{ADDRESS, FakeServer, Fault, VOLUME};
 use tokio::sync::watch;
 
 const OP_DEADLINE_MS: u64 = 600;

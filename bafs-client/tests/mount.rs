@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::mounted_volume::{MountedVolume, TreeKind, can_mount, for_each_writable_kind, skip};
-use crate::serving::Fault;
+use crate::test_server::Fault;
 use nix::libc;
 
 #[test]
@@ -342,7 +342,7 @@ fn cache_volumes_are_read_with_names_in_memory() {
     let blocks = shown.server.blocks_sent.load(Ordering::Relaxed);
     assert_eq!(
         blocks,
-        300_000u64.div_ceil(u64::from(crate::serving::BLOCK_BYTES))
+        300_000u64.div_ceil(u64::from(crate::test_server::BLOCK_BYTES))
     );
     // The page cache has it: no message at all, for as many readers as come.
     for _ in 0..3 {

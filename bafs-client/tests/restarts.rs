@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::serving::{FakeServer, Fault, VOLUME};
+use crate::test_server::{FakeServer, Fault, VOLUME};
 use bafs_client::tree::{RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};

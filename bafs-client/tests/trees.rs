@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::serving::{BLOCK_BYTES, FakeServer, Fault, VOLUME};
+use crate::test_server::{BLOCK_BYTES, FakeServer, Fault, VOLUME};
 use bafs_client::logic::manifest_tree::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;

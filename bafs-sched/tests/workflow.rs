@@ -380,7 +380,7 @@ fn diagnostics_escape_and_shorten_hostile_text() {
 
 #[test]
 fn the_documented_and_the_shipped_example_are_valid() {
-    let document = include_str!("../../docs/WORKFLOWS.md");
+    let document = include_str!("../../docs/reference/workflow.md");
     let example = document
         .split("```bafs\n")
         .nth(1)

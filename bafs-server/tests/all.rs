@@ -2,20 +2,20 @@
 
 mod cache;
 mod catalog;
-mod door;
+mod fd_passing;
 mod executor;
 mod extraction;
 mod filling;
-mod hand_over;
+mod handoff;
 mod home;
 mod home_names;
 mod home_reading;
-mod home_world;
+mod test_home;
 mod homes;
 mod lifetimes;
 mod node;
 mod node_listing;
 mod older_copies;
 mod storage;
-mod storage_world;
+mod test_nodes;
 mod trees;

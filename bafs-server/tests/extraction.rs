@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{
+use crate::test_nodes::{
     A, HOME, NodeCluster, from_home, populated_home, random_bytes, spec, tree,
 };
 use bafs_proto::ErrorCode;

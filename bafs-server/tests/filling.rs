@@ -4,7 +4,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{
+use crate::test_nodes::{
     A, FaultyHome, HOME, NodeCluster, from_home, from_volume, random_bytes, spec, tree,
 };
 use bafs_proto::ErrorCode;

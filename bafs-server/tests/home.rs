@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::Arc;
 
-use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
+use crate::test_home::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
-use crate::home_world::{HomeFixture, begin, error_code, grant};
+use crate::test_home::{HomeFixture, begin, error_code, grant};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;

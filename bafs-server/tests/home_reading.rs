@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
+use crate::test_home::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;

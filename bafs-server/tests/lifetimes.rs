@@ -1,6 +1,6 @@
 //! How long volumes live: whose interest puts off their end, and what they hold.
 
-use crate::storage_world::{A, NodeCluster, spec, tree};
+use crate::test_nodes::{A, NodeCluster, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
 use bafs_proto::message::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::storage_world::{ALL, FOREVER, NodeCluster, spec};
+use crate::test_nodes::{ALL, FOREVER, NodeCluster, spec};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;

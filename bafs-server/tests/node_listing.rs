@@ -1,7 +1,7 @@
 //! Lists of volumes: whose, page by page, and while others are deleted.
 
 use crate::node::call_node;
-use crate::storage_world::{ALL, FOREVER, NodeCluster, spec};
+use crate::test_nodes::{ALL, FOREVER, NodeCluster, spec};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{DeleteVolume, ListVolumes, Reply};
 use bafs_proto::token::{Resource, Token};

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::storage_world::{A, FOREVER, NodeCluster, from_volume, random_bytes, spec, tree};
+use crate::test_nodes::{A, FOREVER, NodeCluster, from_volume, random_bytes, spec, tree};
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, DeleteVolume};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{
+use crate::test_nodes::{
     A, FaultyHome, HOME, NodeCluster, from_home, from_volume, populated_home, random_bytes, spec,
     tree,
 };

@@ -1,12 +1,12 @@
 //! More files than the process has descriptors.
 
-mod bench;
+mod test_tree;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bench::{CALLER, ROOMY, ROOT, TreeFixture};
+use test_tree::{CALLER, ROOMY, ROOT, TreeFixture};
 use nix::libc;
 use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
@@ -41,7 +41,7 @@ fn an_agent_may_use_more_files_than_descriptors() {
     let _alone = serialise_tests();
     if !geteuid().is_root() {
         let test = "an_agent_may_use_more_files_than_descriptors";
-        bench::skip(test, "only root may open files again by their handles");
+        test_tree::skip(test, "only root may open files again by their handles");
         return;
     }
     limit_descriptors();

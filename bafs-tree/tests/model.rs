@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use crate::bench::{ROOT, TreeFixture};
+use crate::test_tree::{ROOT, TreeFixture};
 use bafs_proto::file_op::{AttrChange, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use bafs_tree::{Limit, Tree};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use crate::bench::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
+use crate::test_tree::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Tree;

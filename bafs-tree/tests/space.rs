@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::bench::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
+use crate::test_tree::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
 use bafs_tree::{Limit, Tree};
 use nix::libc;
@@ -267,7 +267,7 @@ fn a_full_tmpfs_volume_is_overwritten_in_place() {
         rustix::fs::statfs(root.path()).is_ok_and(|stat| stat.f_type == 0x0102_1994)
     };
     let Some(root) = root.filter(is_in_memory) else {
-        return crate::bench::skip("space::a_full_volume_in_memory", "/dev/shm is no tmpfs");
+        return crate::test_tree::skip("space::a_full_volume_in_memory", "/dev/shm is no tmpfs");
     };
     let limit = Limit {
         bytes: 8 * BLOCK,

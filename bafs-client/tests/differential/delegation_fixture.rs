@@ -13,7 +13,7 @@ use bafs_proto::message::TreeRef;
 use bafs_tree::Limit;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::serving::{FakeServer, VOLUME};
+use crate::test_server::{FakeServer, VOLUME};
 
 pub(crate) struct DelegationFixture {
     pub(crate) server: Arc<FakeServer>,

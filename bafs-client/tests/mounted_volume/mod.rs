@@ -19,7 +19,7 @@ use bafs_proto::message::TreeRef;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::serving::{FakeServer, VOLUME};
+use crate::test_server::{FakeServer, VOLUME};
 
 /// Says loudly that a test could not run here.
 pub(crate) fn skip(test: &str, reason: &str) {

@@ -8,7 +8,7 @@ use bafs_proto::message::{ReadBlocks, ReadManifest};
 use bafs_proto::time::Deadline;
 
 use super::faults::{BLOCKS, ID, cluster, first_block, read_all};
-use super::world::{BLOCK, CacheNode};
+use super::test_cluster::{BLOCK, CacheNode};
 
 /// Other bytes in each block of the only file of a node, as a disk that forgets has them: nothing
 /// tells the node.

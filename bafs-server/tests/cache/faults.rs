@@ -13,7 +13,7 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource};
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, CacheCluster, HOME, MemoryHome, NAME, cache, content};
+use super::test_cluster::{BLOCK, CacheCluster, HOME, MemoryHome, NAME, cache, content};
 
 const LARGE: u64 = 64 << 20;
 pub(crate) const BLOCKS: usize = 60;

@@ -1,12 +1,12 @@
 //! Cache volumes and the cooperative cache over real directories and an in-memory network.
 
-mod changing;
+mod membership;
 mod damage;
 mod faults;
-mod hurt;
-mod keeping;
-mod large;
-mod near;
+mod whole_file_damage;
+mod retention;
+mod large_files;
+mod local;
 mod sharing;
 mod warming;
-mod world;
+mod test_cluster;

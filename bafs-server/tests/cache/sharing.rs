@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bafs_proto::volume::ReplacementPolicy;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, CacheCluster, cache, content};
+use super::test_cluster::{BLOCK, CacheCluster, cache, content};
 
 const LARGE: u64 = 64 << 20;
 

@@ -9,7 +9,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::ReadKind;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::world::{BLOCK, CacheCluster, HOME, cache, content};
+use super::test_cluster::{BLOCK, CacheCluster, HOME, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);

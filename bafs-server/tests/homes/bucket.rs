@@ -10,8 +10,8 @@ use bafs_proto::hash::Digest;
 
 use super::foreign_servers::{ForeignServer, s3};
 use super::proxy::DelayProxy;
-use super::stage::{HomesFixture, check_error};
-use crate::storage_world::random_bytes;
+use super::test_node::{HomesFixture, check_error};
+use crate::test_nodes::random_bytes;
 
 const HOME: &str = "s3://bucket";
 

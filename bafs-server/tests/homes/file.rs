@@ -6,8 +6,8 @@ use bafs_proto::ErrorCode;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
 
-use super::stage::{HomesFixture, check_error};
-use crate::storage_world::random_bytes;
+use super::test_node::{HomesFixture, check_error};
+use crate::test_nodes::random_bytes;
 
 const HOME: &str = "file://";
 

@@ -15,8 +15,8 @@ use bafs_proto::source_warning::WarningReason;
 
 use super::foreign_servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
 use super::proxy::DelayProxy;
-use super::stage::{HomesFixture, check_error};
-use crate::storage_world::random_bytes;
+use super::test_node::{HomesFixture, check_error};
+use crate::test_nodes::random_bytes;
 
 /// Fills `root`, which the server of `address` shows, and tries all that reads.
 async fn check_reads(stage: &HomesFixture, root: &Path, address: &str) {

@@ -7,5 +7,5 @@ mod foreign_servers;
 mod ftp;
 mod proxy;
 mod sftp;
-mod stage;
+mod test_node;
 mod web;

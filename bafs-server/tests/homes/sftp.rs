@@ -15,8 +15,8 @@ use bafs_proto::source_warning::WarningReason;
 
 use super::foreign_servers::sshd;
 use super::proxy::DelayProxy;
-use super::stage::{HomesFixture, check_error};
-use crate::storage_world::random_bytes;
+use super::test_node::{HomesFixture, check_error};
+use crate::test_nodes::random_bytes;
 
 fn path(root: &Path, below: &str) -> String {
     let path = root.join(below).display().to_string();

@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use bafs_proto::ErrorCode;
 
 use super::foreign_servers::nginx;
-use super::stage::{HomesFixture, check_error};
-use crate::storage_world::random_bytes;
+use super::test_node::{HomesFixture, check_error};
+use crate::test_nodes::random_bytes;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_web_server_supports_fills_and_caches() {

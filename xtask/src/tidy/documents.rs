@@ -13,16 +13,16 @@ const REQUIRED: [&str; 13] = [
     "CHANGELOG.md",
     "LICENSE-MIT",
     "LICENSE-APACHE",
-    "docs/SEMANTICS.md",
+    "docs/reference/semantics.md",
     "docs/reference/protocol.md",
-    "docs/WORKFLOWS.md",
-    "docs/OPERATING.md",
+    "docs/reference/workflow.md",
+    "docs/guide/cluster.md",
     "docs/contributing/testing.md",
     "docs/contributing/style.md",
     DECISIONS,
 ];
 const DECISIONS: &str = "docs/decisions/README.md";
-const SEMANTICS: &str = "docs/SEMANTICS.md";
+const SEMANTICS: &str = "docs/reference/semantics.md";
 
 /// The documents that every reader may expect are there.
 pub(super) fn check_required(files: &[SourceFile]) -> Vec<RuleViolation> {

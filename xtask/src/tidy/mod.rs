@@ -6,7 +6,7 @@ mod documents;
 mod files;
 mod layers;
 mod modules;
-mod run_prose;
+mod prose;
 mod source;
 mod style;
 mod words;
@@ -72,9 +72,9 @@ pub(crate) fn run_tidy() -> Result<()> {
     Ok(())
 }
 
-/// The command `run_prose`: how long the sentences of the documents are.
+/// The command `prose`: how long the sentences of the documents are.
 pub(crate) fn run_prose(arguments: &[String]) -> Result<()> {
-    run_prose::print_sentence_lengths(&files::read_all(&shell::checkout_root())?, arguments);
+    prose::print_sentence_lengths(&files::read_all(&shell::checkout_root())?, arguments);
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn find_violations(
         findings.extend(files::check_machine_names(file, machine_paths));
         findings.extend(layers::check_file(file));
         findings.extend(documents::check_links(file, files));
-        findings.extend(run_prose::check_lengths(file));
+        findings.extend(prose::check_lengths(file));
         findings.extend(words::check_retired(file));
     }
     findings.extend(layers::check_file_counts(files));

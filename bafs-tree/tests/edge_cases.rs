@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::bench::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes, skip};
+use crate::test_tree::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes, skip};
 use bafs_proto::file_op::{Attr, AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Limit;

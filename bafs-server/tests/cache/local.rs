@@ -19,7 +19,7 @@ use bafs_server::fd_passing::Handoff;
 use bafs_tree::{BlockLayout, BlockMap};
 use rustix::fs::{Mode, OFlags, openat};
 
-use super::world::{BLOCK, CacheCluster, CacheNode, cache, content};
+use super::test_cluster::{BLOCK, CacheCluster, CacheNode, cache, content};
 
 pub(crate) const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::near::{ID, LocalAgent, block_of, scan, wait_until};
-use super::world::{BLOCK, CacheCluster, cache, content};
+use super::local::{ID, LocalAgent, block_of, scan, wait_until};
+use super::test_cluster::{BLOCK, CacheCluster, cache, content};
 
 /// A disk that forgets changes no time of the file.
 fn damage_block(world: &CacheCluster, block: u64) {

@@ -3,8 +3,8 @@
 use bafs_proto::ids::VolumeId;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::near::{LocalAgent, read_whole, wait_until};
-use super::world::{BLOCK, CacheCluster, cache, content};
+use super::local::{LocalAgent, read_whole, wait_until};
+use super::test_cluster::{BLOCK, CacheCluster, cache, content};
 
 const ID: VolumeId = VolumeId(1);
 

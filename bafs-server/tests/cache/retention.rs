@@ -13,7 +13,7 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::ReplacementPolicy;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, CacheCluster, CacheNode, cache, content};
+use super::test_cluster::{BLOCK, CacheCluster, CacheNode, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);
@@ -52,7 +52,7 @@ async fn a_restarted_node_serves_its_blocks_at_once() {
     world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
     world.wait_for_blocks(ID, 12).await;
     restart(&mut world);
-    world.network.kill(super::world::HOME);
+    world.network.kill(super::test_cluster::HOME);
     let read = world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
     assert!(read == bytes[..12 * BLOCK as usize]);
     assert_eq!(world.nodes[0].counter("cache_digest_failures"), 0);
@@ -242,7 +242,7 @@ async fn the_file_limit_bounds_the_cached_files() {
         );
     }
     assert_eq!(node.counter("cache_bypassed_blocks"), 0);
-    world.network.kill(super::world::HOME);
+    world.network.kill(super::test_cluster::HOME);
     for n in 6..10 {
         let read = node.read(ID, n, 0, 2).await.expect("it is here");
         assert!(read == files[n as usize], "file {n}");

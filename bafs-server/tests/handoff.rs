@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::storage_world::{FOREVER, NodeCluster, spec};
+use crate::test_nodes::{FOREVER, NodeCluster, spec};
 use bafs_proto::fd_passing::{
     GetHandoffTicket, HandoffCall, HandoffHello, HandoffHelloReply, HandoffMessage, HandoffRequest,
     HandoffTarget,

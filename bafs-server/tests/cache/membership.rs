@@ -13,7 +13,7 @@ use bafs_proto::volume::ReplacementPolicy;
 use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, CacheCluster, CacheNode, NAME, cache, content};
+use super::test_cluster::{BLOCK, CacheCluster, CacheNode, NAME, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const BLOCKS: u64 = 300;

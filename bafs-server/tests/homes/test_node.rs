@@ -18,7 +18,7 @@ use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::Node;
 use bytes::Bytes;
 
-use crate::storage_world::{NodeCluster, random_bytes, spec};
+use crate::test_nodes::{NodeCluster, random_bytes, spec};
 
 pub(crate) const NODE: &str = "node:1";
 
