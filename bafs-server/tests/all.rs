@@ -2,20 +2,20 @@
 
 mod cache;
 mod catalog;
-mod fd_passing;
 mod executor;
 mod extraction;
+mod fd_passing;
 mod filling;
 mod handoff;
 mod home;
 mod home_names;
 mod home_reading;
-mod test_home;
 mod homes;
 mod lifetimes;
 mod node;
 mod node_listing;
 mod older_copies;
 mod storage;
+mod test_home;
 mod test_nodes;
 mod trees;

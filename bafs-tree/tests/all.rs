@@ -1,7 +1,7 @@
 //! The tests of this crate from outside as one program, for each program is linked with all again.
 
-mod test_tree;
 mod edge_cases;
 mod model;
 mod operations;
 mod space;
+mod test_tree;

@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use test_tree::{CALLER, ROOMY, ROOT, TreeFixture};
 use nix::libc;
 use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
+use test_tree::{CALLER, ROOMY, ROOT, TreeFixture};
 
 const DESCRIPTORS: u64 = 64;
 

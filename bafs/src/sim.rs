@@ -174,7 +174,11 @@ fn select_policies(
         return Ok(vec![planned.map_or(Policy::Need, Policy::from)]);
     };
     // `guided` is its name in versions before 0.2.
-    let name = if name.eq_ignore_ascii_case("guided") { "adaptive" } else { name };
+    let name = if name.eq_ignore_ascii_case("guided") {
+        "adaptive"
+    } else {
+        name
+    };
     let orders = [JobStartOrder::BreadthFirst, JobStartOrder::DepthFirst].map(Policy::Order);
     for policy in [Policy::Need, Policy::Adaptive].into_iter().chain(orders) {
         if name.eq_ignore_ascii_case(&policy.to_string()) {

@@ -1,5 +1,6 @@
 //! The tests of the whole system as one program, for each program is linked with all again.
 
+mod cluster_arguments;
 mod cluster_cache;
 mod cluster_cache_failures;
 mod cluster_cache_peers;
@@ -22,14 +23,12 @@ mod cluster_throw_away;
 mod cluster_uploads;
 mod cluster_users;
 mod cluster_volumes;
-mod cluster_arguments;
 mod hostile_errors;
 mod hostile_servers;
 mod hostile_signals;
 mod hostile_users;
 mod mount_bind;
 mod mount_checksums;
-mod mount_write_back;
 mod mount_descriptors;
 mod mount_faults;
 mod mount_fio;
@@ -40,6 +39,7 @@ mod mount_memory;
 mod mount_network;
 mod mount_programs;
 mod mount_ring;
+mod mount_write_back;
 mod suite_model;
 mod suite_posix;
 mod suite_programs;

@@ -1,4 +1,5 @@
 //! `cargo xtask bench NAME`: builds with optimisation and runs one benchmark of package bafs-tests.
+//! `--record` keeps its figures in `docs/measurements`.
 //! Knows no benchmark: the program `bafs-bench --list` prints their names, one per line.
 
 use std::process::Command;
@@ -6,9 +7,11 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::programs::{self, BuildProfile};
-use crate::{setup, shell};
+use crate::{measurements, setup, shell};
 
 const PACKAGE: &str = "bafs-tests";
+/// Option that adds the figures to `docs/measurements`.
+const RECORD: &str = "--record";
 const PROGRAM: &str = "bafs-bench";
 
 /// Runs the benchmark of this name, or lists all names.
@@ -29,12 +32,30 @@ pub(crate) fn run_benchmark(name: Option<&str>, arguments: &[String]) -> Result<
     if !names.contains(&name) {
         bail!("there is no benchmark `{name}`; there are:\n  {list}");
     }
+    let is_recorded = arguments.iter().any(|argument| argument == RECORD);
+    let mut arguments = arguments.to_vec();
+    arguments.retain(|argument| argument != RECORD);
+    if is_recorded && !arguments.iter().any(|argument| argument == "--json") {
+        arguments.push("--json".to_owned());
+    }
     let mut command = Command::new(&program);
     command
         .arg(name)
-        .args(arguments)
-        .env("BAFS_BIN", release.join("bafs"));
-    shell::run_command(command.current_dir(shell::checkout_root()))
+        .args(&arguments)
+        .env("BAFS_BIN", release.join("bafs"))
+        .current_dir(shell::checkout_root());
+    if !is_recorded {
+        return shell::run_command(&mut command);
+    }
+    let (status, lines) = shell::run_and_capture(&mut command, || Box::new(is_json_object))?;
+    if !status.success() {
+        bail!("benchmark {name} failed: {status}; nothing is recorded");
+    }
+    measurements::record(name, &arguments, &lines)
+}
+
+fn is_json_object(line: &str) -> bool {
+    line.starts_with('{')
 }
 
 fn has_program(metadata: &serde_json::Value) -> bool {

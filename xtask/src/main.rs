@@ -7,6 +7,7 @@
 mod bench;
 mod ci;
 mod demo;
+mod measurements;
 mod programs;
 mod setup;
 mod shell;
@@ -55,6 +56,8 @@ enum XtaskCommand {
     },
     /// Write the generated pages of docs/reference.
     Reference,
+    /// Write the page of measurements from the recorded figures.
+    Measurements,
     /// Install the system packages, or say how.
     Setup {
         /// What they are needed for.
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         XtaskCommand::Tidy => tidy::run_tidy(),
         XtaskCommand::Prose { arguments } => tidy::run_prose(&arguments),
         XtaskCommand::Reference => tidy::reference(tidy::Reference::Written),
+        XtaskCommand::Measurements => measurements::write_page(),
         XtaskCommand::Setup { purpose } => setup::ensure_packages(purpose),
         XtaskCommand::Bench { name, arguments } => {
             bench::run_benchmark(name.as_deref(), &arguments)

@@ -27,7 +27,7 @@ pub(crate) fn checkout_root() -> PathBuf {
 pub(crate) fn cargo_command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(checkout_root());
-    // `cargo run_command` describes xtask to us in these; passed on, they make build scripts that watch
+    // `cargo run` describes xtask to us in these; passed on, they make build scripts that watch
     // them (ring's does) run again, and a whole tree is rebuilt each time.
     for (name, _) in env::vars_os() {
         if is_package_variable(&name.to_string_lossy()) {
@@ -117,13 +117,13 @@ pub(crate) fn has_succeeded(command: &mut Command) -> bool {
 
 /// What the command prints on its standard output; fails when it fails.
 pub(crate) fn run_for_output(command: &mut Command) -> Result<String> {
-    let run_for_output = command
+    let output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("start {}", format_command(command)))?;
-    check_status(command, run_for_output.status)?;
-    Ok(String::from_utf8_lossy(&run_for_output.stdout).into_owned())
+    check_status(command, output.status)?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Shows a command line before it runs.

@@ -81,11 +81,11 @@ pub(crate) fn check_skips(skips: &[SkippedTest]) -> Result<()> {
     }
     let path = shell::checkout_root().join(ALLOWED_SKIPS_FILE);
     let text = fs::read_to_string(&path).with_context(|| format!("read {ALLOWED_SKIPS_FILE}"))?;
-    let find_unexpected = find_unexpected(skips, &parse_allowed(&text)?);
-    if !find_unexpected.is_empty() {
+    let unexpected = find_unexpected(skips, &parse_allowed(&text)?);
+    if !unexpected.is_empty() {
         bail!(
             "skipped although this is root with /dev/fuse, and not listed in {ALLOWED_SKIPS_FILE}: {}",
-            find_unexpected.join(", ")
+            unexpected.join(", ")
         );
     }
     Ok(())

@@ -173,7 +173,9 @@ impl Environment {
                 "home-latency" => usual.home_latency_us = place.latency(value.get_ref())?,
                 "home-burst" => usual.home_burst_us = place.latency(value.get_ref())?,
                 "local-latency" => usual.local_latency_us = place.latency(value.get_ref())?,
-                "hash-imbalance" | "hash-skew" => usual.has_hash_imbalance = place.flag(value.get_ref())?,
+                "hash-imbalance" | "hash-skew" => {
+                    usual.has_hash_imbalance = place.flag(value.get_ref())?
+                }
                 "nodes" => has_nodes = true,
                 _ => {
                     return Err(place.error(

@@ -161,7 +161,7 @@ impl CacheDisk {
                     live.insert(key, (age, length, digest, class));
                 }
                 JournalEntry::Keep { key, .. } | JournalEntry::Drop { key } => {
-                    drop(live.remove(&key))
+                    live.remove(&key);
                 }
             }
         }

@@ -1,12 +1,12 @@
 //! Cache volumes and the cooperative cache over real directories and an in-memory network.
 
-mod membership;
 mod damage;
 mod faults;
-mod whole_file_damage;
-mod retention;
 mod large_files;
 mod local;
+mod membership;
+mod retention;
 mod sharing;
-mod warming;
 mod test_cluster;
+mod warming;
+mod whole_file_damage;

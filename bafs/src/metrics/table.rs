@@ -16,6 +16,7 @@ pub(crate) struct Metric {
     /// Its name where it is counted.
     pub(crate) name: &'static str,
     /// What it counts.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the reference"))]
     pub(crate) kind: MetricKind,
     /// Which processes serve it, separated by commas.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the reference"))]

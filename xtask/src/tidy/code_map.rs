@@ -91,8 +91,8 @@ fn crate_directories(files: &[SourceFile]) -> BTreeSet<&str> {
 /// Words with the marks of a path; the `│├└─` of a tree and Markdown's own marks separate them.
 fn path_words(line: &str) -> Vec<&str> {
     let belongs = |c: char| c.is_alphanumeric() || "_-./`*".contains(c);
-    let path_words = line.split(|c| !belongs(c)).filter(|word| !word.is_empty());
-    path_words
+    let words = line.split(|c| !belongs(c)).filter(|word| !word.is_empty());
+    words
         .filter(|word| !word.trim_matches('`').contains('*'))
         .collect()
 }
@@ -146,7 +146,7 @@ fn exists(path: &str, files: &[SourceFile]) -> bool {
 
 /// Top-level modules of every crate: files and directories in `src/`, but for its roots.
 fn list_modules(files: &[SourceFile], crates: &BTreeSet<&str>) -> BTreeSet<String> {
-    let mut list_modules = BTreeSet::new();
+    let mut modules = BTreeSet::new();
     for file in files.iter().filter(|file| file.has_extension("rs")) {
         let Some((directory, rest)) = file.path.split_once("/src/") else {
             continue;
@@ -158,14 +158,14 @@ fn list_modules(files: &[SourceFile], crates: &BTreeSet<&str>) -> BTreeSet<Strin
             // Programs of their own are no modules.
             Some(("bin", _)) => {}
             Some((module, _)) => {
-                list_modules.insert(format!("{directory}/src/{module}/"));
+                modules.insert(format!("{directory}/src/{module}/"));
             }
             None => {
-                list_modules.insert(file.path.clone());
+                modules.insert(file.path.clone());
             }
         }
     }
-    list_modules
+    modules
 }
 
 /// Whether the map names the module, something in it, or the file or directory of the same name.

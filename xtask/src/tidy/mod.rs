@@ -15,7 +15,7 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 
-use crate::shell;
+use crate::{measurements, shell};
 use files::SourceFile;
 
 /// One breach of a rule.
@@ -53,20 +53,21 @@ impl fmt::Display for RuleViolation {
 pub(crate) fn run_tidy() -> Result<()> {
     let root = shell::checkout_root();
     let files = files::read_all(&root)?;
-    let find_violations = find_violations(
+    let violations = find_violations(
         &files,
         &shell::read_metadata()?,
         &files::find_machine_paths(&root),
     );
-    for finding in &find_violations {
+    for finding in &violations {
         println!("{finding}");
     }
-    if !find_violations.is_empty() {
+    if !violations.is_empty() {
         bail!(
             "{} breaches of the house rules (docs/contributing/style.md)",
-            find_violations.len()
+            violations.len()
         );
     }
+    measurements::check_page()?;
     reference(Reference::Compared)?;
     println!("tidy: {} files follow the house rules", files.len());
     Ok(())

@@ -24,8 +24,8 @@ pub(super) struct Sentence {
 impl Sentence {
     /// Words are what white space separates and has a letter or a digit.
     fn count_words(&self) -> usize {
-        let count_words = self.text.split_whitespace();
-        count_words
+        let words = self.text.split_whitespace();
+        words
             .filter(|word| word.contains(char::is_alphanumeric))
             .count()
     }
@@ -117,7 +117,7 @@ pub(super) fn check_lengths(file: &SourceFile) -> Vec<RuleViolation> {
 
 /// The sentences of paragraphs and list items; headings, tables and code have none.
 pub(super) fn find_sentences(text: &str) -> Vec<Sentence> {
-    let mut find_sentences = Vec::new();
+    let mut found = Vec::new();
     let mut block: Vec<(usize, String)> = Vec::new();
     let mut in_fence = false;
     for (at, line) in text.lines().enumerate() {
@@ -127,15 +127,15 @@ pub(super) fn find_sentences(text: &str) -> Vec<Sentence> {
         let is_apart = is_fence || in_fence || bare.is_empty() || bare.starts_with(['|', '#', '<']);
         let item = strip_item_mark(bare);
         if is_apart || item.is_some() {
-            split_sentences(&block, &mut find_sentences);
+            split_sentences(&block, &mut found);
             block.clear();
         }
         if !is_apart {
             block.push((at + 1, strip_marks(item.unwrap_or(bare))));
         }
     }
-    split_sentences(&block, &mut find_sentences);
-    find_sentences
+    split_sentences(&block, &mut found);
+    found
 }
 
 /// What follows the mark of a list item or of a quotation.
