@@ -174,8 +174,8 @@ impl Agent {
         mount: &MountSpec,
         losses: mpsc::UnboundedSender<VolumeLoss>,
     ) -> Result<Volume> {
-        let fate = VolumeHealth::new(&mount.name, losses);
-        let opened = self.open_tree(mount, &fate).await;
+        let volume_status = VolumeHealth::new(&mount.name, losses);
+        let opened = self.open_tree(mount, &volume_status).await;
         let (tree, mode, usage, way) = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
         tracing::debug!(volume = mount.name, way, "volume opened");
@@ -205,7 +205,14 @@ impl Agent {
             }
             (_, ownership) => ownership,
         };
-        Ok(Volume::new(&mount.name, tree, mode, ownership, fate, usage))
+        Ok(Volume::new(
+            &mount.name,
+            tree,
+            mode,
+            ownership,
+            volume_status,
+            usage,
+        ))
     }
 
     /// Over what the server of a volume is reached, for people: its lease goes there at least.

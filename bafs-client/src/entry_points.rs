@@ -76,7 +76,7 @@ pub fn agent_main(
         let privilege = entered.map_err(|error| unsupported_error(&error))?;
         let identity = Identity::load(identity_dir, Role::Agent)?;
         let runtime = build_runtime()?;
-        let (kill, wish) = watch::channel(StopRequest::None);
+        let (kill, command) = watch::channel(StopRequest::None);
         // A thread, as a read of standard input cannot be cancelled.
         let watching = thread::Builder::new()
             .name("bafs-stdin".to_owned())
@@ -93,7 +93,7 @@ pub fn agent_main(
             &identity,
             privilege,
             JobIo::Captured,
-            wish,
+            command,
             (options, temporary),
         )))
     });
@@ -138,10 +138,10 @@ pub fn exec_main(
         .and_then(|privilege| {
             let runtime = build_runtime()?;
             runtime.block_on(async {
-                let wish = watch_stop_signals()?;
-                let (wished, io) = (wish.clone(), JobIo::Inherited);
+                let command = watch_stop_signals()?;
+                let (wished, io) = (command.clone(), JobIo::Inherited);
                 let chosen = (options, temporary.clone());
-                let end = serve_job(spec, &identity, privilege, io, wish, chosen).await;
+                let end = serve_job(spec, &identity, privilege, io, command, chosen).await;
                 if let StopRequest::AlreadySignaled(heard)
                 | StopRequest::Terminate(heard)
                 | StopRequest::Kill(heard) = *wished.borrow()
@@ -228,7 +228,7 @@ async fn serve_mount(
     op_deadline_ms: u64,
     options: AgentOptions,
 ) -> Result<()> {
-    let mut wish = watch_stop_signals()?;
+    let mut command = watch_stop_signals()?;
     let name = mount.name.clone();
     let (losses, mut lost) = mpsc::unbounded_channel();
     // On the host numbers of users are what they are, whoever mounts.
@@ -246,7 +246,7 @@ async fn serve_mount(
     agent.explain(&name, mounted.transport());
     let result = loop {
         tokio::select! {
-            _ = wish.wait_for(|wish| *wish != StopRequest::None) => break Ok(()),
+            _ = command.wait_for(|command| *command != StopRequest::None) => break Ok(()),
             end = mounted.wait_for_end() => break match end {
                 ConnectionEnd::Unmounted => Ok(()),
                 ConnectionEnd::Aborted => Err(aborted_error(&name)),
@@ -393,7 +393,7 @@ fn watch_stop_signals() -> Result<watch::Receiver<StopRequest>> {
     // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
     let _ =
         signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported_error(&error))?;
-    let (wish, wished) = watch::channel(StopRequest::None);
+    let (command, wished) = watch::channel(StopRequest::None);
     tokio::spawn(async move {
         let (mut haste, mut asked) = (Deadline::after_ms(0), None);
         loop {
@@ -410,13 +410,13 @@ fn watch_stop_signals() -> Result<watch::Receiver<StopRequest>> {
                 (Some(first), _) => StopRequest::Kill(first),
             };
             haste = Deadline::after_ms(SIGNAL_MERGE_MS);
-            wish.send_replace(next);
+            command.send_replace(next);
             if matches!(next, StopRequest::Kill(_)) {
                 break;
             }
         }
         // The receiver must not take the end of this task for a request.
-        wish.closed().await;
+        command.closed().await;
     });
     Ok(wished)
 }

@@ -84,11 +84,11 @@ async fn present_ticket(
     packets: &PacketSocket,
     ticket: TicketSecret,
 ) -> Result<(HandoffHelloReply, Vec<OwnedFd>)> {
-    let knock = HandoffHello {
+    let hello = HandoffHello {
         version: PROTOCOL_VERSION,
         secret: ticket,
     };
-    let bytes = codec::encode(&knock)?;
+    let bytes = codec::encode(&hello)?;
     packets
         .send(&bytes, &[])
         .await

@@ -100,15 +100,15 @@ mod tests {
     #[test]
     fn every_heartbeat_end_is_distinguished() {
         let watching = |end: fn(Heartbeat) -> Option<Heartbeat>| {
-            let (pulse, watched) = Heartbeat::pair().unwrap();
-            pulse.send_beat();
-            let kept = end(pulse);
+            let (heartbeat, watched) = Heartbeat::pair().unwrap();
+            heartbeat.send_beat();
+            let kept = end(heartbeat);
             let ended = watch_heartbeat(watched, HEARTBEAT_INTERVAL);
             drop(kept);
             ended
         };
-        let well = |pulse: Heartbeat| {
-            pulse.finish();
+        let well = |heartbeat: Heartbeat| {
+            heartbeat.finish();
             None
         };
         assert_eq!(watching(well), HeartbeatEnd::Finished);

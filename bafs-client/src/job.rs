@@ -103,7 +103,7 @@ impl JobEnd {
 /// Runs a job to its end. Afterwards none of its processes and none of its mounts is left.
 ///
 /// The process must have entered its private name space before it had threads. When the sender of
-/// `wish` is gone, the job is killed.
+/// `stop_request` is gone, the job is killed.
 pub async fn run_job(
     agent: &Agent,
     sandbox: &Sandbox,
@@ -120,7 +120,7 @@ pub async fn run_job(
     let (losses, mut lost) = mpsc::unbounded_channel();
     let opened = tokio::select! {
         opened = mount_volumes(agent, sandbox, &spec, losses) => opened,
-        _ = request.wait_for(|wish| *wish != StopRequest::None) => {
+        _ = request.wait_for(|stop_request| *stop_request != StopRequest::None) => {
             let mut end = JobEnd::environment_failure(interrupted_error(), None);
             end.report.outcome = JobOutcome::Killed;
             return end;
@@ -132,7 +132,7 @@ pub async fn run_job(
     };
     // What was asked before the job could hear it.
     let asked = *request.borrow();
-    let wish = match asked {
+    let stop_request = match asked {
         StopRequest::None => request,
         asked => watch::channel(asked.without_grace()).1,
     };
@@ -140,7 +140,7 @@ pub async fn run_job(
     let temporary = agent.temporary.as_ref();
     let (ended, collector) = match start_job(sandbox, &spec, &mounts, temporary, io, silence) {
         Ok((running, collector, beating)) => {
-            let ended = supervise(running, &mut lost, wish, &mounts).await;
+            let ended = supervise(running, &mut lost, stop_request, &mounts).await;
             if let Some(beating) = beating {
                 beating.abort();
             }
@@ -308,8 +308,8 @@ fn start_job(
     };
     let (streams, collector) = job_streams(command, io).map_err(|error| unable(&error))?;
     let (watched, beating) = match start_heartbeat(io).map_err(|error| unable(&error))? {
-        Some((pulse, watched)) => {
-            let beating = tokio::spawn(Arc::new(pulse).send_beats());
+        Some((beat, watched)) => {
+            let beating = tokio::spawn(Arc::new(beat).send_beats());
             (Some((watched, silence)), Some(beating.abort_handle()))
         }
         None => (None, None),
@@ -408,7 +408,7 @@ async fn supervise(
                 tokio::select! {
                     report = &mut finished => return Ok(report),
                     Some(loss) = lost.recv() => Some(loss),
-                    _ = wait_for_request(&mut request, |wish| matches!(wish, StopRequest::Kill(_))) => None,
+                    _ = wait_for_request(&mut request, |stop_request| matches!(stop_request, StopRequest::Kill(_))) => None,
                     () = tokio::time::sleep(TERMINATION_GRACE) => None,
                 }
             }
@@ -437,8 +437,12 @@ async fn wait_for_request(
     request: &mut watch::Receiver<StopRequest>,
     is_such: impl Fn(StopRequest) -> bool,
 ) -> StopRequest {
-    let wished = request.wait_for(|wish| is_such(*wish)).await;
-    wished.map_or(StopRequest::Kill(StopSignal::Terminate), |wish| *wish)
+    let wished = request
+        .wait_for(|stop_request| is_such(*stop_request))
+        .await;
+    wished.map_or(StopRequest::Kill(StopSignal::Terminate), |stop_request| {
+        *stop_request
+    })
 }
 
 /// Passes on what somebody asked of this process.

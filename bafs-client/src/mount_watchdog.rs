@@ -49,7 +49,7 @@ impl WatchdogProcess {
         device: Option<OwnedFd>,
         mount: Option<u64>,
     ) -> io::Result<Self> {
-        let (pulse, watched) = Heartbeat::pair()?;
+        let (beat, watched) = Heartbeat::pair()?;
         let silence_ms = silence.as_millis().to_string();
         let mut process = Command::new(OWN_EXECUTABLE)
             .arg0("bafs")
@@ -62,14 +62,14 @@ impl WatchdogProcess {
             .stdin(OwnedFd::from(watched))
             .stdout(device.map_or_else(Stdio::null, Stdio::from))
             .spawn()?;
-        if let Err(error) = pulse.wait_for_watcher(WATCHDOG_READY_TIMEOUT) {
+        if let Err(error) = beat.wait_for_watcher(WATCHDOG_READY_TIMEOUT) {
             let _ = process.kill();
             let _ = process.wait();
             return Err(error);
         }
-        let pulse = Arc::new(pulse);
+        let beat = Arc::new(beat);
         Ok(Self {
-            heartbeat: pulse,
+            heartbeat: beat,
             process,
         })
     }
@@ -77,10 +77,10 @@ impl WatchdogProcess {
     /// The mount is gone in good order, and so is the keeper when this returns.
     pub(crate) fn dismiss(self) {
         let Self {
-            heartbeat: pulse,
+            heartbeat: beat,
             mut process,
         } = self;
-        pulse.finish();
+        beat.finish();
         let start = clock::now();
         loop {
             match process.try_wait() {

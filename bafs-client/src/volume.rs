@@ -360,8 +360,8 @@ impl Volume {
         self.run_observed(caller, op, &[], ReplyContext::Range(ino, offset), done);
     }
 
-    /// The open file of a file that stays wholly on this machine until [`Self::release_passthrough`], and
-    /// its size in bytes.
+    /// The open file of a file that stays wholly on this machine until
+    /// [`Self::release_passthrough`], and its size in bytes.
     pub fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         let held = || self.tree.open_passthrough(ino);
         self.health.loss().map_or_else(held, |_| None)

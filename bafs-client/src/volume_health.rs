@@ -150,13 +150,13 @@ mod tests {
             (ErrorCode::VolumeLost, true, false),
         ] {
             let (losses, mut heard) = mpsc::unbounded_channel();
-            let fate = VolumeHealth::new("v", losses);
-            fate.set_unmount_check(Box::new(move || is_over));
-            fate.mark_lost(Error::new(code, "another"));
-            assert_eq!(fate.has_successor(), is_succeeded);
+            let health = VolumeHealth::new("v", losses);
+            health.set_unmount_check(Box::new(move || is_over));
+            health.mark_lost(Error::new(code, "another"));
+            assert_eq!(health.has_successor(), is_succeeded);
             assert_eq!(heard.try_recv().is_err(), is_succeeded, "{code:?}");
             assert!(
-                fate.loss().is_some(),
+                health.loss().is_some(),
                 "nothing is asked of the server any more"
             );
         }
@@ -165,23 +165,23 @@ mod tests {
     #[tokio::test]
     async fn only_the_first_data_loss_is_reported() {
         let (losses, mut heard) = mpsc::unbounded_channel();
-        let fate = VolumeHealth::new("raw", losses);
-        assert_eq!(fate.run_unless_lost(async { 7 }).await, Some(7));
+        let health = VolumeHealth::new("raw", losses);
+        assert_eq!(health.run_unless_lost(async { 7 }).await, Some(7));
         let waiting = tokio::spawn({
-            let fate = fate.clone();
-            async move { fate.run_unless_lost(std::future::pending::<()>()).await }
+            let health = health.clone();
+            async move { health.run_unless_lost(std::future::pending::<()>()).await }
         });
-        fate.mark_lost(Error::new(ErrorCode::Fenced, "first"));
-        fate.mark_lost(Error::new(ErrorCode::VolumeLost, "second"));
+        health.mark_lost(Error::new(ErrorCode::Fenced, "first"));
+        health.mark_lost(Error::new(ErrorCode::VolumeLost, "second"));
         assert_eq!(waiting.await.unwrap(), None);
-        assert_eq!(fate.run_unless_lost(async { 7 }).await, None);
+        assert_eq!(health.run_unless_lost(async { 7 }).await, None);
         let loss = heard.recv().await.unwrap();
         assert_eq!(
             (loss.volume.as_str(), loss.error.code),
             ("raw", ErrorCode::Fenced)
         );
         assert!(loss.error.detail.contains("raw"));
-        assert_eq!(fate.loss(), Some(&loss.error));
+        assert_eq!(health.loss(), Some(&loss.error));
         assert!(heard.try_recv().is_err());
     }
 }

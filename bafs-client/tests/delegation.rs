@@ -20,9 +20,9 @@ use tokio::sync::oneshot;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn early_answers_match_a_plain_directory() {
     for seed in 0..30 {
-        let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
+        let (mut both, mut rng) = (DifferentialTest::new().await, SeededRng(seed));
         for _ in 0..300 {
-            both.random_step(&mut dice, false).await;
+            both.random_step(&mut rng, false).await;
         }
         both.finish().await;
     }
@@ -31,13 +31,13 @@ async fn early_answers_match_a_plain_directory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn early_answers_survive_server_restarts() {
     for seed in 100..140 {
-        let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
+        let (mut both, mut rng) = (DifferentialTest::new().await, SeededRng(seed));
         for _ in 0..200 {
-            if dice.below(12) == 0 {
-                let runs = dice.below(2) == 0;
+            if rng.below(12) == 0 {
+                let runs = rng.below(2) == 0;
                 both.fixture.server.set_fault(Fault::Restart { runs });
             }
-            both.random_step(&mut dice, true).await;
+            both.random_step(&mut rng, true).await;
         }
         both.finish().await;
     }
@@ -59,25 +59,25 @@ impl Drop for FailureSeed {
 }
 
 async fn run_random_case(seed: u64) {
-    let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
-    both.fixture.server.set_delays(dice.below(60), seed);
-    let restarts = dice.below(4) > 0;
-    let turns = dice.below(40);
-    for _ in 0..20 + dice.below(60) {
+    let (mut both, mut rng) = (DifferentialTest::new().await, SeededRng(seed));
+    both.fixture.server.set_delays(rng.below(60), seed);
+    let restarts = rng.below(4) > 0;
+    let turns = rng.below(40);
+    for _ in 0..20 + rng.below(60) {
         // So that what is on its way gets here, or halfway.
-        for _ in 0..dice.below(turns + 1) {
+        for _ in 0..rng.below(turns + 1) {
             tokio::task::yield_now().await;
         }
-        match dice.below(60) {
-            0..12 => both.begin_query(&mut dice),
+        match rng.below(60) {
+            0..12 => both.begin_query(&mut rng),
             12..15 if restarts => {
-                let runs = dice.below(2) == 0;
+                let runs = rng.below(2) == 0;
                 both.fixture.server.set_fault(Fault::Restart { runs });
             }
             15 => both.fixture.server.set_fault(Fault::LoseReplies(1)),
             _ => {}
         }
-        both.random_step(&mut dice, restarts).await;
+        both.random_step(&mut rng, restarts).await;
     }
     both.finish().await;
 }

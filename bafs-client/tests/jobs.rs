@@ -206,14 +206,14 @@ impl JobFixture {
     }
 
     /// Runs a script, and sends these wishes one after the other once it has said that it runs.
-    async fn run_with_requests(&self, script: &str, wishes: Vec<StopRequest>) -> JobEnd {
-        let (wish, wished) = watch::channel(StopRequest::None);
+    async fn run_with_requests(&self, script: &str, requests: Vec<StopRequest>) -> JobEnd {
+        let (stop_request, wished) = watch::channel(StopRequest::None);
         tokio::spawn(async move {
-            for next in wishes {
+            for next in requests {
                 tokio::time::sleep(Duration::from_millis(400)).await;
-                wish.send_replace(next);
+                stop_request.send_replace(next);
             }
-            wish.closed().await;
+            stop_request.closed().await;
         });
         self.run("sh", script, wished).await
     }
@@ -228,8 +228,8 @@ impl JobFixture {
         assert_eq!(ended.report.outcome, JobOutcome::Signaled(15), "{ended:?}");
         // Who does not want to wait any longer asks again.
         let deaf = "trap '' TERM; while :; do sleep 0.05; done";
-        let wishes = vec![end, StopRequest::Kill(StopSignal::Terminate)];
-        let ended = self.run_with_requests(deaf, wishes).await;
+        let requests = vec![end, StopRequest::Kill(StopSignal::Terminate)];
+        let ended = self.run_with_requests(deaf, requests).await;
         assert_eq!(ended.report.outcome, JobOutcome::Killed, "{ended:?}");
     }
 }

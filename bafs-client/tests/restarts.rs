@@ -34,19 +34,26 @@ impl RestartFixture {
         let directory = tempfile::tempdir().unwrap();
         let server = FakeServer::new(directory.path());
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = VolumeHealth::new("work", sender);
+        let volume_status = VolumeHealth::new("work", sender);
         let tree = RemoteTree::open(
             server.server(3_000),
             tree,
             AgentId::random(),
             writable,
-            fate.clone(),
+            volume_status.clone(),
         )
         .await
         .unwrap();
         let (mode, ownership) = (VolumeMode::scratch(writable), Ownership::AsStored);
         let tree = Tree::Remote(tree);
-        let volume = Volume::new("work", tree, mode, ownership, fate, VolumeUsage::new());
+        let volume = Volume::new(
+            "work",
+            tree,
+            mode,
+            ownership,
+            volume_status,
+            VolumeUsage::new(),
+        );
         Self {
             server,
             volume: Arc::new(volume),

@@ -34,10 +34,10 @@ impl RemoteTreeFixture {
         let server = FakeServer::new(directory.path());
         server.lease_ms.store(lease_ms, Ordering::Relaxed);
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = VolumeHealth::new("work", sender);
+        let volume_status = VolumeHealth::new("work", sender);
         let called = server.server(op_deadline_ms);
         let tree = TreeRef::Volume(VOLUME);
-        let tree = RemoteTree::open(called, tree, AgentId::random(), true, fate.clone())
+        let tree = RemoteTree::open(called, tree, AgentId::random(), true, volume_status.clone())
             .await
             .unwrap();
         let volume = Arc::new(Volume::new(
@@ -45,7 +45,7 @@ impl RemoteTreeFixture {
             Tree::Remote(tree),
             VolumeMode::scratch(true),
             Ownership::AsStored,
-            fate,
+            volume_status,
             VolumeUsage::new(),
         ));
         Self {
@@ -63,9 +63,9 @@ impl RemoteTreeFixture {
         }
         let server = FakeServer::new(directory.path());
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = VolumeHealth::new("db", sender);
+        let volume_status = VolumeHealth::new("db", sender);
         let called = server.server(op_deadline_ms);
-        let tree = CacheTree::open(called, VOLUME, Owner::default(), fate.clone())
+        let tree = CacheTree::open(called, VOLUME, Owner::default(), volume_status.clone())
             .await
             .unwrap();
         let volume = Arc::new(Volume::new(
@@ -73,7 +73,7 @@ impl RemoteTreeFixture {
             Tree::Cache(tree),
             VolumeMode::cache(),
             Ownership::AsStored,
-            fate,
+            volume_status,
             VolumeUsage::with_pages(),
         ));
         Self {

@@ -1,9 +1,9 @@
 //! What a node hands over to an agent on the same machine, and what the two say to each other
 //! then; opens no socket and decides nothing.
 //!
-//! An agent asks for a ticket over its authenticated connection ([`GetHandoffTicket`]), shows it at the
-//! node's Unix socket ([`HandoffHello`]), and gets a header with open files ([`HandoffHeader`]). The
-//! connection then stays for as long as the agent keeps what it got.
+//! An agent asks for a ticket over its authenticated connection ([`GetHandoffTicket`]), shows it at
+//! the node's Unix socket ([`HandoffHello`]), and gets a header with open files
+//! ([`HandoffHeader`]). The connection then stays for as long as the agent keeps what it got.
 
 use std::fmt;
 

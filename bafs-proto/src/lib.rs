@@ -36,16 +36,16 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// 3 = agents report how long calls were under way, which volumes a job read and changed, and what
 /// they held; 4 = allotments of nodes; 5 = a server says that what it asked ahead is waited for,
 /// and agents are told that blocks are on their machine; 6 = a server says that it is at it
-/// (`InProgress`); 7 = tokens that are good at one server, and a server says that home does not answer
-/// it (`HomeUnreachable`); 8 = agents report how often a volume had no space; a server that asks
-/// for blocks in place of home says who it is, asks which blocks another one has, and learns pins
-/// and peers when it joins a cache; 9 = small files of volumes and uploads with one call, several
-/// pieces of an upload under way, maps of sparse files; 10 = volumes live longer once they hold
-/// results; who joins a cache learns where its blocks were before, and a server that lacks blocks
-/// says who may have them; 11 = copies of volumes that are made from an older one; 12 = who got
-/// damaged blocks says so, small files of a home together, bounded files opened early; 13 = small
-/// files to a home together, the time of the last change of a file of a source, the words of a
-/// job in the body; 14 = a server says which blocks are read soon; 15 = which names in a
+/// (`InProgress`); 7 = tokens that are good at one server, and a server says that home does not
+/// answer it (`HomeUnreachable`); 8 = agents report how often a volume had no space; a server that
+/// asks for blocks in place of home says who it is, asks which blocks another one has, and learns
+/// pins and peers when it joins a cache; 9 = small files of volumes and uploads with one call,
+/// several pieces of an upload under way, maps of sparse files; 10 = volumes live longer once they
+/// hold results; who joins a cache learns where its blocks were before, and a server that lacks
+/// blocks says who may have them; 11 = copies of volumes that are made from an older one; 12 = who
+/// got damaged blocks says so, small files of a home together, bounded files opened early; 13 =
+/// small files to a home together, the time of the last change of a file of a source, the words of
+/// a job in the body; 14 = a server says which blocks are read soon; 15 = which names in a
 /// volume are of one file, how long home is silent for a peer, what is
 /// too large for a volume, what a disk has free; 16 = a mount says whether its kernel may collect
 /// writes; 17 = a server says at hello which one it is, and who names a home says which one is
@@ -54,8 +54,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// agents report whether a job looked at a volume, and of which volumes nothing is counted;
 /// what a job printed is read from its node;
 /// names in paths are bytes, volumes tell what they do not have as their source has it,
-/// directories that cannot be read are entries, a manifest has the top of its source.
-pub const PROTOCOL_VERSION: u32 = 19;
+/// directories that cannot be read are entries, a manifest has the top of its source;
+/// 20 = calls, fields and counters are named by the glossary of ARCHITECTURE.md.
+pub const PROTOCOL_VERSION: u32 = 20;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

@@ -500,8 +500,8 @@ pub struct OpenTree {
     /// Whether it will write.
     pub writable: bool,
     /// Goes on with an earlier session of the same agent that the server no longer knows: what
-    /// [`TreeSession::machine_incarnation`] was then. Refused when data may be missing since, or when another
-    /// agent has written since.
+    /// [`TreeSession::machine_incarnation`] was then. Refused when data may be missing since, or
+    /// when another agent has written since.
     pub resumed_incarnation: Option<u64>,
 }
 
@@ -621,8 +621,8 @@ pub enum ReadKind {
     Peer,
     /// A server that is about to ask home and wants to spare it: local copy, or what is on its way.
     /// Of two such servers the one with the larger id waits for the other. The digest
-    /// of a block that is not to be had so is [`Digest::ABSENT`] or [`Digest::EVICTED`], and it has no
-    /// bytes in the body.
+    /// of a block that is not to be had so is [`Digest::ABSENT`] or [`Digest::EVICTED`], and it has
+    /// no bytes in the body.
     PeerProbe(CacheMember),
     /// Another server that reads ahead of its readers: as a peer, but home is asked only when
     /// nobody waits for it.

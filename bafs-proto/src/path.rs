@@ -179,7 +179,8 @@ const BIDIRECTIONAL_OR_SEPARATOR: [RangeInclusive<char>; 4] = [
     '\u{2066}'..='\u{2069}',
 ];
 
-/// `Default_Ignorable_Code_Point` of Unicode, and interlinear annotations, without [`BIDIRECTIONAL_OR_SEPARATOR`].
+/// `Default_Ignorable_Code_Point` of Unicode, and interlinear annotations, without
+/// [`BIDIRECTIONAL_OR_SEPARATOR`].
 const INVISIBLE: [RangeInclusive<char>; 14] = [
     '\u{ad}'..='\u{ad}',
     '\u{34f}'..='\u{34f}',

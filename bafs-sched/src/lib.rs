@@ -1,8 +1,8 @@
 //! The scheduler: every policy of BAFS. Table of contents; decides nothing itself.
 //!
 //! [`workflow`] reads what the user wrote, [`logic`] decides, [`io`] and [`driver`] do what was
-//! decided. [`simulated_cluster`] runs the same decisions against servers that fail, [`sim`] against servers
-//! whose data take time.
+//! decided. [`simulated_cluster`] runs the same decisions against servers that fail, [`sim`]
+//! against servers whose data take time.
 
 mod deterministic_math;
 pub mod driver;

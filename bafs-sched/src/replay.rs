@@ -193,7 +193,10 @@ impl HistoryWriter {
             Event::ExtractFailed { extract, error } => {
                 self.write_extract(*extract, &format!("was not sent: {error}"));
             }
-            Event::CommandReceived { command: wish, .. } => self.write_command(*wish),
+            Event::CommandReceived {
+                command: stop_request,
+                ..
+            } => self.write_command(*stop_request),
             Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
             Event::SchedulerResumed { .. } => {
                 self.add_line(&[], "a scheduler takes up the journal".to_owned())
@@ -249,9 +252,9 @@ impl HistoryWriter {
         members.map(|(job, _)| job.name.clone()).collect()
     }
 
-    fn write_command(&mut self, wish: Option<UserCommand>) {
+    fn write_command(&mut self, stop_request: Option<UserCommand>) {
         let jobs = self.scheduler.workflow().jobs.len();
-        match wish {
+        match stop_request {
             Some(UserCommand::SetPriority { job, priority }) if job.as_usize() < jobs => {
                 let name = self.job_name(job);
                 let text = format!("the user gives the pipeline of job {name} priority {priority}");

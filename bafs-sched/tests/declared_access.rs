@@ -15,7 +15,7 @@ const ACCESS_WORKFLOW: &str = "job w JOB\njob r JOB\njob o JOB\nparent w child r
     mount f o /f ro\nmount b r /b\n";
 
 /// Runs it with these departures from what is declared: job, volume, reads, writes.
-fn run_with_access(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
+fn run_with_access(observed: &[(&str, &str, bool, bool)]) -> Vec<String> {
     let text = ACCESS_WORKFLOW.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     let workflow = parse_workflow("w.bafs", &text, &none)
@@ -35,7 +35,7 @@ fn run_with_access(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
         vec![node],
         Faults::default(),
     );
-    for &(job, volume, reads, writes) in deeds {
+    for &(job, volume, reads, writes) in observed {
         world
             .observed_access
             .insert((job.to_owned(), volume.to_owned()), (reads, writes));
@@ -58,8 +58,8 @@ fn assert_mentions(warning: &str, parts: &[&str]) {
 
 #[test]
 fn job_acting_as_declared_gets_no_warning() {
-    let deeds = [("w", "f", true, false)];
-    assert_eq!(run_with_access(&deeds), Vec::<String>::new());
+    let observed = [("w", "f", true, false)];
+    assert_eq!(run_with_access(&observed), Vec::<String>::new());
 }
 
 #[test]

@@ -114,9 +114,9 @@ fn transfers_arrive_later_by_the_links_latency() {
 /// Four nodes that have just room for the cache, five scans one after the other.
 #[test]
 fn exactly_sized_cache_refetches_blocks_lost_to_hashing() {
-    let fetched = |has_hash_skew, part, seed| {
+    let fetched = |has_hash_imbalance, part, seed| {
         let class = NodeClass {
-            has_hash_imbalance: has_hash_skew,
+            has_hash_imbalance,
             ..NodeClass::new(4, 1, part)
         };
         simulate_scans(5, true, 64 * MB, environment(vec![class]), seed).fetched_bytes as f64 / 64e6

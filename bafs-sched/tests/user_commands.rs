@@ -40,10 +40,10 @@ fn cluster_for_workflow(seed: u64, nodes: usize, workflow: Workflow) -> Simulate
     SimulatedCluster::new(seed, workflow, settings, vec![node; nodes], faults)
 }
 
-fn command_event(count: u64, wish: UserCommand) -> Event {
+fn command_event(count: u64, stop_request: UserCommand) -> Event {
     Event::CommandReceived {
         count,
-        command: Some(wish),
+        command: Some(stop_request),
     }
 }
 
@@ -72,11 +72,11 @@ fn ended_jobs_of(world: &SimulatedCluster, workflow: &Workflow) -> Vec<String> {
 fn preferred_pipeline_runs_first() {
     for seed in 0..SEEDS {
         let mut world = cluster_for_seed(seed, 1);
-        let wish = UserCommand::SetPriority {
+        let stop_request = UserCommand::SetPriority {
             job: JobIndex(2 * (WIDTH - 1)),
             priority: 5,
         };
-        world.schedule_event(3_000, command_event(1, wish));
+        world.schedule_event(3_000, command_event(1, stop_request));
         assert_eq!(
             world.run_to_end(10_000_000),
             Outcome::Complete,

@@ -115,10 +115,10 @@ impl HandoffServer {
                 self.counters.add("handoff_refusals", 1);
                 continue;
             };
-            let door = self.clone();
+            let handoff_server = self.clone();
             tokio::spawn(async move {
                 let _place = place;
-                door.serve_connection(&packets).await;
+                handoff_server.serve_connection(&packets).await;
             });
         }
     }
@@ -159,7 +159,7 @@ impl HandoffServer {
     /// One connection from its first word to its end.
     async fn serve_connection(&self, packets: &PacketSocket) {
         let opened = match with_message_timeout(self.accept_hello(packets)).await {
-            Ok(parcel) => send_handoff(packets, parcel).await,
+            Ok(handoff) => send_handoff(packets, handoff).await,
             Err(error) => {
                 let answer = Err::<HandoffHeader, _>(error.clone());
                 // Whoever does not even listen gets no answer.
@@ -210,13 +210,13 @@ impl HandoffServer {
 
 type SentHandoff = (Box<dyn HandoffHandler>, watch::Receiver<Option<Error>>);
 
-async fn send_handoff(packets: &PacketSocket, parcel: Handoff) -> Result<SentHandoff> {
+async fn send_handoff(packets: &PacketSocket, handoff: Handoff) -> Result<SentHandoff> {
     let Handoff {
         header,
         files,
         handler: keeper,
         recall,
-    } = parcel;
+    } = handoff;
     with_message_timeout(send_message(packets, &Ok::<_, Error>(header), &files)).await?;
     Ok((keeper, recall))
 }

@@ -101,9 +101,9 @@ impl std::fmt::Debug for TreeSessions {
 }
 
 impl TreeSessions {
-    /// No sessions yet. Counts `file_operations`, `file_read_bytes`, `file_written_bytes` in `counters`.
-    /// `life` is the number of this life of the server: all epochs of an earlier one are smaller,
-    /// whatever the clock does.
+    /// No sessions yet. Counts `file_operations`, `file_read_bytes`, `file_written_bytes` in
+    /// `counters`. `life` is the number of this life of the server: all epochs of an earlier one
+    /// are smaller, whatever the clock does.
     pub fn new(life: u32, counters: Counters) -> Self {
         Self::in_directory(TreeDirectory::default(), life, counters)
     }
@@ -192,9 +192,9 @@ impl TreeSessions {
     /// Runs a batch of operations, or finds the answer of a batch that ran before.
     ///
     /// # Errors
-    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `RunningServer` for a
-    /// batch that takes longer; `Malformed` for one that is too large; `Conflict` for one that ran
-    /// so long ago that its answer is gone.
+    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `RunningServer` for
+    /// a batch that takes longer; `Malformed` for one that is too large; `Conflict` for one that
+    /// ran so long ago that its answer is gone.
     pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
         let RunFileOps {
             tree,

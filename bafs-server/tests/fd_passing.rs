@@ -57,7 +57,7 @@ impl Drop for FileHandler {
 
 struct HandoffFixture {
     directory: tempfile::TempDir,
-    door: Arc<HandoffServer>,
+    handoff_server: Arc<HandoffServer>,
     is_freed: Arc<AtomicBool>,
     recall: watch::Sender<Option<Error>>,
 }
@@ -65,16 +65,20 @@ struct HandoffFixture {
 impl HandoffFixture {
     async fn new() -> Self {
         let directory = tempfile::tempdir().expect("directory");
-        let door = HandoffServer::new(directory.path(), Counters::default());
+        let handoff_server = HandoffServer::new(directory.path(), Counters::default());
         std::fs::write(directory.path().join("data"), "data").expect("write");
-        tokio::spawn(door.clone().serve());
+        tokio::spawn(handoff_server.clone().serve());
         let world = Self {
             directory,
-            door,
+            handoff_server,
             is_freed: Arc::default(),
             recall: watch::Sender::new(None),
         };
-        while world.door.issue_ticket(world.prepare_handoff()).is_err() {
+        while world
+            .handoff_server
+            .issue_ticket(world.prepare_handoff())
+            .is_err()
+        {
             tokio::task::yield_now().await;
         }
         world
@@ -111,11 +115,11 @@ async fn send_hello(
     ticket: TicketSecret,
 ) -> (PacketSocket, HandoffHelloReply, Vec<OwnedFd>) {
     let packets = PacketSocket::connect(Path::new(socket)).expect("connect");
-    let knock = HandoffHello {
+    let hello = HandoffHello {
         version: PROTOCOL_VERSION,
         secret: ticket,
     };
-    let bytes = codec::encode(&knock).expect("encode");
+    let bytes = codec::encode(&hello).expect("encode");
     packets.send(&bytes, &[]).await.expect("send");
     let (bytes, files) = packets.receive().await.expect("receive").expect("answer");
     let opening = codec::decode(&bytes).expect("decode");
@@ -145,7 +149,7 @@ async fn receive_message(packets: &PacketSocket) -> (HandoffMessage, Vec<OwnedFd
 async fn a_ticket_works_once_and_disconnecting_frees_files() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world
-        .door
+        .handoff_server
         .issue_ticket(world.prepare_handoff())
         .expect("ticket");
     let (packets, opening, mut files) = send_hello(&socket, secret).await;
@@ -177,7 +181,7 @@ async fn a_ticket_works_once_and_disconnecting_frees_files() {
 async fn a_recalled_client_still_gets_answers() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world
-        .door
+        .handoff_server
         .issue_ticket(world.prepare_handoff())
         .expect("ticket");
     let (packets, opening, _files) = send_hello(&socket, secret).await;
@@ -198,7 +202,7 @@ async fn a_recalled_client_still_gets_answers() {
 async fn malformed_packets_and_guessed_tickets_are_refused() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world
-        .door
+        .handoff_server
         .issue_ticket(world.prepare_handoff())
         .expect("ticket");
     for garbage in [&[0u8][..], &[0xff; 36], &[7; 60_000]] {
@@ -228,7 +232,7 @@ async fn the_number_of_tickets_is_bounded() {
     let world = HandoffFixture::new().await;
     let mut given = 0;
     let refused = loop {
-        match world.door.issue_ticket(world.prepare_handoff()) {
+        match world.handoff_server.issue_ticket(world.prepare_handoff()) {
             Ok(_) => given += 1,
             Err(error) => break error,
         }
@@ -240,9 +244,9 @@ async fn the_number_of_tickets_is_bounded() {
 #[tokio::test]
 async fn a_closed_handoff_socket_issues_no_tickets() {
     let directory = tempfile::tempdir().expect("directory");
-    let door = HandoffServer::new(&directory.path().join("absent"), Counters::default());
-    door.clone().serve().await;
+    let handoff_server = HandoffServer::new(&directory.path().join("absent"), Counters::default());
+    handoff_server.clone().serve().await;
     let grant: HandoffFactory = Box::new(|| unreachable!("no ticket, no grant"));
-    let refused = door.issue_ticket(grant).expect_err("closed");
+    let refused = handoff_server.issue_ticket(grant).expect_err("closed");
     assert_eq!(refused.code, ErrorCode::Unsupported);
 }

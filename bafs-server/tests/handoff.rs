@@ -74,11 +74,11 @@ impl NodeFixture {
             }
         };
         let packets = PacketSocket::connect(Path::new(&ticket.socket)).expect("connect");
-        let knock = HandoffHello {
+        let hello = HandoffHello {
             version: PROTOCOL_VERSION,
             secret: ticket.secret,
         };
-        let bytes = codec::encode(&knock).expect("encode");
+        let bytes = codec::encode(&hello).expect("encode");
         packets.send(&bytes, &[]).await.expect("send");
         let (bytes, files) = packets.receive().await.expect("receive").expect("answer");
         let opening = codec::decode(&bytes).expect("decode");

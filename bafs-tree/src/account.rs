@@ -134,15 +134,15 @@ impl Account {
         self.exact_waiters.load(SeqCst) == 0 && self.reserve(amount)
     }
 
-    /// Takes what is needed. `wish` is told how much is free, and whether that may become more as
-    /// others hold more than they will take; it is asked again while it waits, and when others
+    /// Takes what is needed. `request` is told how much is free, and whether that may become more
+    /// as others hold more than they will take; it is asked again while it waits, and when others
     /// were faster. Who holds locks waits for a tenth of a second at most, whatever others do.
     ///
     /// # Errors
     /// `ENOSPC`.
     pub(crate) fn reserve_exactly<T>(
         &self,
-        wish: impl Fn(u64, bool) -> SpaceDecision<T>,
+        request: impl Fn(u64, bool) -> SpaceDecision<T>,
     ) -> Outcome<T> {
         self.exact_waiters.fetch_add(1, SeqCst);
         let mut taken = Err(errno::NOSPC);
@@ -151,7 +151,7 @@ impl Account {
             let before = self.reserved.load(SeqCst);
             let free = self.free_bytes();
             let others_hold = before > 0 || self.reserved.load(SeqCst) > 0;
-            match wish(free, others_hold && round < RESERVE_ATTEMPTS_MAX) {
+            match request(free, others_hold && round < RESERVE_ATTEMPTS_MAX) {
                 SpaceDecision::Reserve(amount, of) if self.reserve(amount) => {
                     taken = Ok(of);
                     break;

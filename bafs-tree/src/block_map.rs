@@ -3,8 +3,9 @@
 //!
 //! The node gives each copy of a block that may be read a mark of its own, takes the mark away
 //! *before* it touches the bytes, and puts one there *after* they are whole. So bytes that were
-//! read while the mark stayed the same are what the node put there ([`BlockMap::read_if_unchanged`]).
-//! Beside the mark is a part of the block's digest, so that damage on the disk shows too.
+//! read while the mark stayed the same are what the node put there
+//! ([`BlockMap::read_if_unchanged`]). Beside the mark is a part of the block's digest, so that
+//! damage on the disk shows too.
 
 use std::io;
 use std::ops::Range;

@@ -16,7 +16,7 @@ use crate::account::{Account, SpaceDecision};
 use crate::errno::{self, Outcome};
 use crate::handles::OpenFile;
 use crate::session::Session;
-use crate::syscalls;
+use crate::kernel;
 
 /// Most that one copy moves before it answers, in bytes: a short copy is no error, and nobody
 /// waits for long.
@@ -343,7 +343,7 @@ fn reserve_range(
 
 /// The parts of `blocks` that have space in the file, in order; fewer where nobody knows.
 fn allocated_in(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<u64>> {
-    match syscalls::allocated_ranges(&file.fd, blocks.clone()) {
+    match kernel::allocated_ranges(&file.fd, blocks.clone()) {
         Some(present) => present,
         None if file.file_reference.tree().is_tmpfs() => data_in(file, blocks, block_bytes),
         None => Vec::new(),

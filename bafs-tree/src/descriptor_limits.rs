@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use rustix::process::{Resource, getrlimit};
 
 use crate::errno::{self, Outcome};
-use crate::syscalls::{FileHandle, file_handle, open_handle};
+use crate::kernel::{FileHandle, file_handle, open_handle};
 
 /// Part of the process's descriptors that these may take: files that programs have open, and
 /// connections, need the rest.

@@ -323,11 +323,11 @@ mod tests {
                 File::open(path).unwrap().into()
             })
             .collect();
-        let mut dice = 1_u64;
+        let mut rng = 1_u64;
         let mut roll = |sides: u64| {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005);
-            dice = dice.wrapping_add(1);
-            (dice >> 33) % sides
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005);
+            rng = rng.wrapping_add(1);
+            (rng >> 33) % sides
         };
         let mut most = 0;
         for step in 0..10_000 {

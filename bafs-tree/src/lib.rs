@@ -4,7 +4,7 @@
 //! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them,
 //! [`measure_use`], [`remove_tree`] and [`private_directory`].
 
-mod syscalls;
+mod kernel;
 
 mod account;
 mod attributes;

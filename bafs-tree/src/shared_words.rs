@@ -8,7 +8,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
-use crate::syscalls::SharedMapping;
+use crate::kernel::SharedMapping;
 
 /// Most numbers in one array: 256 MiB.
 pub const SHARED_WORDS_MAX: usize = 64 << 20;

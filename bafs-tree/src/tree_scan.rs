@@ -38,7 +38,8 @@ pub struct TreeFingerprint {
     pub latest_change_ns: i128,
 }
 
-/// [`TreeFingerprint`] of a directory and all below it; nothing where there are more files than `files_max`.
+/// [`TreeFingerprint`] of a directory and all below it; nothing where there are more files than
+/// `files_max`.
 ///
 /// # Errors
 /// As [`measure_use`].

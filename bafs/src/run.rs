@@ -118,7 +118,7 @@ fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
 
 fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
-    let patience_ms = args
+    let timeout_ms = args
         .resource_timeout
         .as_deref()
         .map(parse_timeout_ms)
@@ -131,11 +131,11 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         },
         user: args.local.is_none().then(|| user_name(args)),
         allocation_rules: order_rules(args.order),
-        nodes_timeout_ms: patience_ms.unwrap_or(usual.nodes_timeout_ms),
-        fleet_settle_ms: patience_ms
+        nodes_timeout_ms: timeout_ms.unwrap_or(usual.nodes_timeout_ms),
+        fleet_settle_ms: timeout_ms
             .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
-        space_timeout_ms: patience_ms.unwrap_or(usual.space_timeout_ms),
-        extract_timeout_ms: patience_ms.unwrap_or(usual.extract_timeout_ms),
+        space_timeout_ms: timeout_ms.unwrap_or(usual.space_timeout_ms),
+        extract_timeout_ms: timeout_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
             .plan
             .as_deref()

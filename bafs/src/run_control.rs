@@ -1,5 +1,5 @@
-//! `bafs prefer_pipeline` and `bafs cancel_pipeline`: wishes for a run that goes on. Its scheduler reads and journals
-//! them; these commands only leave them beside its journal.
+//! `bafs prefer_pipeline` and `bafs cancel_pipeline`: wishes for a run that goes on. Its scheduler
+//! reads and journals them; these commands only leave them beside its journal.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ use crate::output::Printer;
 /// Lets a pipeline go before others.
 pub(crate) fn prefer_pipeline(args: &PreferArgs, output: Printer) -> Result<()> {
     let priority = args.priority;
-    let wish = |job| UserCommand::SetPriority { job, priority };
-    send_command(&args.run, &args.pipeline, wish)?;
+    let command = |job| UserCommand::SetPriority { job, priority };
+    send_command(&args.run, &args.pipeline, command)?;
     let text = format!(
         "the pipeline of job {} gets priority {priority} within two seconds",
         args.pipeline
@@ -40,7 +40,11 @@ pub(crate) fn cancel_pipeline(args: &CancelArgs, output: Printer) -> Result<()> 
     )
 }
 
-fn send_command(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> UserCommand) -> Result<()> {
+fn send_command(
+    run: &Path,
+    name: &str,
+    command: impl FnOnce(JobIndex) -> UserCommand,
+) -> Result<()> {
     let path = history::find_journal(run)?;
     if !history::is_journal_open(&path) {
         bail!(
@@ -51,5 +55,5 @@ fn send_command(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> UserComma
     let header = journal::read_history(&path)?.header;
     let unknown = || format!("the run has no job '{name}': name any job of the pipeline");
     let job = user_commands::find_job(&header.workflow, name).with_context(unknown)?;
-    Ok(user_commands::send_command(&path, &header, wish(job))?)
+    Ok(user_commands::send_command(&path, &header, command(job))?)
 }

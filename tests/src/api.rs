@@ -151,7 +151,7 @@ impl ApiClient {
         &self,
         node: &str,
         home: &str,
-        wish: &CacheSpec,
+        stop_request: &CacheSpec,
     ) -> Result<CacheVolume> {
         let id = VolumeId::random();
         let known = self
@@ -159,20 +159,20 @@ impl ApiClient {
             .connection(home, Deadline::after_ms(CALL_TIMEOUT_MS));
         let source = VolumeSource::Home {
             address: home.to_owned(),
-            path: wish.path.clone(),
+            path: stop_request.path.clone(),
             id: known.await?.server(),
         };
         let spec = VolumeSpec {
             id,
-            name: wish.path.clone(),
+            name: stop_request.path.clone(),
             owner: "test".to_owned(),
             kind: VolumeKind::Cache {
                 source,
-                cooperative: wish.cooperative.clone(),
-                replacement: wish.replacement,
-                block_bytes: wish.block_bytes,
+                cooperative: stop_request.cooperative.clone(),
+                replacement: stop_request.replacement,
+                block_bytes: stop_request.block_bytes,
             },
-            size_bytes: wish.size_bytes,
+            size_bytes: stop_request.size_bytes,
             size_files: 1_000,
             limit: LimitKind::Exact,
             lifetime_ms: VOLUME_LIFETIME_MS,
@@ -413,10 +413,10 @@ impl BlockingClient {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()?;
-        let speaker = runtime.block_on(async { ApiClient::new(identity) })?;
+        let api_client = runtime.block_on(async { ApiClient::new(identity) })?;
         Ok(Self {
             runtime,
-            client: speaker,
+            client: api_client,
         })
     }
 

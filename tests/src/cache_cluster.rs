@@ -62,11 +62,12 @@ impl CacheCluster {
     ///
     /// # Errors
     /// What a node answers.
-    pub fn create_caches(&self, nodes: &[String], wish: &CacheSpec) -> Result<Vec<CacheVolume>> {
+    pub fn create_caches(&self, nodes: &[String], spec: &CacheSpec) -> Result<Vec<CacheVolume>> {
         let home = self.test_cluster.cluster.home_address().to_owned();
         self.client.run_all(nodes.iter().cloned().map(|node| {
-            let (speaker, home, wish) = (self.client.client().clone(), home.clone(), wish.clone());
-            async move { speaker.create_cache(&node, &home, &wish).await }
+            let (api_client, home, spec) =
+                (self.client.client().clone(), home.clone(), spec.clone());
+            async move { api_client.create_cache(&node, &home, &spec).await }
         }))
     }
 
@@ -151,13 +152,13 @@ impl CacheCluster {
 /// # Errors
 /// What the node answers.
 pub async fn count_wrong_bytes(
-    speaker: ApiClient,
+    api_client: ApiClient,
     volume: CacheVolume,
     expected: &Content,
 ) -> Result<u64> {
     let mut wrong = 0;
     let count = |_: &str, offset, found: &[u8]| wrong += expected.count_wrong_bytes(offset, found);
-    let read = speaker.scan_files(&volume, count).await?;
+    let read = api_client.scan_files(&volume, count).await?;
     Ok(wrong + read.abs_diff(expected.bytes().len() as u64))
 }
 
@@ -166,13 +167,13 @@ pub async fn count_wrong_bytes(
 /// # Errors
 /// What the node answers; a job that ends in another way.
 pub async fn run_compare_job(
-    speaker: ApiClient,
+    api_client: ApiClient,
     node: String,
     target: MountTarget,
     script: String,
 ) -> Result<u64> {
-    let execution = speaker.start_job(&node, target, &script).await?;
-    let report = speaker.wait_for_job(&node, execution).await?;
+    let execution = api_client.start_job(&node, target, &script).await?;
+    let report = api_client.wait_for_job(&node, execution).await?;
     parse_wrong_bytes(&report)
 }
 

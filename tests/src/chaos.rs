@@ -254,7 +254,7 @@ struct ChaosFaults<'w> {
 impl ChaosFaults<'_> {
     /// Lets things fail for a while; in the end all is back.
     fn inject_faults(&mut self, seed: u64, watch: &Stopwatch, faults: Duration) -> Result<()> {
-        let mut dice = SeededRng::new(seed);
+        let mut rng = SeededRng::new(seed);
         let now_ms = || u64::try_from(watch.elapsed().as_millis()).unwrap_or(u64::MAX);
         let end_ms = u64::try_from(faults.as_millis())?;
         let mut next_ms = 500;
@@ -264,11 +264,11 @@ impl ChaosFaults<'_> {
             if now_ms() < next_ms || now_ms() >= end_ms {
                 continue;
             }
-            next_ms = now_ms() + 300 + dice.next_below(2_500);
+            next_ms = now_ms() + 300 + rng.next_below(2_500);
             // All is back while the run goes on: a node that is away at its end keeps volumes
             // until their lifetime ends.
-            let until_ms = now_ms() + 200 + dice.next_below(DOWNTIME_MS_MAX);
-            self.inject_fault(&mut dice, until_ms.min(end_ms))?;
+            let until_ms = now_ms() + 200 + rng.next_below(DOWNTIME_MS_MAX);
+            self.inject_fault(&mut rng, until_ms.min(end_ms))?;
         }
         Ok(())
     }
@@ -289,9 +289,9 @@ impl ChaosFaults<'_> {
         Ok(())
     }
 
-    fn inject_fault(&mut self, dice: &mut SeededRng, until_ms: u64) -> Result<()> {
-        let node = format!("n{}", 1 + dice.next_below(NODES.len() as u64));
-        let (name, what) = match dice.next_below(if self.is_isolated { 8 } else { 6 }) {
+    fn inject_fault(&mut self, rng: &mut SeededRng, until_ms: u64) -> Result<()> {
+        let node = format!("n{}", 1 + rng.next_below(NODES.len() as u64));
+        let (name, what) = match rng.next_below(if self.is_isolated { 8 } else { 6 }) {
             0 => (node, "kill"),
             1 => (node, "wipe"),
             2 => (node, "stop"),

@@ -36,8 +36,8 @@ pub fn run_job_with_volumes(count: usize, reach: AccessMethod) -> Result<ManyVol
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if reach == AccessMethod::Calls {
-        let door = world.cluster.directory().join("n1").join("handoff.sock");
-        fs::remove_file(&door).context("the node has a door")?;
+        let handoff = world.cluster.directory().join("n1").join("handoff.sock");
+        fs::remove_file(&handoff).context("the node has a door")?;
     }
     let workflow = world.write_workflow(&format!(
         "for i in 1..{count}\n  volume v$(i) scratch 400 KB files 4\n  mount v$(i) a /in/$(i)\n\

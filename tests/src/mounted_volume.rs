@@ -207,10 +207,10 @@ fn write_back_mode() -> VolumeMode {
     }
 }
 
-fn mount_by_agent(directory: &Path, by_door: bool, options: &[&str]) -> Result<VolumeMount> {
+fn mount_by_agent(directory: &Path, by_fd_passing: bool, options: &[&str]) -> Result<VolumeMount> {
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
-    if !by_door {
+    if !by_fd_passing {
         fs::remove_file(
             world
                 .cluster

@@ -20,6 +20,7 @@ mod cluster_sizes;
 mod cluster_sources;
 mod cluster_temporary_files;
 mod cluster_throw_away;
+mod cluster_tutorials;
 mod cluster_uploads;
 mod cluster_users;
 mod cluster_volumes;

@@ -139,8 +139,8 @@ fn cluster_cache_never_serves_damaged_blocks() -> Result<()> {
         return Ok(());
     }
     let (volume, script) = (&volumes[0], stage.compare_script("live"));
-    let speaker = stage.client.client();
-    let door = stage
+    let api_client = stage.client.client();
+    let handoff = stage
         .test_cluster
         .cluster
         .directory()
@@ -150,16 +150,16 @@ fn cluster_cache_never_serves_damaged_blocks() -> Result<()> {
         if round == 2 {
             // An agent that the node hands nothing over to, or that has lost it with the node's
             // former life, asks through the network.
-            fs::rename(&door, door.with_extension("away"))?;
+            fs::rename(&handoff, handoff.with_extension("away"))?;
         }
         for entry in fs::read_dir(block_directory(&stage, "n1")?)? {
             let file = OpenOptions::new().write(true).open(entry?.path())?;
             file.write_all_at(b"damage", (9 * BLOCK_BYTES) as u64)?;
         }
-        let job = speaker.start_job(&volume.node, volume.mount_target(), &script);
+        let job = api_client.start_job(&volume.node, volume.mount_target(), &script);
         let report = stage
             .client
-            .block_on(async { speaker.wait_for_job(&volume.node, job.await?).await })?;
+            .block_on(async { api_client.wait_for_job(&volume.node, job.await?).await })?;
         let said = report.output_tail.trim();
         ensure!(
             report.outcome == JobOutcome::Exited(0) && said == "0",
@@ -200,11 +200,12 @@ fn cluster_cache_repairs_damage_under_an_open_file() -> Result<()> {
         damaged.display(),
         original.display()
     );
-    let (speaker, volume) = (stage.client.client(), &volumes[0]);
-    let job =
-        stage
-            .client
-            .block_on(speaker.start_job(&volume.node, volume.mount_target(), &script))?;
+    let (api_client, volume) = (stage.client.client(), &volumes[0]);
+    let job = stage.client.block_on(api_client.start_job(
+        &volume.node,
+        volume.mount_target(),
+        &script,
+    ))?;
     for _ in 0..600 {
         if read.exists() {
             break;
@@ -221,7 +222,7 @@ fn cluster_cache_repairs_damage_under_an_open_file() -> Result<()> {
     fs::write(&damaged, b"")?;
     let report = stage
         .client
-        .block_on(speaker.wait_for_job(&volume.node, job))?;
+        .block_on(api_client.wait_for_job(&volume.node, job))?;
     let said = report.output_tail.trim();
     ensure!(
         report.outcome == JobOutcome::Exited(0) && said == "same",
@@ -276,17 +277,17 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
             (samples, largest)
         });
         let readers = (0..64).map(|reader| {
-            let (speaker, volume) = (stage.new_reader(), volumes[reader % 2].clone());
+            let (api_client, volume) = (stage.new_reader(), volumes[reader % 2].clone());
             let content = content.clone();
             async move {
-                let speaker = speaker?;
-                let listing = speaker.list_files(&volume).await?;
+                let api_client = api_client?;
+                let listing = api_client.list_files(&volume).await?;
                 let (file, _) = listing.regular_files().next().context("a file")?;
                 let blocks = (content.bytes().len() / BLOCK_BYTES) as u64;
                 for step in 0..12 {
                     // Each reader its own way through the file, no two at the same place.
                     let first = (step * 37 + reader as u64 * 61) % blocks;
-                    let bytes = speaker
+                    let bytes = api_client
                         .read_blocks(&volume, &listing, file, first, 4)
                         .await?;
                     let wrong = content.count_wrong_bytes(first * BLOCK_BYTES as u64, &bytes);
@@ -335,9 +336,9 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
         began.display(),
         go.display()
     );
-    let speaker = stage.client.client().clone();
+    let api_client = stage.client.client().clone();
     let jobs = volumes.iter().map(|volume| {
-        let start = speaker.start_job(&volume.node, volume.mount_target(), &script);
+        let start = api_client.start_job(&volume.node, volume.mount_target(), &script);
         Ok((volume.node.clone(), stage.client.block_on(start)?))
     });
     let jobs: Vec<_> = jobs.collect::<Result<_>>()?;
@@ -350,7 +351,7 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
     stage.write_data_set("changing", &new)?;
     fs::write(&go, b"")?;
     for (node, job) in jobs {
-        let report = stage.client.block_on(speaker.wait_for_job(&node, job))?;
+        let report = stage.client.block_on(api_client.wait_for_job(&node, job))?;
         match report.outcome {
             JobOutcome::EnvironmentFailed(error) => {
                 ensure!(error.code == ErrorCode::SourceChanged, "{error}");
@@ -375,12 +376,12 @@ fn cluster_cache_serves_new_content_after_invalidation() -> Result<()> {
     let volumes =
         stage.create_caches(&stage.node_addresses(), &CacheSpec::new("fresh", 16 << 20))?;
     let check = |expected: &Content| -> Result<()> {
-        let speaker = stage.client.client();
+        let api_client = stage.client.client();
         let mut wrong = 0;
         for volume in &volumes {
             stage
                 .client
-                .block_on(speaker.scan_files(volume, |path, offset, found| {
+                .block_on(api_client.scan_files(volume, |path, offset, found| {
                     let content = if path == DATA_FILE { expected } else { &rest };
                     wrong += content.count_wrong_bytes(offset, found);
                 }))?;
@@ -435,9 +436,9 @@ fn cluster_cache_fetches_bytes_once_for_all_readers() -> Result<()> {
     let script = stage.compare_script("shared");
     let jobs = volumes.iter().flat_map(|volume| {
         let job = || {
-            let (speaker, volume) = (stage.client.client().clone(), volume.clone());
+            let (api_client, volume) = (stage.client.client().clone(), volume.clone());
             let target = volume.mount_target();
-            run_compare_job(speaker, volume.node, target, script.clone())
+            run_compare_job(api_client, volume.node, target, script.clone())
         };
         [job(), job()]
     });
@@ -502,12 +503,12 @@ fn run_python(
 ) -> Result<String> {
     let script = script.replace("NAME", DATA_FILE);
     let script = script.replace("ORIGINAL", &original.to_string_lossy());
-    let (speaker, script) = (stage.client.client(), format!("python3 -c '{script}'"));
-    let started = speaker.start_job(&volume.node, volume.mount_target(), &script);
+    let (api_client, script) = (stage.client.client(), format!("python3 -c '{script}'"));
+    let started = api_client.start_job(&volume.node, volume.mount_target(), &script);
     let job = stage.client.block_on(started)?;
     let report = stage
         .client
-        .block_on(speaker.wait_for_job(&volume.node, job))?;
+        .block_on(api_client.wait_for_job(&volume.node, job))?;
     ensure!(
         report.outcome == JobOutcome::Exited(0),
         "{:?}: {}",

@@ -25,8 +25,8 @@ fn read_on_all_volumes(
     content: &Arc<Content>,
 ) -> Result<Vec<impl Future<Output = Result<u64>> + Send + use<>>> {
     let reader = |volume: &CacheVolume| {
-        let (speaker, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
-        Ok(async move { count_wrong_bytes(speaker, volume, &content).await })
+        let (api_client, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
+        Ok(async move { count_wrong_bytes(api_client, volume, &content).await })
     };
     volumes.iter().map(reader).collect()
 }
@@ -173,8 +173,8 @@ fn cluster_cache_ends_jobs_after_invalidation() -> Result<()> {
         "head -c 3000000 /data/{DATA_FILE} >/dev/null; touch {}; while :; do sleep 0.1; done",
         began.display()
     );
-    let (speaker, volume) = (stage.client.client(), &volumes[0]);
-    let started = speaker.start_job(&volume.node, volume.mount_target(), &script);
+    let (api_client, volume) = (stage.client.client(), &volumes[0]);
+    let started = api_client.start_job(&volume.node, volume.mount_target(), &script);
     let job = stage.client.block_on(started)?;
     for _ in 0..400 {
         if began.exists() {
@@ -184,10 +184,10 @@ fn cluster_cache_ends_jobs_after_invalidation() -> Result<()> {
     }
     ensure!(began.exists(), "the job has read nothing of the old state");
     stage.write_data_set("renewed", &new)?;
-    stage.client.block_on(speaker.invalidate_cache(volume))?;
+    stage.client.block_on(api_client.invalidate_cache(volume))?;
     let report = stage
         .client
-        .block_on(speaker.wait_for_job(&volume.node, job))?;
+        .block_on(api_client.wait_for_job(&volume.node, job))?;
     match report.outcome {
         JobOutcome::EnvironmentFailed(error) => {
             ensure!(error.code == ErrorCode::SourceChanged, "{error}");

@@ -29,9 +29,9 @@ fn scan_while(
 ) -> Result<()> {
     let mut readers = Vec::new();
     for volume in volumes {
-        let (speaker, volume) = (stage.new_reader()?, volume.clone());
+        let (api_client, volume) = (stage.new_reader()?, volume.clone());
         let content = content.clone();
-        readers.push(async move { count_wrong_bytes(speaker, volume, &content).await });
+        readers.push(async move { count_wrong_bytes(api_client, volume, &content).await });
     }
     let CacheCluster {
         test_cluster: world,
@@ -232,16 +232,16 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
         .unwrap_or(1);
     println!("SEED={seed}");
     let content = Arc::new(Content::new(seed, 32 * MIB));
-    let dice = Content::new(seed + 1, 1000);
+    let rng = Content::new(seed + 1, 1000);
     let mut stage = CacheCluster::start(6, "200MB", Some("8MB/s"))?;
     stage.write_data_set("churn", &content)?;
     for round in 0..30 {
-        let wish = CacheSpec {
+        let spec = CacheSpec {
             cooperative: format!("churn-{round}"),
             ..CacheSpec::new("churn", 16 << 20)
         };
-        let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
-        let rolls = &dice.bytes()[round * 30..][..30];
+        let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
+        let rolls = &rng.bytes()[round * 30..][..30];
         scan_while(&mut stage, &volumes[..3], &content, |cluster| {
             for roll in rolls.chunks(2).take(6) {
                 let name = format!("n{}", 4 + roll[0] % 3);

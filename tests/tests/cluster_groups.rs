@@ -143,18 +143,18 @@ fn cluster_groups_serve_cached_data_to_outside_jobs() -> Result<()> {
     let volumes = stage.create_caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.
-    let door = stage
+    let handoff = stage
         .test_cluster
         .cluster
         .directory()
         .join("n1")
         .join(HANDOFF_SOCKET_NAME);
-    fs::rename(&door, door.with_extension("away"))?;
+    fs::rename(&handoff, handoff.with_extension("away"))?;
     // No node of this job's group has the volume: it asks the node of the volume for each block.
     let before = stage.sum_counter(&subnet[..1], "cache_hit_local_bytes")?;
-    let (speaker, target) = (stage.client.client().clone(), volumes[0].mount_target());
+    let (api_client, target) = (stage.client.client().clone(), volumes[0].mount_target());
     let script = stage.compare_script("far");
-    let job = run_compare_job(speaker, east[0].clone(), target, script);
+    let job = run_compare_job(api_client, east[0].clone(), target, script);
     let wrong = stage.client.block_on(job)?;
     ensure!(wrong == 0, "{wrong} bytes are wrong");
     let read = stage.sum_counter(&subnet[..1], "cache_hit_local_bytes")? - before;

@@ -256,8 +256,11 @@ fn cluster_resimulates_a_finished_run() -> Result<()> {
         let rates = ["--home-rate", home, "--local-rate", "500MB/s"];
         let found = [&["sim", "--from-journal", &workflow][..], &rates].concat();
         let found = world.run_json(&found)?;
-        ensure!(found["before"]["took_s"].as_f64().is_some(), "{found}");
-        let row = &found["rows"][0];
+        ensure!(
+            found["measured_run"]["duration_s"].as_f64().is_some(),
+            "{found}"
+        );
+        let row = &found["runs"][0];
         let seconds = row["simulated_s"].as_f64().context("simulated_s")?;
         Ok((seconds, number_field(row, "fetched_bytes")?))
     };
@@ -285,7 +288,7 @@ fn cluster_resimulates_a_finished_run() -> Result<()> {
         "--checkpoint",
         "always",
     ])?;
-    let rows = strategies["rows"].as_array().context("rows")?;
+    let rows = strategies["runs"].as_array().context("runs")?;
     ensure!(
         rows.len() > 2 && rows[0]["policy"] == "need",
         "{strategies}"

@@ -197,11 +197,11 @@ fn cluster_waits_for_homes_slower_than_the_deadline() -> Result<()> {
          for i in 0 1 2 3; do same $i & done; wait",
         original.display()
     );
-    let (speaker, node) = (stage.client.client(), stage.node_addresses().remove(0));
+    let (api_client, node) = (stage.client.client(), stage.node_addresses().remove(0));
     let report = stage.client.block_on(async {
         let start =
-            speaker.start_job_with(&node, target, &script, |job| job.op_deadline_ms = 3_000);
-        speaker.wait_for_job(&node, start.await?).await
+            api_client.start_job_with(&node, target, &script, |job| job.op_deadline_ms = 3_000);
+        api_client.wait_for_job(&node, start.await?).await
     })?;
     ensure!(report.output_tail == "same\n".repeat(4), "{report:?}");
     // Nothing was asked for twice.

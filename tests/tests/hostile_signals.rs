@@ -150,9 +150,9 @@ fn cluster_exec_forwards_signals_and_keeps_later_writes() -> Result<()> {
         .bafs_command(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])
         .output()?;
     ensure!(made.status.success(), printed_text(&made));
-    let heeds = "trap 'echo saved > /vol/saved; exit 4' TERM; echo ready; \
+    let obeys = "trap 'echo saved > /vol/saved; exit 4' TERM; echo ready; \
         while :; do sleep 0.05; done";
-    for (script, code) in [(heeds, 4), ("echo ready; sleep 60; echo", 143)] {
+    for (script, code) in [(obeys, 4), ("echo ready; sleep 60; echo", 143)] {
         let mut child = job_command(&world, &[], script).spawn()?;
         let mut line = String::new();
         let output = child.stdout.as_mut().context("it is piped")?;

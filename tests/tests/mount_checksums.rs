@@ -234,13 +234,13 @@ struct DisabledFdPassing(PathBuf);
 
 impl DisabledFdPassing {
     fn new(world: &TestCluster) -> Result<Self> {
-        let door = world
+        let handoff = world
             .cluster
             .directory()
             .join("n1")
             .join(HANDOFF_SOCKET_NAME);
-        fs::rename(&door, door.with_extension("away"))?;
-        Ok(Self(door))
+        fs::rename(&handoff, handoff.with_extension("away"))?;
+        Ok(Self(handoff))
     }
 }
 
@@ -527,12 +527,12 @@ fn run_on_home(world: &TestCluster, path: &str, (program, last): (&str, &str)) -
         server: world.cluster.home_address().to_owned(),
         path: path.to_owned(),
     };
-    let (speaker, node) = (api.client(), world.cluster.address("n1"));
+    let (api_client, node) = (api.client(), world.cluster.address("n1"));
     let report = api.block_on(async {
-        let start = speaker.start_job_with(node, target, &script, |job| {
+        let start = api_client.start_job_with(node, target, &script, |job| {
             job.mounts[0].writable = !last.is_empty();
         });
-        speaker.wait_for_job(node, start.await?).await
+        api_client.wait_for_job(node, start.await?).await
     })?;
     ensure!(report.outcome == JobOutcome::Exited(0), "{report:?}");
     Ok(report.output_tail)

@@ -30,8 +30,8 @@ fn mount_returns_data_written_by_fio() -> Result<()> {
     for way in ["inline", "calls"] {
         world.run_json(&["volume", "create", way, "--node", "n1", "--size", "1GB"])?;
         if way == "calls" {
-            let door = world.cluster.directory().join("n1").join("handoff.sock");
-            std::fs::remove_file(&door).context("the node has a door")?;
+            let handoff = world.cluster.directory().join("n1").join("handoff.sock");
+            std::fs::remove_file(&handoff).context("the node has a door")?;
         }
         for [engine, direct, order, size] in WRITE_METHODS {
             let script = format!(

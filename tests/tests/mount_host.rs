@@ -25,13 +25,13 @@ fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
 }
 
 /// The same for root, who unmounts at once, and with a node whose door is shut if wished.
-fn start_cluster_with_path(name: &str, has_door: bool) -> Result<Option<TestCluster>> {
+fn start_cluster_with_path(name: &str, has_fd_passing: bool) -> Result<Option<TestCluster>> {
     if !nix::unistd::geteuid().is_root() {
         report_skip(name, "only root unmounts at once");
         return Ok(None);
     }
     let world = start_cluster(name)?;
-    if let Some(world) = world.as_ref().filter(|_| !has_door) {
+    if let Some(world) = world.as_ref().filter(|_| !has_fd_passing) {
         fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     }
     Ok(world)
@@ -147,8 +147,8 @@ fn mount_volume(world: &TestCluster, point: &Path, options: &[&str]) -> Result<C
 #[test]
 fn mount_ends_cleanly_before_its_successor() -> Result<()> {
     let name = "mount_ends_cleanly_before_its_successor";
-    for (way, options, has_door) in MOUNT_METHODS {
-        let Some(world) = start_cluster_with_path(name, has_door)? else {
+    for (way, options, has_fd_passing) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_fd_passing)? else {
             return Ok(());
         };
         let point = tempfile::tempdir()?;
@@ -179,11 +179,11 @@ fn mount_ends_cleanly_before_its_successor() -> Result<()> {
 #[test]
 fn mount_waits_until_its_predecessor_has_ended() -> Result<()> {
     let name = "mount_waits_until_its_predecessor_has_ended";
-    for (way, options, has_door) in MOUNT_METHODS {
+    for (way, options, has_fd_passing) in MOUNT_METHODS {
         let Some(world) = start_cluster(name)? else {
             return Ok(());
         };
-        if !has_door {
+        if !has_fd_passing {
             fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
         }
         let point = tempfile::tempdir()?;
@@ -205,8 +205,8 @@ fn mount_waits_until_its_predecessor_has_ended() -> Result<()> {
 #[test]
 fn mount_with_an_open_file_is_busy() -> Result<()> {
     let name = "mount_with_an_open_file_is_busy";
-    for (way, options, has_door) in MOUNT_METHODS {
-        let Some(world) = start_cluster_with_path(name, has_door)? else {
+    for (way, options, has_fd_passing) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_fd_passing)? else {
             return Ok(());
         };
         let point = tempfile::tempdir()?;
@@ -226,8 +226,8 @@ fn mount_with_an_open_file_is_busy() -> Result<()> {
 #[test]
 fn mount_detached_serves_until_its_last_close() -> Result<()> {
     let name = "mount_detached_serves_until_its_last_close";
-    for (way, options, has_door) in MOUNT_METHODS {
-        let Some(world) = start_cluster_with_path(name, has_door)? else {
+    for (way, options, has_fd_passing) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_fd_passing)? else {
             return Ok(());
         };
         let point = tempfile::tempdir()?;
@@ -253,8 +253,8 @@ fn mount_detached_serves_until_its_last_close() -> Result<()> {
 #[test]
 fn mounts_of_one_volume_end_together() -> Result<()> {
     let name = "mounts_of_one_volume_end_together";
-    for (way, options, has_door) in MOUNT_METHODS {
-        let Some(world) = start_cluster_with_path(name, has_door)? else {
+    for (way, options, has_fd_passing) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_fd_passing)? else {
             return Ok(());
         };
         let (point, other) = (tempfile::tempdir()?, tempfile::tempdir()?);

@@ -45,7 +45,7 @@ const HOLE_UNREPORTED: &str = "False 1048579";
 
 const WRITE_BACK: &str = ":write-back";
 
-fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<()> {
+fn check_directory_semantics(name: &str, has_fd_passing: bool, mode: &str) -> Result<()> {
     let Some(world) = start_cluster(name, "500MB")? else {
         return Ok(());
     };
@@ -61,7 +61,7 @@ fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<(
         ])?;
         args.extend(["--mount".to_owned(), format!("{volume}:/w/{number}{mode}")]);
     }
-    if !has_door {
+    if !has_fd_passing {
         std::fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     }
     let directory = tempfile::tempdir()?;

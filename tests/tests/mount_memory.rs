@@ -26,8 +26,8 @@ fn check_memory_while_writing(name: &str, mib_each: u64, writers: u64) -> Result
     world.wait_for_servers(2)?;
     world.run_json(&["volume", "create", "v", "--node", "n1", "--size", &size])?;
     // Nobody is let in at the node's door: data go over the network, through the agent.
-    let door = world.cluster.directory().join("n1").join("handoff.sock");
-    std::fs::remove_file(&door).context("the node has a door")?;
+    let handoff = world.cluster.directory().join("n1").join("handoff.sock");
+    std::fs::remove_file(&handoff).context("the node has a door")?;
     let script = format!(
         "cd /vol; for n in $(seq {writers}); do \
            (yes $n | dd of=$n bs=1M count={mib_each} iflag=fullblock 2>/dev/null) & done; wait; \

@@ -58,29 +58,29 @@ enum FileOperation {
 }
 
 /// Few names, so that steps meet each other; one is as long as a name may be, one too long.
-fn draw_name(dice: &mut SeededRng) -> String {
+fn draw_name(rng: &mut SeededRng) -> String {
     let short = [
         "a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "d/e/g", "s", "s/a", "d/", "d/../a", "d/.",
     ];
-    match dice.next_below(40) {
+    match rng.next_below(40) {
         0 => "x".repeat(255),
         1 => "x".repeat(256),
         2 => format!("d/{}", "y".repeat(255)),
-        _ => dice.choose(&short).to_owned(),
+        _ => rng.choose(&short).to_owned(),
     }
 }
 
-fn draw_operation(dice: &mut SeededRng) -> FileOperation {
-    let slot = dice.next_below(OPEN_FILES_MAX);
-    let (at, length) = (dice.next_below(FILE_OFFSET_MAX), dice.next_below(20_000));
-    match dice.next_below(34) {
-        0..=4 => draw_open(dice, slot),
+fn draw_operation(rng: &mut SeededRng) -> FileOperation {
+    let slot = rng.next_below(OPEN_FILES_MAX);
+    let (at, length) = (rng.next_below(FILE_OFFSET_MAX), rng.next_below(20_000));
+    match rng.next_below(34) {
+        0..=4 => draw_open(rng, slot),
         5 => FileOperation::Close(slot),
         6..=7 => FileOperation::Read(slot, at, length),
         8..=10 => FileOperation::Write(slot, at, length),
         11 => FileOperation::Append(slot, length),
         12 => FileOperation::Truncate(slot, at),
-        13 => FileOperation::TruncatePath(draw_name(dice), at),
+        13 => FileOperation::TruncatePath(draw_name(rng), at),
         14 => {
             let keep = FallocateFlags::KEEP_SIZE;
             let modes = [
@@ -91,23 +91,23 @@ fn draw_operation(dice: &mut SeededRng) -> FileOperation {
                 FallocateFlags::ZERO_RANGE | keep,
                 FallocateFlags::PUNCH_HOLE,
             ];
-            FileOperation::Allocate(slot, dice.choose(&modes), at, length)
+            FileOperation::Allocate(slot, rng.choose(&modes), at, length)
         }
-        15 => FileOperation::SeekData(slot, dice.next_below(2) == 0, at),
+        15 => FileOperation::SeekData(slot, rng.next_below(2) == 0, at),
         16 => FileOperation::Copy(
             slot,
-            dice.next_below(OPEN_FILES_MAX),
+            rng.next_below(OPEN_FILES_MAX),
             at,
-            dice.next_below(FILE_OFFSET_MAX),
+            rng.next_below(FILE_OFFSET_MAX),
             length,
         ),
-        17 => FileOperation::Sync(slot, dice.next_below(2) == 0),
-        _ => draw_name_operation(dice),
+        17 => FileOperation::Sync(slot, rng.next_below(2) == 0),
+        _ => draw_name_operation(rng),
     }
 }
 
-fn draw_open(dice: &mut SeededRng, slot: u64) -> FileOperation {
-    let access = dice.choose(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
+fn draw_open(rng: &mut SeededRng, slot: u64) -> FileOperation {
+    let access = rng.choose(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
     let more = [
         OFlags::empty(),
         OFlags::CREATE,
@@ -125,31 +125,31 @@ fn draw_open(dice: &mut SeededRng, slot: u64) -> FileOperation {
         OFlags::NOATIME,
     ];
     // To open a FIFO must not wait for its other end.
-    let flags = access | dice.choose(&more) | OFlags::NONBLOCK;
-    FileOperation::Open(slot, draw_name(dice), flags, draw_mode(dice))
+    let flags = access | rng.choose(&more) | OFlags::NONBLOCK;
+    FileOperation::Open(slot, draw_name(rng), flags, draw_mode(rng))
 }
 
-fn draw_mode(dice: &mut SeededRng) -> u32 {
-    dice.choose(&[
+fn draw_mode(rng: &mut SeededRng) -> u32 {
+    rng.choose(&[
         0o644, 0o600, 0o755, 0o777, 0o4755, 0o2755, 0o1777, 0o2770, 0o0, 0o444,
     ])
 }
 
-fn draw_name_operation(dice: &mut SeededRng) -> FileOperation {
-    let path = draw_name(dice);
-    let xattr = dice.choose(&["user.a", "user.b", "user.c", "nothing.a"]);
-    match dice.next_below(18) {
-        0..=1 => FileOperation::MakeDirectory(path, draw_mode(dice)),
+fn draw_name_operation(rng: &mut SeededRng) -> FileOperation {
+    let path = draw_name(rng);
+    let xattr = rng.choose(&["user.a", "user.b", "user.c", "nothing.a"]);
+    match rng.next_below(18) {
+        0..=1 => FileOperation::MakeDirectory(path, draw_mode(rng)),
         2 => {
             let kinds = [
                 sys::FileType::Fifo,
                 sys::FileType::Socket,
                 sys::FileType::RegularFile,
             ];
-            FileOperation::MakeNode(path, dice.choose(&kinds), draw_mode(dice))
+            FileOperation::MakeNode(path, rng.choose(&kinds), draw_mode(rng))
         }
-        3 => FileOperation::MakeSymlink(dice.choose(&LINK_TARGETS), path),
-        4 => FileOperation::MakeLink(path, draw_name(dice), dice.next_below(2) == 0),
+        3 => FileOperation::MakeSymlink(rng.choose(&LINK_TARGETS), path),
+        4 => FileOperation::MakeLink(path, draw_name(rng), rng.next_below(2) == 0),
         5 => FileOperation::Unlink(path),
         6 => FileOperation::RemoveDirectory(path),
         7..=8 => {
@@ -160,13 +160,13 @@ fn draw_name_operation(dice: &mut SeededRng) -> FileOperation {
                 RenameFlags::EXCHANGE,
                 RenameFlags::EXCHANGE | RenameFlags::NOREPLACE,
             ];
-            FileOperation::Rename(path, draw_name(dice), dice.choose(&flags))
+            FileOperation::Rename(path, draw_name(rng), rng.choose(&flags))
         }
-        9 => FileOperation::Chmod(path, draw_mode(dice)),
-        10 => FileOperation::Chown(path, dice.choose(&[0, 1, 65_534]), dice.choose(&[0, 1, 7])),
+        9 => FileOperation::Chmod(path, draw_mode(rng)),
+        10 => FileOperation::Chown(path, rng.choose(&[0, 1, 65_534]), rng.choose(&[0, 1, 7])),
         11 => {
-            let seconds = dice.choose(&[0, 1, -1, 1_000_000_000, 4_000_000_000, -1_000_000]);
-            FileOperation::Touch(path, seconds, dice.next_below(1_000_000_000) as i64)
+            let seconds = rng.choose(&[0, 1, -1, 1_000_000_000, 4_000_000_000, -1_000_000]);
+            FileOperation::Touch(path, seconds, rng.next_below(1_000_000_000) as i64)
         }
         12 => {
             let flags = [
@@ -174,13 +174,13 @@ fn draw_name_operation(dice: &mut SeededRng) -> FileOperation {
                 sys::XattrFlags::CREATE,
                 sys::XattrFlags::REPLACE,
             ];
-            FileOperation::SetXattr(path, xattr, dice.next_below(200), dice.choose(&flags))
+            FileOperation::SetXattr(path, xattr, rng.next_below(200), rng.choose(&flags))
         }
         13 => FileOperation::GetXattr(path, xattr),
         14 => FileOperation::RemoveXattr(path, xattr),
         15 => FileOperation::Stat(path),
-        16 => FileOperation::StatOpen(dice.next_below(OPEN_FILES_MAX)),
-        _ => match dice.next_below(2) {
+        16 => FileOperation::StatOpen(rng.next_below(OPEN_FILES_MAX)),
+        _ => match rng.next_below(2) {
             0 => FileOperation::List(path),
             _ => FileOperation::ReadLink(path),
         },
@@ -492,7 +492,7 @@ fn compare_directories(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -
         report_skip(test, &reason);
         return Ok(());
     }
-    let mut dice = SeededRng::new(2026);
+    let mut rng = SeededRng::new(2026);
     for &way in ways {
         let is_all_data = DataPath::WRITE_BACK.contains(&way);
         let (stand, plain) = (MountedVolume::start(way)?, tempfile::tempdir()?);
@@ -507,7 +507,7 @@ fn compare_directories(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -
             let mut host = ModelDirectory::new(&here, false)?;
             let mut past = Vec::new();
             for number in 0..steps {
-                let step = draw_operation(&mut dice);
+                let step = draw_operation(&mut rng);
                 let (found, expected) = (mount.run_operation(&step), host.run_operation(&step));
                 past.push(format!("{step:?}: {expected}"));
                 ensure!(

@@ -227,13 +227,13 @@ fn check_fsx(test: &str, ways: &[DataPath], runs: u64, operations: u64) -> Resul
     let Some(fsx) = find_suite(test, "fsx") else {
         return Ok(());
     };
-    let mut dice = SeededRng::new(1);
+    let mut rng = SeededRng::new(1);
     for &way in ways {
         let (stand, place) = (MountedVolume::start(way)?, tempfile::tempdir()?);
         let configuration = place.path().join("fsx.toml");
         fs::write(&configuration, FSX_CONFIGURATION)?;
         for _ in 0..runs {
-            let seed = dice.next_below(1 << 32).to_string();
+            let seed = rng.next_below(1 << 32).to_string();
             let output = Command::new(&fsx)
                 .arg("-f")
                 .arg(&configuration)

@@ -2,8 +2,8 @@
 //! `docs/measurements/NAME.json`, and `cargo xtask measurements` writes
 //! `docs/measurements/README.md` from all records and from the descriptions in `figures.json`.
 //!
-//! A figure is a number, nearly always a ratio to what ran beside it in the same run. The page shows
-//! for each figure its newest record that has it, with the target, the spread and the commit.
+//! A figure is a number, nearly always a ratio to what ran beside it in the same run. The page
+//! shows for each figure its newest record that has it, with the target, the spread and the commit.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

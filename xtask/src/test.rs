@@ -101,7 +101,8 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     })
 }
 
-/// The best runner of this machine: nextest (limits and groups of `.session_config/nextest.toml`) or cargo.
+/// The best runner of this machine: nextest (limits and groups of `.session_config/nextest.toml`)
+/// or cargo.
 fn runner_command(arguments: &[String]) -> Command {
     let mut command = if ensure_nextest() {
         let profile = if std::env::var_os("CI").is_some() {

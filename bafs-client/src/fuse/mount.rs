@@ -292,12 +292,12 @@ impl FuseMount {
         }
         // A volume that is lost has no more to say, whoever holds files of it, or sees it in
         // another name space.
-        let patience = match self.volume.health().loss() {
+        let timeout = match self.volume.health().loss() {
             // Long enough to see that the mount is gone, and the number of its connection with it.
             Some(_) => DETACH_TIMEOUT / 20,
             None => DETACH_TIMEOUT / 2,
         };
-        if !self.has_ended_within(patience) {
+        if !self.has_ended_within(timeout) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
             self.abort();
             if !self.has_ended_within(DETACH_TIMEOUT / 2) {

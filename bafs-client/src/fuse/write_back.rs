@@ -170,23 +170,23 @@ mod tests {
 
     #[test]
     fn write_back_waits_only_for_open_files() {
-        let (collected, fate) = (
+        let (collected, volume_status) = (
             WriteBackTracker::default(),
             VolumeHealth::new("v", mpsc::unbounded_channel().0),
         );
         collected.track_open(ignored_completion())(Err(Errno(2)), &[]);
-        collected.wait_until_closed(&fate);
+        collected.wait_until_closed(&volume_status);
         collected.track_open(ignored_completion())(Ok(FileReply::Done), &[]);
         let release = collected.track_transfer(true, ignored_completion());
         assert_eq!(counts(&collected), (1, 1));
         release(Ok(FileReply::Done), &[]);
-        collected.wait_until_closed(&fate);
+        collected.wait_until_closed(&volume_status);
         assert_eq!(counts(&collected), (0, 0));
     }
 
     #[test]
     fn pending_writes_are_awaited_unless_data_is_lost() {
-        let (collected, fate) = (
+        let (collected, volume_status) = (
             WriteBackTracker::default(),
             VolumeHealth::new("v", mpsc::unbounded_channel().0),
         );
@@ -207,8 +207,8 @@ mod tests {
                 .is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX)
         );
         let error = Error::new(ErrorCode::VolumeLost, "gone");
-        fate.mark_lost(error);
+        volume_status.mark_lost(error);
         let _write = collected.track_transfer(false, ignored_completion());
-        collected.wait_until_closed(&fate);
+        collected.wait_until_closed(&volume_status);
     }
 }

@@ -1,6 +1,6 @@
 //! What the one writer of a volume may answer before the server has run it: only what is sure to
-//! succeed there. Decides with what is known of the tree ([`MetadataCache`]), of numbers ([`InodeMap`]) and of
-//! free space; what it answers goes to the [`OperationLog`].
+//! succeed there. Decides with what is known of the tree ([`MetadataCache`]), of numbers
+//! ([`InodeMap`]) and of free space; what it answers goes to the [`OperationLog`].
 
 use std::collections::BTreeSet;
 

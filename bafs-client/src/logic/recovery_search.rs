@@ -206,10 +206,10 @@ mod tests {
     #[test]
     fn few_lookups_reveal_the_number_of_run_operations() {
         for seed in 0..2_000 {
-            let mut dice = SeededNumbers(seed);
-            let length = 1 + dice.below(200);
-            let (entries, mut there) = random_log(&mut dice, length);
-            let ran = dice.below(length + 1);
+            let mut random = SeededNumbers(seed);
+            let length = 1 + random.below(200);
+            let (entries, mut there) = random_log(&mut random, length);
+            let ran = random.below(length + 1);
             for entry in &entries[..ran] {
                 if let FileOp::Rename { parent, name, .. } = &entry.op {
                     there.remove(&(*parent, name.clone()));

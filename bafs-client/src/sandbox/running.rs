@@ -121,9 +121,9 @@ impl Sandbox {
             .env_clear()
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null());
-        if let Some((pulse, silence)) = watched {
+        if let Some((heartbeat, silence)) = watched {
             command.arg(silence.as_millis().to_string());
-            command.stdout(OwnedFd::from(pulse));
+            command.stdout(OwnedFd::from(heartbeat));
         }
         let shared = Arc::new(RunningJobState {
             socket: ours,

@@ -113,9 +113,9 @@ fn run_outer_stage(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
 /// Ends an agent that gives no sign of life; its pulse arrives as standard output. Only its death
 /// frees the job's processes from a file system that nobody serves, also for being killed.
 fn watch_agent(agent: Pid, silence: Duration) -> io::Result<()> {
-    let pulse = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let beat = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     let watching = move || {
-        if watch_heartbeat(pulse, silence) == HeartbeatEnd::Silent && getppid() == agent {
+        if watch_heartbeat(beat, silence) == HeartbeatEnd::Silent && getppid() == agent {
             let _ = kill(agent, Signal::SIGKILL);
         }
     };

@@ -380,8 +380,8 @@ async fn reacquire(
     let paused = tokio::task::spawn_blocking(move || pausing.pause()).await;
     paused.map_err(|error| transfer_error(&error))?;
     let deadline = session.server.deadline();
-    let parcel = refetch_handoff(session, before.clone(), deadline).await?;
-    let (_, root, lock, connection) = unpack_handoff(parcel, writable)?;
+    let received = refetch_handoff(session, before.clone(), deadline).await?;
+    let (_, root, lock, connection) = unpack_handoff(received, writable)?;
     let connection = Arc::new(connection);
     lent.resume(&root, lock, &connection)?;
     tracing::warn!(tree = ?session.tree, "the server is back; operations go on");
@@ -411,7 +411,7 @@ async fn refetch_handoff(
             epoch: link.tree_session.epoch,
         };
         match fd_passing::fetch_handoff(&session.server, what).await {
-            Ok(parcel) => return Ok(parcel),
+            Ok(received) => return Ok(received),
             Err(error)
                 if session.health.loss().is_some()
                     || deadline.remaining() <= HANDOFF_RETRY_PAUSE =>

@@ -154,8 +154,8 @@ impl Tree {
     }
 
     /// The open file of a file that stays wholly on this machine until
-    /// [`Self::release_passthrough`], with its size in bytes; `None` when there is none. May wait for the
-    /// node; not to be called by a thread of the runtime.
+    /// [`Self::release_passthrough`], with its size in bytes; `None` when there is none. May wait
+    /// for the node; not to be called by a thread of the runtime.
     pub fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         match self {
             Self::Cache(tree) => tree.open_passthrough(ino),

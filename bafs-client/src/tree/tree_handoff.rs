@@ -38,20 +38,21 @@ pub async fn take_handoff(
         tree: lease.tree().clone(),
         epoch: lease.epoch(),
     };
-    let parcel = match fd_passing::fetch_handoff(lease.server(), what).await {
-        Ok(parcel) => parcel,
+    let received = match fd_passing::fetch_handoff(lease.server(), what).await {
+        Ok(received) => received,
         Err(why) => return Err((lease, why)),
     };
-    let why = match check_bindable(&parcel, location) {
+    let why = match check_bindable(&received, location) {
         Ok(directory) => {
-            let lock = parcel.files.into_iter().nth(1);
+            let lock = received.files.into_iter().nth(1);
             let tree =
-                BindMountTree::new(directory, lease, lock, parcel.connection, health.clone()).await;
+                BindMountTree::new(directory, lease, lock, received.connection, health.clone())
+                    .await;
             return Ok((Tree::BindMount(tree), None));
         }
         Err(why) => why,
     };
-    let opened = InlineTree::open(lease, parcel, writable).await;
+    let opened = InlineTree::open(lease, received, writable).await;
     let opened = opened.map(|tree| (Tree::Inline(tree), Some(why)));
     opened.map_err(|(lease, why)| (lease, HandoffError::Interrupted(why)))
 }

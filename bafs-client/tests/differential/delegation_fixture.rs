@@ -31,15 +31,15 @@ impl DelegationFixture {
         let directory = tempfile::tempdir().unwrap();
         let server = FakeServer::with_limit(directory.path(), limit);
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = VolumeHealth::new("work", sender);
+        let health = VolumeHealth::new("work", sender);
         let (called, agent) = (server.server(5_000), AgentId::random());
-        let tree = RemoteTree::open(called, TreeRef::Volume(VOLUME), agent, true, fate.clone())
+        let tree = RemoteTree::open(called, TreeRef::Volume(VOLUME), agent, true, health.clone())
             .await
             .unwrap();
         tree.delegate(durability).await;
         let (mode, ownership) = (VolumeMode::scratch(true), Ownership::AsStored);
         let tree = Tree::Remote(tree);
-        let volume = Volume::new("work", tree, mode, ownership, fate, VolumeUsage::new());
+        let volume = Volume::new("work", tree, mode, ownership, health, VolumeUsage::new());
         Self {
             server,
             volume: Arc::new(volume),

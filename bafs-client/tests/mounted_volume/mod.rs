@@ -77,7 +77,7 @@ impl MountedVolume {
         let runtime = Runtime::new().unwrap();
         let server = FakeServer::new(store.path());
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = VolumeHealth::new("v", sender);
+        let health = VolumeHealth::new("v", sender);
         let called = server.server(op_deadline_ms);
         let agent = AgentId::random();
         let (tree, mode, usage) = runtime.block_on(async {
@@ -96,7 +96,7 @@ impl MountedVolume {
                 }
                 TreeKind::Scratch => {
                     let tree = TreeRef::Volume(VOLUME);
-                    let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
+                    let tree = RemoteTree::open(called, tree, agent, true, health.clone())
                         .await
                         .unwrap();
                     (
@@ -107,7 +107,7 @@ impl MountedVolume {
                 }
                 TreeKind::Home => {
                     let tree = TreeRef::Home(String::new());
-                    let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
+                    let tree = RemoteTree::open(called, tree, agent, true, health.clone())
                         .await
                         .unwrap();
                     (
@@ -118,7 +118,7 @@ impl MountedVolume {
                 }
                 TreeKind::Cache => {
                     let owner = Owner::default();
-                    let tree = CacheTree::open(called, VOLUME, owner, fate.clone())
+                    let tree = CacheTree::open(called, VOLUME, owner, health.clone())
                         .await
                         .unwrap();
                     (
@@ -129,7 +129,7 @@ impl MountedVolume {
                 }
             }
         });
-        let volume = Volume::new("v", tree, mode, Ownership::AsStored, fate, usage);
+        let volume = Volume::new("v", tree, mode, Ownership::AsStored, health, usage);
         let mounted =
             FuseMount::mount(Arc::new(volume), place.path(), MountKind::MountSystemCall).unwrap();
         Self {

@@ -341,7 +341,7 @@ fn the_sandbox_check_passes(user: AgentUser) {
         subjects,
         ["user", "private name space", "/dev/fuse", "fusermount3"]
     );
-    assert_eq!(checks[1]["standing"], "Fine", "{checks}");
+    assert_eq!(checks[1]["status"], "Fine", "{checks}");
     let whom = if user == AgentUser::Root {
         "as root"
     } else {
@@ -353,7 +353,7 @@ fn the_sandbox_check_passes(user: AgentUser) {
     );
     for check in checks.as_array().unwrap() {
         let remedy = check["remedy"].as_str().unwrap();
-        assert_eq!(check["standing"] == "Fine", remedy.is_empty(), "{check}");
+        assert_eq!(check["status"] == "Fine", remedy.is_empty(), "{check}");
     }
 }
 

@@ -80,7 +80,8 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// A dialer that shows `identity`, by the [`current_channel`] channel. Must be made within a runtime.
+    /// A dialer that shows `identity`, by the [`current_channel`] channel. Must be made within a
+    /// runtime.
     ///
     /// # Errors
     /// `ServerFault` when no socket can be had, `Malformed` when the identity is not usable.
@@ -196,8 +197,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address` (`host:port`, port 0 for any) as the [`current_channel`] channel says. Must be
-    /// called within a tokio runtime.
+    /// Listens at `address` (`host:port`, port 0 for any) as the [`current_channel`] channel says.
+    /// Must be called within a tokio runtime.
     ///
     /// # Errors
     /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.

@@ -1,8 +1,8 @@
 //! One connection per server, made when needed and made again when broken.
 //!
-//! Two layers, as in Chirp: [`Pool::call`] tries once; [`Pool::call_with_retries`] repeats transient
-//! failures with growing pauses until the deadline. Only calls that are safe to repeat may use
-//! the second; all of the volume API is.
+//! Two layers, as in Chirp: [`Pool::call`] tries once; [`Pool::call_with_retries`] repeats
+//! transient failures with growing pauses until the deadline. Only calls that are safe to repeat
+//! may use the second; all of the volume API is.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};

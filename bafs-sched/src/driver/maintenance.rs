@@ -21,18 +21,18 @@ impl Driver {
     pub(super) fn read_commands(&mut self) -> Vec<Event> {
         let from = self.commands_read.max(self.scheduler.commands_received());
         let (run, workflow) = (self.scheduler.run(), self.scheduler.workflow());
-        let (wishes, lines) =
+        let (commands, lines) =
             user_commands::read_commands(&self.command_journal, run, workflow, from);
         self.commands_read = from + lines;
-        wishes
+        commands
             .into_iter()
-            .map(|(count, wish)| {
-                if wish.is_none() {
+            .map(|(count, stop_request)| {
+                if stop_request.is_none() {
                     tracing::warn!(count, "a wish was not understood");
                 }
                 Event::CommandReceived {
                     count,
-                    command: wish,
+                    command: stop_request,
                 }
             })
             .collect()

@@ -1,10 +1,11 @@
 //! The scheduler's durable memory: an append-only file of facts. Replaying it is recovery. Knows
 //! nothing about what the facts mean.
 //!
-//! The file starts with [`JOURNAL_MAGIC`]. Frames follow: payload length (u32, little endian), the first
-//! 16 bytes of the payload's BLAKE3 digest, the payload (JSON). The first frame is a [`JournalHeader`],
-//! every other one a list of events with their times. A frame is written and synced as a whole, so
-//! only the last one can be torn; nothing was done yet because of it, and it is cut off.
+//! The file starts with [`JOURNAL_MAGIC`]. Frames follow: payload length (u32, little endian), the
+//! first 16 bytes of the payload's BLAKE3 digest, the payload (JSON). The first frame is a
+//! [`JournalHeader`], every other one a list of events with their times. A frame is written and
+//! synced as a whole, so only the last one can be torn; nothing was done yet because of it, and it
+//! is cut off.
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -48,8 +49,9 @@ use crate::workflow::Workflow;
 /// 21 = sizes that nobody declared follow the nodes and grow again, alike jobs of a pipeline are
 /// measured, agents say where they count nothing, and logs of jobs that failed go home;
 /// volumes warn of what they do not have as their source has it; a scheduler that is cut off
-/// waits, and volumes of nodes that come back are used again (2026-11).
-pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 21\n";
+/// waits, and volumes of nodes that come back are used again (2026-11). 22 = events, actions and
+/// their fields are named by the glossary of ARCHITECTURE.md (2026-11).
+pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 22\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -487,7 +487,7 @@ impl Servers {
     /// The place of a URL; waits a while for its home to appear in the catalog.
     pub(crate) async fn resolve_url(&self, url: &crate::workflow::Url) -> Result<HomePath> {
         let end = Deadline::after_ms(CALL_TIMEOUT_MS);
-        let mut patience: Option<Deadline> = None;
+        let mut timeout: Option<Deadline> = None;
         loop {
             let (found, is_listed) = {
                 let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -504,7 +504,7 @@ impl Servers {
             // Its jobs ran, so the names in the workflow were right once: their homes come back.
             if is_listed && !self.is_resumed {
                 let until =
-                    *patience.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
+                    *timeout.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
                 if until.remaining().is_zero() {
                     // A home that never appears is a mistake in the workflow.
                     return Err(Error::new(ErrorCode::NotFound, error.detail));

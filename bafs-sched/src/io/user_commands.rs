@@ -26,10 +26,10 @@ pub fn command_path(journal: &Path) -> PathBuf {
 ///
 /// # Errors
 /// `ServerFault` when the file cannot be written.
-pub fn send_command(journal: &Path, header: &JournalHeader, wish: UserCommand) -> Result<()> {
+pub fn send_command(journal: &Path, header: &JournalHeader, command: UserCommand) -> Result<()> {
     let path = command_path(journal);
     let (run, name) = (header.run, |job| &header.workflow.job(job).name);
-    let line = match wish {
+    let line = match command {
         UserCommand::SetPriority { job, priority } => {
             format!("{run} prefer {} {priority}\n", name(job))
         }
@@ -69,17 +69,17 @@ pub(crate) fn read_commands(
         .lines()
         .skip(usize::try_from(from).unwrap_or(usize::MAX));
     let (own, mut count) = (run.to_string(), 0);
-    let mut wishes = Vec::new();
+    let mut commands = Vec::new();
     for line in lines {
         count += 1;
         match line.split_once(' ') {
-            Some((named, wish)) if named == own => {
-                wishes.push((from + count, parse_command(wish, workflow)));
+            Some((named, command)) if named == own => {
+                commands.push((from + count, parse_command(command, workflow)));
             }
             _ => {}
         }
     }
-    (wishes, count)
+    (commands, count)
 }
 
 fn parse_command(line: &str, workflow: &Workflow) -> Option<UserCommand> {

@@ -40,8 +40,8 @@ pub enum Event {
         /// Which.
         server: ServerId,
     },
-    /// No node answered for longer than `node_timeout_ms`: the scheduler is cut off, until some node
-    /// answers, or each of them is silent for so long that it is given up.
+    /// No node answered for longer than `node_timeout_ms`: the scheduler is cut off, until some
+    /// node answers, or each of them is silent for so long that it is given up.
     CutOff {
         /// For how long no node answers, in milliseconds.
         silent_ms: u64,

@@ -283,8 +283,8 @@ impl Volumes {
         self.begin(volume, server, id);
     }
 
-    /// Takes a volume out of use, which is [`InstanceState::Held`] or [`InstanceState::Deleting`] then; it keeps
-    /// its space until it is removed.
+    /// Takes a volume out of use, which is [`InstanceState::Held`] or [`InstanceState::Deleting`]
+    /// then; it keeps its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId, state: InstanceState) {
         self.tally.one();
         assert!(!state.is_live(), "what is out of use is not live");

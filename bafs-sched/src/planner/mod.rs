@@ -1,8 +1,8 @@
 //! Data-driven planning: which data live where and in which order jobs run, decided by a model
 //! before anything starts. Pure arithmetic: no clock, no file, no randomness. Table of contents.
 //!
-//! [`Environment`] and [`CanonicalWorkload`] (or a workflow's [`Shape`]) go in, a [`Plan`] comes out.
-//! `docs/PLANNING.md` teaches the strategies and says what was corrected in the printed model.
+//! [`Environment`] and [`CanonicalWorkload`] (or a workflow's [`Shape`]) go in, a [`Plan`] comes
+//! out. `docs/PLANNING.md` teaches the strategies and says what was corrected in the printed model.
 
 mod batch_storage;
 mod canonical;

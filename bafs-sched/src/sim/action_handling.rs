@@ -134,14 +134,14 @@ impl Simulation {
                     None => {
                         let class = self.class_of(node as u32);
                         let seed = self.scenario.seed ^ (u64::from(volume.0) << 16);
-                        let skew = class
+                        let imbalance = class
                             .has_hash_imbalance
                             .then_some(seed ^ u64::from(cluster));
                         let latency_us = class.local_latency_us;
                         let fastest = self.links[self.peers_link(cluster) as usize].flow_rate_max();
                         let link = self.add_link(fastest, latency_us);
                         self.caches
-                            .find_or_create(cluster, volume, policy, (link, skew))
+                            .find_or_create(cluster, volume, policy, (link, imbalance))
                     }
                 };
                 let cache = self.caches.get(cache);

@@ -3,8 +3,8 @@
 //!
 //! Blocks are modelled as amounts. The first reader of what is missing makes it cross the link to
 //! home, others wait for the same transfer; when it is over, what those miss who read more comes
-//! with the next one. Where a cache has less space than what falls on its nodes (`skew.rs`), a scan
-//! finds under MRU as much as there is space, under LRU little or nothing of what stayed.
+//! with the next one. Where a cache has less space than what falls on its nodes (`imbalance.rs`), a
+//! scan finds under MRU as much as there is space, under LRU little or nothing of what stayed.
 
 use std::collections::BTreeMap;
 
@@ -240,7 +240,7 @@ impl ClusterCaches {
         cluster: u32,
         volume: VolumeIndex,
         policy: CachePolicy,
-        (link, skew): (u32, Option<u64>),
+        (link, imbalance): (u32, Option<u64>),
     ) -> u32 {
         *self.index_of.entry((cluster, volume)).or_insert_with(|| {
             self.all.push(ClusterCache {
@@ -248,7 +248,7 @@ impl ClusterCaches {
                 space_bytes: 0,
                 instance_bytes: BTreeMap::new(),
                 peer_read_bytes: BTreeMap::new(),
-                placement_seed: skew,
+                placement_seed: imbalance,
                 scan_distribution: None,
                 link,
                 rate: 0,

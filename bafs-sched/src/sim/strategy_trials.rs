@@ -459,18 +459,18 @@ fn describe_last_resort(plan: &Plan, trials: &[TrialCandidate]) -> Option<String
 
 /// What became of each, when none came to its end. Those with the same trouble are told together.
 fn describe_failures(trials: &[TrialCandidate]) -> String {
-    let mut troubles: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut failures: Vec<(&str, Vec<String>)> = Vec::new();
     for trial in trials {
         let Some(why) = trial.failure.as_deref() else {
             continue;
         };
         let name = trial.strategy.to_string();
-        match troubles.iter_mut().find(|(other, _)| *other == why) {
+        match failures.iter_mut().find(|(other, _)| *other == why) {
             Some((_, names)) => names.push(name),
-            None => troubles.push((why, vec![name])),
+            None => failures.push((why, vec![name])),
         }
     }
-    let told = troubles
+    let told = failures
         .iter()
         .map(|(why, names)| format!("{}: {why}", names.join(", ")));
     let told: Vec<String> = told.collect();

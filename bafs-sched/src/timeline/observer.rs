@@ -167,19 +167,19 @@ impl Observer {
             runs.map(|(_, pages)| pages.saturating_mul(PAGE_BYTES))
                 .fold(0, u64::saturating_add)
         });
-        let fate = match report.outcome {
+        let health = match report.outcome {
             JobOutcome::Killed => ExecutionOutcome::Abandoned,
             _ => ExecutionOutcome::Failed,
         };
-        self.close_execution(id, fate, describe_outcome(&report.outcome));
+        self.close_execution(id, health, describe_outcome(&report.outcome));
     }
 
     /// An execution is over; whether it did its job is the core's to say.
-    fn close_execution(&mut self, id: ExecutionId, fate: ExecutionOutcome, how: String) {
+    fn close_execution(&mut self, id: ExecutionId, health: ExecutionOutcome, how: String) {
         if let Some(&at) = self.open_executions.get(&id) {
             let execution = &mut self.executions[at];
             execution.ended_ms = Some(self.at_ms);
-            execution.outcome = fate;
+            execution.outcome = health;
             execution.end_description = how;
         }
     }

@@ -94,8 +94,9 @@ impl CacheDisk {
         Ok(files)
     }
 
-    /// The open file of a file that is wholly here, which stays so until [`CacheDisk::let_go`] (waits
-    /// for the disk); `None` when its bytes are to be compared before, by [`CacheDisk::compare`].
+    /// The open file of a file that is wholly here, which stays so until [`CacheDisk::let_go`]
+    /// (waits for the disk); `None` when its bytes are to be compared before, by
+    /// [`CacheDisk::compare`].
     ///
     /// # Errors
     /// `WrongState` when it is not wholly here, or not checked yet; `SourceChanged` when the
@@ -200,8 +201,8 @@ impl CacheDisk {
         Ok(true)
     }
 
-    /// Undoes [`CacheDisk::hold`], unless somebody still has the open file; says whether it did (waits
-    /// for the disk).
+    /// Undoes [`CacheDisk::hold`], unless somebody still has the open file; says whether it did
+    /// (waits for the disk).
     pub(super) fn let_go(&self, file: FileIndex) -> bool {
         let one_at_a_time = self.holding();
         if self.table().hold_count(file) <= 1 {

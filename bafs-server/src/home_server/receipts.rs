@@ -157,20 +157,20 @@ impl Receipts {
             return Ok(None);
         }
         let file = Arc::new(options.open(directory.join(LOG))?);
-        let mut strays = BTreeSet::new();
+        let mut orphans = BTreeSet::new();
         for found in fs::read_dir(directory.join(SMALL))? {
-            strays.extend(found?.file_name().into_string());
+            orphans.extend(found?.file_name().into_string());
         }
-        let found = LogContent::read(&file, &strays)?;
+        let found = LogContent::read(&file, &orphans)?;
         // Before anything is removed or placed: what is here is what every later start finds.
         file.set_len(found.bytes)?;
         file.sync_data()?;
         File::open(directory)?.sync_all()?;
         let pending: Vec<_> = found.pending.into_values().collect();
         for record in &pending {
-            strays.remove(&record.temporary);
+            orphans.remove(&record.temporary);
         }
-        for stray in strays {
+        for stray in orphans {
             let _ = fs::remove_file(directory.join(SMALL).join(stray));
         }
         let log = ReceiptLog {

@@ -449,8 +449,8 @@ impl BlockTable {
     }
 
     /// Takes a block out because its bytes are bad. Its space stays charged until
-    /// [`BlockTable::release_space`], which must not come while its file is held: its place on disk must
-    /// stay as it is. Does nothing if it is no longer the block with this stamp.
+    /// [`BlockTable::release_space`], which must not come while its file is held: its place on disk
+    /// must stay as it is. Does nothing if it is no longer the block with this stamp.
     pub(crate) fn remove(&mut self, key: BlockKey, stamp: u64) -> Option<StoredBlock> {
         if !self.has_stamp(key, stamp) {
             return None;

@@ -218,11 +218,11 @@ mod tests {
 
     #[test]
     fn granted_quota_is_exclusive_until_released() {
-        let mut allotted = QuotaLedger::default();
+        let mut ledger = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |now, owner, ask, keep| {
             let call = call(now + 1, owner, ask, keep);
-            allotted.set_quota(Time(now), call, CAPACITY, amount(100), none)
+            ledger.set_quota(Time(now), call, CAPACITY, amount(100), none)
         };
         let first = ask(0, "a", share(100, 4), share(30, 1)).expect("there is room");
         assert_eq!(first.granted, share(100, 4));
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn outdated_quota_calls_change_nothing() {
-        let mut allotted = QuotaLedger::default();
+        let mut ledger = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |serial, owner, ask| {
             let want = if ask == NodeQuota::ZERO {
@@ -252,7 +252,7 @@ mod tests {
                 desired: want,
                 ..call(serial, owner, ask, NodeQuota::ZERO)
             };
-            let answer = allotted.set_quota(Time(0), call, CAPACITY, amount(100), none);
+            let answer = ledger.set_quota(Time(0), call, CAPACITY, amount(100), none);
             answer.expect("there is room")
         };
         ask(1, "a", share(100, 4));
@@ -271,43 +271,40 @@ mod tests {
 
     #[test]
     fn volumes_count_against_their_owners_quota() {
-        let mut allotted = QuotaLedger::default();
+        let mut ledger = QuotaLedger::default();
         let held = |owner: &str| amount(if owner == "a" { 20 } else { 0 });
         let call = call(1, "a", share(70, 1), share(40, 1));
-        allotted.set_quota(Time(0), call, CAPACITY, amount(80), held);
-        assert_eq!(allotted.available_to("a", amount(80), held), amount(80));
+        ledger.set_quota(Time(0), call, CAPACITY, amount(80), held);
+        assert_eq!(ledger.available_to("a", amount(80), held), amount(80));
         // By hand all may be taken that the run does not keep: 80 free, 20 of them kept.
-        assert_eq!(
-            allotted.available_to("by hand", amount(80), held),
-            amount(60)
-        );
+        assert_eq!(ledger.available_to("by hand", amount(80), held), amount(60));
         let other = SetNodeQuota {
             owner: "b".to_owned(),
             ..self::call(1, "b", share(90, 1), NodeQuota::ZERO)
         };
-        let given = allotted.set_quota(Time(0), other, CAPACITY, amount(80), held);
+        let given = ledger.set_quota(Time(0), other, CAPACITY, amount(80), held);
         assert_eq!(given.expect("there is room").granted.bytes, 30);
-        assert_eq!(allotted.available_to("b", amount(80), held), amount(30));
+        assert_eq!(ledger.available_to("b", amount(80), held), amount(30));
     }
 
     #[test]
     fn the_reserved_quota_survives_manual_allocations() {
-        let mut allotted = QuotaLedger::default();
+        let mut ledger = QuotaLedger::default();
         let by_hand = |hand| move |owner: &str| amount(if owner == "by hand" { hand } else { 0 });
         for (serial, owner) in [(1, "a"), (2, "b")] {
             let call = call(serial, owner, share(50, 1), share(10, 1));
-            allotted.set_quota(Time(0), call, CAPACITY, amount(100), by_hand(0));
+            ledger.set_quota(Time(0), call, CAPACITY, amount(100), by_hand(0));
         }
         assert_eq!(
-            allotted.available_to("by hand", amount(100), by_hand(0)),
+            ledger.available_to("by hand", amount(100), by_hand(0)),
             amount(80)
         );
         let (free, held) = (amount(20), by_hand(80));
-        assert_eq!(allotted.available_to("a", free, held), amount(10));
+        assert_eq!(ledger.available_to("a", free, held), amount(10));
         let again = call(3, "a", share(50, 1), share(10, 1));
-        let again = allotted.set_quota(Time(0), again, CAPACITY, free, held);
+        let again = ledger.set_quota(Time(0), again, CAPACITY, free, held);
         assert_eq!(again.expect("there is room").granted.bytes, 10);
-        assert_eq!(allotted.available_to("b", free, held), amount(10));
+        assert_eq!(ledger.available_to("b", free, held), amount(10));
     }
 
     const RUNS: usize = 4;
@@ -320,12 +317,12 @@ mod tests {
         fn granted_quota_is_always_usable(steps in prop::collection::vec(
             (0..RUNS + 1, any::<bool>(), 0u64..60, 0u64..60, 0u64..700), 0..60,
         )) {
-            let mut allotted = QuotaLedger::default();
+            let mut ledger = QuotaLedger::default();
             let (mut held, mut given) = ([0u64; RUNS + 1], [(0u64, 0u64, 0u64); RUNS + 1]);
             let mut now = 0;
             for (serial, (owner, is_ask, bytes, keep, pass_ms)) in (1..).zip(steps) {
                 now += pass_ms;
-                allotted.expire(Time(now));
+                ledger.expire(Time(now));
                 for given in &mut given {
                     if given.2 <= now {
                         *given = (0, 0, 0);
@@ -340,11 +337,11 @@ mod tests {
                 let is_run = owner < RUNS;
                 if is_run && (is_ask || given[owner].2 == 0) {
                     let call = call(serial, &name, share(bytes.max(1), 1), share(keep, 1));
-                    let answer = allotted.set_quota(Time(now), call, CAPACITY, free, held_by);
+                    let answer = ledger.set_quota(Time(now), call, CAPACITY, free, held_by);
                     let granted = answer.expect("there is room").granted.bytes;
                     given[owner] = (granted, keep.min(granted), now + 1_000);
                 } else {
-                    let left = allotted.available_to(&name, free, held_by).bytes;
+                    let left = ledger.available_to(&name, free, held_by).bytes;
                     let (granted, kept, _) = given[owner];
                     prop_assert!(left >= kept.saturating_sub(held[owner]));
                     let by_hand = if is_run { held[RUNS] } else { 0 };

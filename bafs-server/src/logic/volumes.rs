@@ -1,8 +1,8 @@
 //! The life of volumes: create, ready, failed, renew, expire, delete, removed. Pure: makes no
 //! directory and writes no table; the driver persists and acts on what is decided here.
 //!
-//! Space stays reserved until the bytes are really gone ([`VolumeTable::release_deleted`]), so that a full
-//! server is impossible by construction.
+//! Space stays reserved until the bytes are really gone ([`VolumeTable::release_deleted`]), so that
+//! a full server is impossible by construction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -270,8 +270,8 @@ impl VolumeTable {
         self.renew(now, id);
     }
 
-    /// Ends a volume. Its bytes are still there: see [`Self::release_deleted`]. Harmless to repeat, and
-    /// an id that never was is dead from now on, so that a delayed create cannot revive it.
+    /// Ends a volume. Its bytes are still there: see [`Self::release_deleted`]. Harmless to repeat,
+    /// and an id that never was is dead from now on, so that a delayed create cannot revive it.
     pub fn delete(&mut self, now: Time, id: VolumeId) -> Deletion {
         let row = self.rows.remove(&id);
         let repeated = self.tombstones.contains_key(&id);

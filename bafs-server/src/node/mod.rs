@@ -175,7 +175,7 @@ impl Node {
         };
         let executor = Executor::open(executor, counters.clone())?;
         let access = AccessChecker::with_address(config.identity.verifier.clone(), address.clone());
-        let door = HandoffServer::new(&config.store, counters.clone());
+        let handoff_server = HandoffServer::new(&config.store, counters.clone());
         Ok(Arc::new(Self {
             config,
             address,
@@ -185,7 +185,7 @@ impl Node {
             homes,
             caches,
             executor,
-            handoff_server: door,
+            handoff_server,
             access,
             counters,
             temporary_quota: share,
@@ -194,7 +194,7 @@ impl Node {
     }
 
     /// Starts what a node does by itself: tells the catalog, learns its peers, ends what has
-    /// expired, opens its door to agents on its machine.
+    /// expired, opens its handoff_server to agents on its machine.
     ///
     /// Aborting the tasks stops it; the last one kills the jobs when it is aborted.
     pub fn start_background_tasks(self: &Arc<Self>) -> Vec<JoinHandle<()>> {

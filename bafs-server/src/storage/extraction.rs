@@ -89,12 +89,12 @@ impl Extraction {
         deadline: Deadline,
     ) -> Result<Self> {
         check_relative(&call.path)?;
-        let beneath = ConfinedDirectory::open(root);
+        let confined = ConfinedDirectory::open(root);
         let failed = |e: &std::io::Error| {
             let is_gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
             let code = match e.kind() {
                 // The volume itself is not there: that says nothing of what jobs wrote.
-                _ if beneath.as_ref().err().is_some_and(is_gone) => ErrorCode::VolumeLost,
+                _ if confined.as_ref().err().is_some_and(is_gone) => ErrorCode::VolumeLost,
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                     ErrorCode::NotFound
                 }
@@ -104,7 +104,7 @@ impl Extraction {
                 }
                 _ => ErrorCode::BadPath,
             };
-            let link = beneath.as_ref().ok();
+            let link = confined.as_ref().ok();
             let link = link.and_then(|root| root.read_link(&call.path).ok());
             let why = describe_open_error(e, link.as_deref());
             let text = format!(
@@ -113,8 +113,8 @@ impl Extraction {
             );
             Error::new(code, text)
         };
-        let opened = match &beneath {
-            Ok(beneath) => beneath.open_file(&call.path),
+        let opened = match &confined {
+            Ok(confined) => confined.open_file(&call.path),
             Err(error) => Err(std::io::Error::from(error.kind())),
         };
         let file = opened.map_err(|e| failed(&e))?;
@@ -187,8 +187,8 @@ impl Extraction {
             ErrorCode::HomeUnreachable => false,
             // Whoever asked tells somebody, and asks again.
             ErrorCode::ServerFault => {
-                let patience = || Deadline::after_ms(FAILURE_TIMEOUT_MS);
-                let until = self.failing_until.get_or_insert_with(patience);
+                let timeout = || Deadline::after_ms(FAILURE_TIMEOUT_MS);
+                let until = self.failing_until.get_or_insert_with(timeout);
                 !until.remaining().is_zero()
             }
             _ => error.is_transient(),
@@ -211,8 +211,8 @@ impl Extraction {
             self.silent_until = None;
             return error;
         }
-        let patience = || Deadline::after_ms(SILENCE_TIMEOUT_MS);
-        let silent_until = self.silent_until.get_or_insert_with(patience);
+        let timeout = || Deadline::after_ms(SILENCE_TIMEOUT_MS);
+        let silent_until = self.silent_until.get_or_insert_with(timeout);
         if !silent_until.remaining().is_zero() {
             return error;
         }

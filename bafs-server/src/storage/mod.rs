@@ -238,8 +238,8 @@ impl Storage {
             return Err(Error::new(ErrorCode::Malformed, text));
         }
         check_printable(&call.owner).and_then(|()| check_printable(&call.user))?;
-        let allotted = self.volumes().set_quota(clock::now(), call, slots);
-        allotted.ok_or_else(|| {
+        let quotas = self.volumes().set_quota(clock::now(), call, slots);
+        quotas.ok_or_else(|| {
             let text = format!("{RUNS_MAX} runs share this node already; try again later");
             Error::new(ErrorCode::Busy, text)
         })

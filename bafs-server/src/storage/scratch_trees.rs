@@ -171,7 +171,7 @@ impl Storage {
         let shown = volume
             .open_for_reader(&mut hold, give_back_deadline())
             .await?;
-        let parcel = self
+        let handoff = self
             .trees
             .sessions
             .hand_to_agent(tree, epoch, |right| match right {
@@ -179,7 +179,7 @@ impl Storage {
                 _ => volume.hand_to_reader(&shown),
             })?;
         self.counters.add("tree_handoffs", 1);
-        Ok(parcel)
+        Ok(handoff)
     }
 
     fn tree_of(&self, id: VolumeId) -> Result<Arc<VolumeTree>> {

@@ -34,18 +34,18 @@ struct DirectoryLevel {
 /// A page of the listing of the tree at `root`, after the path `after`. Blocks.
 pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
     check_relative(after.unwrap_or_default())?;
-    let beneath =
+    let confined =
         ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let (mut entries, mut links) = (Vec::new(), Vec::new());
     if after.is_none() {
-        let top = beneath.find_entry("");
+        let top = confined.find_entry("");
         let top = top.map_err(|e| listing_error("the volume's root", &e))?;
         entries.extend(top.map(|top| top.entry));
     }
     // What was left out since the last entry belongs to the page that has the next one.
     let (mut warnings, mut since) = (SourceWarnings::default(), Vec::new());
     let mut levels = Vec::new();
-    descend(&beneath, "", after.unwrap_or_default(), &mut levels)?;
+    descend(&confined, "", after.unwrap_or_default(), &mut levels)?;
     let mut bytes = 0;
     while let Some(level) = levels.last_mut() {
         let Some(name) = level.names.pop() else {
@@ -60,7 +60,7 @@ pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
             let text = format!("a path below '{}' is too long to be copied", level.path);
             return Err(Error::new(ErrorCode::BadPath, text));
         }
-        let found = match beneath.find_entry(&path) {
+        let found = match confined.find_entry(&path) {
             // It vanished meanwhile: a volume in use may change under a listing.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             found => {
@@ -89,7 +89,7 @@ pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
             });
         }
         if entry.kind == SourceKind::Directory {
-            let names = beneath
+            let names = confined
                 .sorted_names(&path)
                 .map_err(|e| listing_error(&path, &e))?;
             levels.push(DirectoryLevel {
@@ -126,7 +126,7 @@ fn make_page(
 /// Opens the directories on the way to `after`, with the names in them that come after it. What
 /// is inside of `after` comes after it too.
 fn descend(
-    beneath: &ConfinedDirectory,
+    confined: &ConfinedDirectory,
     path: &str,
     after: &str,
     levels: &mut Vec<DirectoryLevel>,
@@ -134,7 +134,7 @@ fn descend(
     let mut path = path.to_owned();
     let mut components = after.split('/').filter(|component| !component.is_empty());
     loop {
-        let names = match beneath.sorted_names(&path) {
+        let names = match confined.sorted_names(&path) {
             Ok(names) => names,
             Err(_) if !path.is_empty() => return Ok(()), // no directory, or gone: nothing inside
             Err(e) => return Err(listing_error("the volume's root", &e)),
@@ -157,9 +157,9 @@ pub(super) fn read_range(root: &Path, call: &ReadVolumeFile) -> Result<(SourceDa
         let text = format!("{} bytes are more than one reply carries", call.length);
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let beneath =
+    let confined =
         ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
-    let listed = ListedContent::open(&beneath, call.volume, &call.path, call.identity)?;
+    let listed = ListedContent::open(&confined, call.volume, &call.path, call.identity)?;
     let left = call.identity.size.saturating_sub(call.offset);
     let length = left.min(u64::from(call.length));
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
@@ -180,14 +180,14 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
         );
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let beneath =
+    let confined =
         ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
     let (mut rest, mut ranges) = (data.as_mut_slice(), Vec::with_capacity(call.files.len()));
     for (number, file) in call.files.iter().enumerate() {
         let size = usize::try_from(file.identity.size).unwrap_or(0);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
-        ListedContent::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
+        ListedContent::open(&confined, call.volume, &file.path, file.identity)?.read(own, 0)?;
         let known = call
             .known_digests
             .get(number)
@@ -202,9 +202,9 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
 /// Where a file of the tree at `root` has data. Blocks.
 pub(super) fn map_file(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
     let size = call.file.identity.size;
-    let beneath =
+    let confined =
         ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
-    let listed = ListedContent::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
+    let listed = ListedContent::open(&confined, call.volume, &call.file.path, call.file.identity)?;
     let (mut ranges, mut at) = (Vec::new(), call.start_offset);
     while at < size && ranges.len() < PAGE_ENTRIES_MAX {
         let Some(start) = listed.seek(SeekFrom::Data(at))? else {
@@ -239,13 +239,13 @@ struct ListedContent<'a> {
 
 impl<'a> ListedContent<'a> {
     fn open(
-        beneath: &ConfinedDirectory,
+        confined: &ConfinedDirectory,
         volume: VolumeId,
         path: &'a str,
         expected: SourceIdentity,
     ) -> Result<Self> {
         check_relative(path)?;
-        let file = beneath.open_file(path).map_err(|e| match e.kind() {
+        let file = confined.open_file(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => {
                 let text = format!("volume {volume} has no file '{path}'");
                 Error::new(ErrorCode::NotFound, text)

@@ -99,8 +99,8 @@ impl VolumeTree {
     /// The tree for those who do not write.
     ///
     /// # Errors
-    /// `Busy` while an agent of an earlier life of the server has it, `InProgress` while what it holds
-    /// is counted, `ServerFault`.
+    /// `Busy` while an agent of an earlier life of the server has it, `InProgress` while what it
+    /// holds is counted, `ServerFault`.
     pub(super) async fn open_for_reader(
         &self,
         hold: &mut TreeOwner,

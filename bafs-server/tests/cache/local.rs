@@ -32,15 +32,15 @@ pub(crate) struct LocalAgent {
 
 impl LocalAgent {
     pub(crate) async fn new(node: &CacheNode) -> Self {
-        let parcel = prepare_handoff(node, manifest(node).await).await;
+        let received = prepare_handoff(node, manifest(node).await).await;
         let first = FileIndex(0);
         let read = ReadManifest { volume: ID, first };
         let page = node.caches.read_manifest(read).await.expect("manifest");
         let places = BlockLayout::from_manifest(&page.entries, page.block_bytes).expect("places");
-        let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
+        let files = [received.files[1].as_fd(), received.files[2].as_fd()];
         let map = BlockMap::open(places, files).expect("map");
         Self {
-            handoff: parcel,
+            handoff: received,
             map,
         }
     }
@@ -301,10 +301,10 @@ async fn blocks_requested_over_fd_passing_are_always_delivered() {
             .caches
             .prepare_handoff(id, page.manifest)
             .expect("grant");
-        let mut parcel = grant().await.expect("hand-over");
+        let mut received = grant().await.expect("hand-over");
         // A disk that is slow to take them gets them later, and then they are there.
         for round in 0.. {
-            let asked = parcel.handler.answer(HandoffRequest::ReadBlocks {
+            let asked = received.handler.answer(HandoffRequest::ReadBlocks {
                 file: FileIndex(0),
                 first: BlockIndex(0),
                 count: 20,
@@ -314,7 +314,7 @@ async fn blocks_requested_over_fd_passing_are_always_delivered() {
                     assert!(here && files.is_empty());
                     let places = BlockLayout::from_manifest(&page.entries, page.block_bytes)
                         .expect("places");
-                    let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
+                    let files = [received.files[1].as_fd(), received.files[2].as_fd()];
                     let map = BlockMap::open(places, files).expect("map");
                     assert!((0..10).all(|block| map.has_block(0, block)));
                     break;

@@ -228,10 +228,10 @@ async fn a_holder_is_found_through_intermediate_peers() {
 async fn an_unsuccessful_reader_is_named_to_later_readers() {
     let (world, _) = cluster(12).await;
     let asked = &world.nodes[0];
-    let named = async |heir: &CacheNode| {
+    let named = async |peer: &CacheNode| {
         let reader = ReadKind::PeerProbe(CacheMember {
-            server: heir.server,
-            address: heir.address.clone(),
+            server: peer.server,
+            address: peer.address.clone(),
             capacity_bytes: LARGE,
         });
         let page = ReadManifest {

@@ -137,7 +137,8 @@ impl HomesFixture {
             .await
     }
 
-    /// As [`HomesFixture::extract`], for who has only this token at home, within so many milliseconds.
+    /// As [`HomesFixture::extract`], for who has only this token at home, within so many
+    /// milliseconds.
     pub(crate) async fn extract_for(
         &self,
         (home_token, ms): (&Token, u64),

@@ -46,22 +46,22 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
         ("given up", ExecutionOutcome::Abandoned),
         ("under way", ExecutionOutcome::Running),
     ];
-    let has = |fate: ExecutionOutcome| timeline.executions.iter().any(|e| e.outcome == fate);
-    let kinds = kinds.into_iter().filter(|(_, fate)| has(*fate));
+    let has = |health: ExecutionOutcome| timeline.executions.iter().any(|e| e.outcome == health);
+    let kinds = kinds.into_iter().filter(|(_, health)| has(*health));
     let gantt = Gantt {
         title: "Executions by node".to_owned(),
         x: "time, s".to_owned(),
         rows,
         bars,
         legend: kinds
-            .map(|(name, fate)| (name.to_owned(), outcome_colour(fate)))
+            .map(|(name, health)| (name.to_owned(), outcome_colour(health)))
             .collect(),
     };
     gantt.render_svg()
 }
 
-fn outcome_colour(fate: ExecutionOutcome) -> Colour {
-    match fate {
+fn outcome_colour(health: ExecutionOutcome) -> Colour {
+    match health {
         ExecutionOutcome::Done => Colour::SUCCESS,
         ExecutionOutcome::RolledBack => Colour::LOST,
         ExecutionOutcome::Failed => Colour::FAILURE,

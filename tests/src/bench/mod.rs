@@ -1,8 +1,8 @@
 //! Benchmarks: what is shared by all of them, and their list. Each has a folder of its own.
 //!
 //! To add one: a module here, and a line in [`ALL`]. It gets [`Options`], interleaves its ways
-//! with [`measure::run_interleaved`], and tells everything to a [`BenchmarkReport`]: every figure is a ratio to
-//! another way that ran in the same rounds, and what could not be measured is said.
+//! with [`measure::run_interleaved`], and tells everything to a [`BenchmarkReport`]: every figure
+//! is a ratio to another way that ran in the same rounds, and what could not be measured is said.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 mod cache;

@@ -1,5 +1,6 @@
-//! `bafs-bench FILE_NAME [--json] [--quick] [--only PATH_DESCRIPTOR_DIVISOR,…]`: runs one benchmark; `--list` names all.
-//! `cargo xtask bench` builds and starts it. Measures nothing itself.
+//! `bafs-bench FILE_NAME [--json] [--quick] [--only PATH_DESCRIPTOR_DIVISOR,…]`: runs one
+//! benchmark; `--list` names all. `cargo xtask bench` builds and starts it. Measures nothing
+//! itself.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 use std::process::ExitCode;

@@ -91,7 +91,7 @@ const FAULT_MS_MAX: u64 = 14_000;
 /// The faults of a seed on so many nodes `n1`, `n2`, …, while runs of these users go on: they begin
 /// and end within so many milliseconds.
 pub fn plan_faults(
-    dice: &mut SeededRng,
+    rng: &mut SeededRng,
     nodes: u64,
     users: &[&str],
     window_ms: u64,
@@ -100,7 +100,7 @@ pub fn plan_faults(
     let mut at_ms = 1_500;
     while at_ms + FAULT_MS_MIN < window_ms {
         let longest = FAULT_MS_MAX.min(window_ms - at_ms) - FAULT_MS_MIN;
-        let fault = draw_fault(dice, nodes, users, at_ms, longest);
+        let fault = draw_fault(rng, nodes, users, at_ms, longest);
         let at_once: Vec<&PlannedFault> = faults.iter().filter(|it| it.until_ms > at_ms).collect();
         let is_free = at_once.iter().all(|it| it.target != fault.target)
             && (fault.kind != FaultKind::DiskFull
@@ -108,13 +108,13 @@ pub fn plan_faults(
         if is_free && at_once.len() < CONCURRENT_FAULTS_MAX {
             faults.push(fault);
         }
-        at_ms += 400 + dice.next_below(2_200);
+        at_ms += 400 + rng.next_below(2_200);
     }
     faults
 }
 
 fn draw_fault(
-    dice: &mut SeededRng,
+    rng: &mut SeededRng,
     nodes: u64,
     users: &[&str],
     at_ms: u64,
@@ -143,24 +143,24 @@ fn draw_fault(
         FaultKind::CutPulsed,
         FaultKind::PacketLoss,
     ];
-    let user = users[dice.next_below(users.len() as u64) as usize];
-    let node = |dice: &mut SeededRng| format!("n{}", 1 + dice.next_below(nodes));
+    let user = users[rng.next_below(users.len() as u64) as usize];
+    let node = |rng: &mut SeededRng| format!("n{}", 1 + rng.next_below(nodes));
     // Shorter ones are more frequent.
     let for_ms = FAULT_MS_MIN
-        + dice
+        + rng
             .next_below(longest_ms + 1)
-            .min(dice.next_below(longest_ms + 1));
-    let (kind, target) = match dice.next_below(10) {
-        0 => (dice.choose(&SERVER), "home".to_owned()),
-        1 => (dice.choose(&SERVER), "catalog".to_owned()),
-        2 | 3 => (dice.choose(&SCHEDULER), user.to_owned()),
-        _ => (dice.choose(&NODE), node(dice)),
+            .min(rng.next_below(longest_ms + 1));
+    let (kind, target) = match rng.next_below(10) {
+        0 => (rng.choose(&SERVER), "home".to_owned()),
+        1 => (rng.choose(&SERVER), "catalog".to_owned()),
+        2 | 3 => (rng.choose(&SCHEDULER), user.to_owned()),
+        _ => (rng.choose(&NODE), node(rng)),
     };
-    let other = (kind == FaultKind::CutOneWay).then(|| match dice.next_below(4) {
+    let other = (kind == FaultKind::CutOneWay).then(|| match rng.next_below(4) {
         0 => user.to_owned(),
         1 => "catalog".to_owned(),
         2 => "home".to_owned(),
-        _ => Some(node(dice))
+        _ => Some(node(rng))
             .filter(|it| *it != target)
             .unwrap_or_else(|| "home".to_owned()),
     });
@@ -170,8 +170,8 @@ fn draw_fault(
         _ => for_ms,
     };
     let strength = match kind {
-        FaultKind::PacketLoss => 5 + dice.next_below(45),
-        _ => 200 + dice.next_below(1_300),
+        FaultKind::PacketLoss => 5 + rng.next_below(45),
+        _ => 200 + rng.next_below(1_300),
     };
     PlannedFault {
         kind,

@@ -94,12 +94,12 @@ pub fn run_seed(seed: u64) -> Result<SeedResult> {
         .and_then(|text| text.parse().ok());
     let seed = asked.unwrap_or(seed);
     run_with_private_mounts(move || {
-        let mut dice = SeededRng::new(seed);
+        let mut rng = SeededRng::new(seed);
         let slots = SLOTS * NODES.len() as u32 / 2;
         let workloads =
-            USERS.map(|user| Workload::new(user, &mut dice, FAULT_WINDOW + QUIET_PERIOD, slots));
+            USERS.map(|user| Workload::new(user, &mut rng, FAULT_WINDOW + QUIET_PERIOD, slots));
         let window_ms = u64::try_from(FAULT_WINDOW.as_millis())?;
-        let faults = fault_plan::plan_faults(&mut dice, NODES.len() as u64, &USERS, window_ms);
+        let faults = fault_plan::plan_faults(&mut rng, NODES.len() as u64, &USERS, window_ms);
         let run = ChaosRun::start(&workloads, DiskSize::Small)?;
         run.run_with_faults(seed, faults)
     })

@@ -52,10 +52,10 @@ const WATCHED_PIPELINES_MAX: u64 = 2;
 
 impl Workload {
     /// One that follows the dice; its jobs take `least` together on so many slots.
-    pub fn new(user: &str, dice: &mut SeededRng, least: Duration, slots: u32) -> Self {
-        let count = 10 + dice.next_below(11);
-        let watched = 1 + dice.next_below(WATCHED_PIPELINES_MAX);
-        let unknown = 2 + dice.next_below(4);
+    pub fn new(user: &str, rng: &mut SeededRng, least: Duration, slots: u32) -> Self {
+        let count = 10 + rng.next_below(11);
+        let watched = 1 + rng.next_below(WATCHED_PIPELINES_MAX);
+        let unknown = 2 + rng.next_below(4);
         let sizes = |at: u64| match at {
             at if at < watched => [
                 SizeDeclaration::Declared,

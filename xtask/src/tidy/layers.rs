@@ -71,12 +71,12 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "opendal",
-        allowed_paths: &["bafs-server/src/homes/objects"],
+        allowed_paths: &["bafs-server/src/home_clients/object_home"],
         files_max: 3,
     },
     ConfinedDependency {
         name: "opendal_http_transport_reqwest",
-        allowed_paths: &["bafs-server/src/homes/objects"],
+        allowed_paths: &["bafs-server/src/home_clients/object_home"],
         files_max: 1,
     },
     ConfinedDependency {
@@ -88,7 +88,7 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         name: "toml",
         allowed_paths: &[
             "bafs-sched/src/planner/environment.rs",
-            "bafs-server/src/homes/settings.rs",
+            "bafs-server/src/home_clients/settings.rs",
         ],
         files_max: 2,
     },

@@ -1,5 +1,5 @@
-//! `cargo xtask tidy`: the rules of `docs/contributing/style.md` that neither rustc nor clippy knows, as a
-//! command and as a test. Reads files; changes nothing.
+//! `cargo xtask tidy`: the rules of `docs/contributing/style.md` that neither rustc nor clippy
+//! knows, as a command and as a test. Reads files; changes nothing.
 
 mod code_map;
 mod documents;

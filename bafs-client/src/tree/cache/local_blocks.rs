@@ -92,11 +92,11 @@ impl LocalBlocks {
         let places = places
             .ok_or_else(|| unusable("the volume has too many blocks for a map".to_owned()))?;
         let what = HandoffTarget::Cache { volume, manifest };
-        let parcel = fd_passing::fetch_handoff(server, what).await?;
-        let HandoffHeader::Cache(header) = parcel.header else {
+        let handoff = fd_passing::fetch_handoff(server, what).await?;
+        let HandoffHeader::Cache(header) = handoff.header else {
             return Err(unusable("something else was handed over".to_owned()));
         };
-        let files = <[OwnedFd; 4]>::try_from(parcel.files);
+        let files = <[OwnedFd; 4]>::try_from(handoff.files);
         let Ok([directory, present, used, users]) = files else {
             return Err(unusable("too few files were handed over".to_owned()));
         };
@@ -115,7 +115,7 @@ impl LocalBlocks {
             read_bytes: AtomicU64::new(0),
             _users_lock: users,
         }))));
-        let connection = Arc::new(parcel.connection);
+        let connection = Arc::new(handoff.connection);
         let (watched, given) = (Arc::clone(&connection), Arc::clone(&blocks));
         let watch = tokio::spawn(async move {
             let why = watched.wait_until_revoked().await;
@@ -154,7 +154,8 @@ impl LocalBlocks {
     }
 
     /// The open file of a file that is wholly here, which the node keeps whole until
-    /// [`LocalBlocks::unpin_file`]. Waits for the node; not to be called by a thread of the runtime.
+    /// [`LocalBlocks::unpin_file`]. Waits for the node; not to be called by a thread of the
+    /// runtime.
     ///
     /// # Errors
     /// Why the node does not give it.

@@ -290,9 +290,10 @@ impl CacheTree {
         if let Some(data) = self.blocks.get_buffered(file, &range) {
             return complete_read(done, &data);
         }
-        let (blocks, fate) = (Arc::clone(&self.blocks), self.health.clone());
-        self.runtime
-            .spawn(async move { fetch_and_complete(&blocks, &fate, file, range, done).await });
+        let (blocks, volume_status) = (Arc::clone(&self.blocks), self.health.clone());
+        self.runtime.spawn(async move {
+            fetch_and_complete(&blocks, &volume_status, file, range, done).await
+        });
     }
 }
 

@@ -30,15 +30,15 @@ impl RemoteSession {
             ..
         } = &self.server;
         let mut pause_ms = RETRY_PAUSE_MS_MIN;
-        let mut patience = KeepaliveDeadline::new(deadline);
+        let mut timeout = KeepaliveDeadline::new(deadline);
         loop {
-            let deadline = patience.deadline();
+            let deadline = timeout.deadline();
             let error = match pool.connection(address, deadline).await {
                 Err(error) => error,
                 Ok(connection) => {
-                    let (call, data, end) = (call.clone(), data.clone(), patience.final_deadline());
+                    let (call, data, end) = (call.clone(), data.clone(), timeout.final_deadline());
                     let calling = connection.call_with_body(token, call, data, end);
-                    match self.wait_for_reply(&mut patience, calling).await {
+                    match self.wait_for_reply(&mut timeout, calling).await {
                         Ok(answer) => return Ok(answer),
                         Err(error) => {
                             let told =
@@ -49,7 +49,7 @@ impl RemoteSession {
                     }
                 }
             };
-            if patience.extend_if_in_progress(&error) {
+            if timeout.extend_if_in_progress(&error) {
                 // It is one batch, whose answer this call waits for. A server that says so at once
                 // must not make us spin.
                 tokio::time::sleep(Duration::from_millis(RETRY_PAUSE_MS_MIN)).await;
@@ -57,8 +57,8 @@ impl RemoteSession {
             }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
             // The time that is left counts from what was heard last, whenever that is looked at.
-            patience.extend_since(self.time_since_reply());
-            let deadline = patience.deadline();
+            timeout.extend_since(self.time_since_reply());
+            let deadline = timeout.deadline();
             if !again || deadline.remaining() <= Duration::from_millis(pause_ms) {
                 return Err(error);
             }
@@ -77,12 +77,12 @@ impl RemoteSession {
     /// others on a slow link waits on, as long as it answers anything.
     async fn wait_for_reply<T>(
         &self,
-        patience: &mut KeepaliveDeadline,
+        timeout: &mut KeepaliveDeadline,
         calling: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let mut calling = pin!(calling);
         loop {
-            let deadline = patience.deadline().instant().into();
+            let deadline = timeout.deadline().instant().into();
             match tokio::time::timeout_at(deadline, &mut calling).await {
                 Ok(answer) => {
                     if answer.as_ref().map_or_else(is_server_reply, |_| true) {
@@ -91,7 +91,7 @@ impl RemoteSession {
                     return answer;
                 }
                 Err(_) => {
-                    if !patience.extend_since(self.time_since_reply()) {
+                    if !timeout.extend_since(self.time_since_reply()) {
                         let text = format!("{} did not answer in time", self.server.address);
                         return Err(Error::new(ErrorCode::DeadlineExceeded, text));
                     }

@@ -485,10 +485,10 @@ impl RemoteSession {
                 Err(SessionFailure::SessionForgotten { .. }) => {
                     match self.reopen_session(&link, deadline).await {
                         Ok(()) => {}
-                        Err(trouble) => return Err(errno_of_failure(trouble)),
+                        Err(cause) => return Err(errno_of_failure(cause)),
                     }
                 }
-                Err(trouble) => return Err(errno_of_failure(trouble)),
+                Err(cause) => return Err(errno_of_failure(cause)),
             }
         }
     }

@@ -22,7 +22,7 @@ impl RemoteSession {
         &self,
         own: &SessionDelegation,
         (sent, mut from_oldest): (&mut VecDeque<SentBatch>, bool),
-        mut trouble: SessionFailure,
+        mut failure: SessionFailure,
     ) -> SessionLink {
         // They went to the same session, or they would not be on their way.
         for mut batch in sent.drain(..) {
@@ -34,22 +34,22 @@ impl RemoteSession {
             }
         }
         let deadline = self.server.deadline();
-        while let SessionFailure::SessionForgotten { .. } = trouble {
+        while let SessionFailure::SessionForgotten { .. } = failure {
             let link = self.link();
             match self.acknowledge_executed(own, &link, deadline).await {
                 Ok(()) => return link,
                 Err(SessionFailure::SessionForgotten { maybe_ran }) => {
-                    trouble = match self.reopen_session(&link, deadline).await {
+                    failure = match self.reopen_session(&link, deadline).await {
                         Ok(()) => SessionFailure::SessionForgotten { maybe_ran },
-                        Err(trouble) => trouble,
+                        Err(failure) => failure,
                     };
                 }
-                Err(other) => trouble = other,
+                Err(other) => failure = other,
             }
         }
         // The loss is recorded where it was found; this is for what was only refused.
         let text = "operations that were answered cannot be brought to the restarted server";
-        let refused = Error::new(ErrorCode::SessionUnknown, format!("{text}: {trouble:?}"));
+        let refused = Error::new(ErrorCode::SessionUnknown, format!("{text}: {failure:?}"));
         self.health.mark_lost(refused);
         self.link()
     }

@@ -41,21 +41,21 @@ impl RemoteSession {
         let (mut link, mut last) = (self.link(), 0);
         while self.health.loss().is_none() {
             own.lock_state().inflight_batches = sent.len();
-            let mut trouble = None;
+            let mut failure = None;
             if link.tree_session.epoch != self.link().tree_session.epoch {
                 // Somebody else has found out.
-                trouble = Some(SessionFailure::SessionForgotten { maybe_ran: true });
+                failure = Some(SessionFailure::SessionForgotten { maybe_ran: true });
             } else if own.lock_state().is_batch_due() {
                 match self.send_batch(own, &link, &mut last).await {
                     Ok(batch) => sent.push_back(batch),
-                    Err(other) => trouble = Some(other),
+                    Err(other) => failure = Some(other),
                 }
-                if trouble.is_none() {
+                if failure.is_none() {
                     continue;
                 }
             }
-            if let Some(trouble) = trouble {
-                (link, last) = (self.recover_log(own, (&mut sent, true), trouble).await, 0);
+            if let Some(failure) = failure {
+                (link, last) = (self.recover_log(own, (&mut sent, true), failure).await, 0);
                 continue;
             }
             let Some(oldest) = sent.front_mut() else {
@@ -71,8 +71,8 @@ impl RemoteSession {
             };
             match answer {
                 Ok(Ok(results)) => self.acknowledge_batch(own, &batch, results),
-                Ok(Err(trouble)) => {
-                    (link, last) = (self.recover_log(own, (&mut sent, false), trouble).await, 0);
+                Ok(Err(failure)) => {
+                    (link, last) = (self.recover_log(own, (&mut sent, false), failure).await, 0);
                 }
                 Err(error) => {
                     let text = format!("a batch was not sent: {error}");

@@ -1,6 +1,7 @@
 //! A tree behind a server: a scratch volume, or a home path without any caching. One call per
 //! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
-//! call waits is in `call_retry.rs`; what happens when the server forgot the session in `session_recovery.rs`.
+//! call waits is in `call_retry.rs`; what happens when the server forgot the session in
+//! `session_recovery.rs`.
 
 mod call_retry;
 mod delegation;
@@ -285,10 +286,10 @@ impl RemoteTree {
         let RemoteSession {
             server,
             tree,
-            health: fate,
+            health: volume_status,
             ..
         } = &*self.session;
-        if fate.loss().is_some() {
+        if volume_status.loss().is_some() {
             return;
         }
         let keep_ms = if self.session.is_writable { keep_ms } else { 0 };
@@ -348,14 +349,14 @@ impl RemoteSession {
         op: FileOp,
         data: Bytes,
     ) -> (FileResult, Bytes) {
-        let mut patience = KeepaliveDeadline::new(self.server.deadline());
+        let mut timeout = KeepaliveDeadline::new(self.server.deadline());
         let _renaming = InflightRename::begin(self, &op);
         let mut maybe_ran = false;
-        let trouble = loop {
+        let failure = loop {
             if self.wait_for_missing(&op).await {
-                patience = KeepaliveDeadline::new(self.server.deadline());
+                timeout = KeepaliveDeadline::new(self.server.deadline());
             }
-            let deadline = patience.deadline();
+            let deadline = timeout.deadline();
             if !maybe_ran && let Err(errno) = self.open_deferred_handles(&op).await {
                 return (Err(errno), Bytes::new());
             }
@@ -375,22 +376,22 @@ impl RemoteSession {
                         // An answer in numbers of a session that ended meanwhile.
                         None => {
                             maybe_ran = true;
-                            patience.extend();
+                            timeout.extend();
                         }
                     }
                 }
                 Err(SessionFailure::SessionForgotten { maybe_ran: ran }) => {
                     maybe_ran |= ran;
                     // It is there again, however long the one before it was at it.
-                    patience.extend();
-                    if let Err(trouble) = self.reopen_session(&link, patience.deadline()).await {
-                        break trouble;
+                    timeout.extend();
+                    if let Err(failure) = self.reopen_session(&link, timeout.deadline()).await {
+                        break failure;
                     }
                 }
-                Err(trouble) => break trouble,
+                Err(failure) => break failure,
             }
         };
-        (Err(errno_of_failure(trouble)), Bytes::new())
+        (Err(errno_of_failure(failure)), Bytes::new())
     }
 
     /// What an operation names may have to be made again in a restarted server first. Not so where

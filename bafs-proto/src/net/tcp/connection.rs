@@ -13,8 +13,8 @@ use crate::net::hello::KEEP_ALIVE_INTERVAL_MS;
 use crate::net::memory_budget::{CONNECTION_BUDGET_KIB, call_weight_kib};
 use crate::net::tls::TlsTcpStream;
 
-/// Calls and request bodies under way at once, in KiB (see [`call_weight_kib`]): half of what a server
-/// takes, as it still works at calls that were cancelled.
+/// Calls and request bodies under way at once, in KiB (see [`call_weight_kib`]): half of what a
+/// server takes, as it still works at calls that were cancelled.
 const CALL_BUDGET_KIB: usize = CONNECTION_BUDGET_KIB / 2;
 
 /// Time after which a connection that nobody uses is closed, if it is not the last, in ticks.

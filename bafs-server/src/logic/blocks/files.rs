@@ -242,8 +242,8 @@ impl BlockTable {
         there.is_some_and(|there| there.count == blocks)
     }
 
-    /// Makes all `blocks` blocks of a file stay until [`BlockTable::release_file`], as often as this
-    /// was called. Refuses, and does nothing, unless all of them are here and were checked.
+    /// Makes all `blocks` blocks of a file stay until [`BlockTable::release_file`], as often as
+    /// this was called. Refuses, and does nothing, unless all of them are here and were checked.
     pub(crate) fn hold_file(&mut self, file: FileIndex, blocks: u64) -> bool {
         if let Some(kept) = self.file_holds.get_mut(&file) {
             kept.holders += u32::from(!kept.is_damaged);
@@ -267,8 +267,8 @@ impl BlockTable {
         true
     }
 
-    /// Undoes one [`BlockTable::hold_file`]. Who had the whole file may have read it, which nobody saw:
-    /// with the last one, that counts as a use of each block.
+    /// Undoes one [`BlockTable::hold_file`]. Who had the whole file may have read it, which nobody
+    /// saw: with the last one, that counts as a use of each block.
     pub(crate) fn release_file(&mut self, file: FileIndex) {
         let Some(kept) = self.file_holds.get_mut(&file) else {
             return;

@@ -59,11 +59,11 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
     let (mut together, mut alone, mut wrong) = (vec![], vec![], 0);
     for round in 0..options.choose(2, 1) {
         for cooperative in [format!("blast-{round}"), String::new()] {
-            let wish = CacheSpec {
+            let spec = CacheSpec {
                 cooperative: cooperative.clone(),
                 ..CacheSpec::new("db", share)
             };
-            let run = run_once(&stage, &wish, &expected)?;
+            let run = run_once(&stage, &spec, &expected)?;
             wrong += run.wrong_results;
             let is_alone = cooperative.is_empty();
             rows.push(table_row([
@@ -124,8 +124,8 @@ fn expected_results(home: &Path) -> Result<Vec<String>> {
 }
 
 /// Runs all searches: on each node one after the other, all nodes at once.
-fn run_once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Result<BlastRun> {
-    let volumes = stage.create_caches(&stage.node_addresses(), wish)?;
+fn run_once(stage: &CacheCluster, spec: &CacheSpec, expected: &[String]) -> Result<BlastRun> {
+    let volumes = stage.create_caches(&stage.node_addresses(), spec)?;
     let home = stage
         .test_cluster
         .home
@@ -134,7 +134,7 @@ fn run_once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Resu
         .context("a path is text")?;
     let mut work: Vec<ReadTask> = Vec::new();
     for (index, volume) in volumes.iter().enumerate() {
-        let (speaker, volume) = (stage.client.client().clone(), volume.clone());
+        let (api_client, volume) = (stage.client.client().clone(), volume.clone());
         let jobs: Vec<_> = (0..JOBS_PER_NODE)
             .map(|wave| wave * NODES + index)
             .map(|query| (search_script(query, home, "/data"), expected[query].clone()))
@@ -142,8 +142,8 @@ fn run_once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Resu
         work.push(Box::pin(async move {
             let mut wrong = 0;
             for (script, expected) in jobs {
-                let job = speaker.start_job(&volume.node, volume.mount_target(), &script);
-                let report = speaker.wait_for_job(&volume.node, job.await?).await?;
+                let job = api_client.start_job(&volume.node, volume.mount_target(), &script);
+                let report = api_client.wait_for_job(&volume.node, job.await?).await?;
                 let said = report.output_tail.trim().to_owned();
                 let ended = report.outcome == JobOutcome::Exited(0);
                 ensure!(ended, "{:?}: {said}", report.outcome);

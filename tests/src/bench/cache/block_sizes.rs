@@ -86,12 +86,12 @@ fn read_once(
     block_bytes: u32,
     pattern: &str,
 ) -> Result<(f64, f64)> {
-    let wish = CacheSpec {
+    let spec = CacheSpec {
         block_bytes,
         cooperative: String::new(),
         ..CacheSpec::new("blocks", 2 * set as u64)
     };
-    let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let mut shell =
         Shell::start_in_job(&stage.test_cluster, &format!("{}:/data:ro", volumes[0].id))?;
     shell.run_line("true")?;

@@ -42,12 +42,12 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
         for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
             let mut factors = Vec::new();
             for round in 0..rounds {
-                let wish = CacheSpec {
+                let spec = CacheSpec {
                     cooperative: format!("{directory}-{replacement:?}-{round}"),
                     replacement,
                     ..CacheSpec::new(&directory, node as u64)
                 };
-                let (factor, bad) = measure_home_factor(&stage, &wish, &content)?;
+                let (factor, bad) = measure_home_factor(&stage, &spec, &content)?;
                 factors.push(factor);
                 wrong += bad;
             }
@@ -82,10 +82,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
 /// Reads the set twice, through another node each time, and sees what home sent.
 fn measure_home_factor(
     stage: &CacheCluster,
-    wish: &CacheSpec,
+    spec: &CacheSpec,
     content: &Content,
 ) -> Result<(f64, u64)> {
-    let volumes = stage.create_caches(&stage.node_addresses(), wish)?;
+    let volumes = stage.create_caches(&stage.node_addresses(), spec)?;
     let before = stage.read_home_bytes()?;
     let mut wrong = 0;
     for volume in &volumes[..SCANS] {

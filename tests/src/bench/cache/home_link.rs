@@ -209,30 +209,30 @@ fn run_cached(
     readers: ReaderCounts,
 ) -> Result<LinkRun> {
     let size_bytes = content.bytes().len() as u64 + MIB as u64;
-    let wish = CacheSpec {
+    let spec = CacheSpec {
         cooperative: cooperative.to_owned(),
         ..CacheSpec::new(directory, size_bytes)
     };
-    let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let script = concurrent_script(&stage.compare_script(directory), readers.programs);
     let mut work: Vec<ReadTask> = Vec::new();
     for volume in &volumes {
         for _ in 0..readers.jobs {
-            let (speaker, volume) = (stage.client.client().clone(), volume.clone());
+            let (api_client, volume) = (stage.client.client().clone(), volume.clone());
             let script = script.clone();
             let target = volume.mount_target();
             work.push(Box::pin(run_compare_job(
-                speaker,
+                api_client,
                 volume.node,
                 target,
                 script,
             )));
         }
         for _ in 0..readers.api_clients {
-            let (speaker, volume) = (stage.new_reader()?, volume.clone());
+            let (api_client, volume) = (stage.new_reader()?, volume.clone());
             let content = content.clone();
             work.push(Box::pin(async move {
-                count_wrong_bytes(speaker, volume, &content).await
+                count_wrong_bytes(api_client, volume, &content).await
             }));
         }
     }
@@ -258,9 +258,9 @@ fn run_remote(stage: &CacheCluster, directory: &str, readers: usize) -> Result<L
             server: home.clone(),
             path: directory.to_owned(),
         };
-        let speaker = stage.client.client().clone();
+        let api_client = stage.client.client().clone();
         work.push(Box::pin(run_compare_job(
-            speaker,
+            api_client,
             node,
             target,
             script.clone(),

@@ -1,4 +1,5 @@
-//! `bench cache_directory`: the cooperative cache on real processes. Each part is a file of its own.
+//! `bench cache_directory`: the cooperative cache on real processes. Each part is a file of its
+//! own.
 
 mod blast;
 mod block_sizes;

@@ -95,20 +95,20 @@ fn scan_once(
     name: &str,
     kills: bool,
 ) -> Result<ScanRun> {
-    let wish = CacheSpec {
+    let spec = CacheSpec {
         cooperative: name.to_owned(),
         ..CacheSpec::new("churn", content.bytes().len() as u64 + MIB as u64)
     };
-    let mut volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
+    let mut volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let script = stage.compare_script("churn");
     let mut work: Vec<ReadTask> = Vec::new();
     for volume in &volumes[..PERMANENT_NODES] {
-        let speaker = stage.client.client().clone();
+        let api_client = stage.client.client().clone();
         let (node, target, script) = (volume.node.clone(), volume.mount_target(), script.clone());
-        work.push(Box::pin(run_compare_job(speaker, node, target, script)));
-        let (speaker, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
+        work.push(Box::pin(run_compare_job(api_client, node, target, script)));
+        let (api_client, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
         work.push(Box::pin(async move {
-            count_wrong_bytes(speaker, volume, &content).await
+            count_wrong_bytes(api_client, volume, &content).await
         }));
     }
     let staying = stage.node_addresses()[..PERMANENT_NODES].to_vec();
@@ -117,7 +117,7 @@ fn scan_once(
         stage.sum_counter(&staying, "cache_fallbacks")?,
     );
     let home = stage.test_cluster.cluster.home_address().to_owned();
-    let (leaving, wish, home) = (&mut volumes[PERMANENT_NODES..], &wish, &home);
+    let (leaving, spec, home) = (&mut volumes[PERMANENT_NODES..], &spec, &home);
     let CacheCluster {
         test_cluster: world,
         client: api,
@@ -143,7 +143,7 @@ fn scan_once(
                     let volume = &mut leaving[place];
                     api.block_on(api.client().delete_volume(volume))?;
                     std::thread::sleep(DOWNTIME);
-                    *volume = api.block_on(api.client().create_cache(&volume.node, home, wish))?;
+                    *volume = api.block_on(api.client().create_cache(&volume.node, home, spec))?;
                 }
                 killed += 1;
                 std::thread::sleep(DOWNTIME);

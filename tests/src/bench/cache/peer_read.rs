@@ -95,12 +95,12 @@ fn read_from_peer(
     content: &Content,
     mut read: impl FnMut(&CacheVolume) -> Result<f64>,
 ) -> Result<f64> {
-    let wish = CacheSpec {
+    let spec = CacheSpec {
         cooperative: cooperative.to_owned(),
         ..CacheSpec::new("peer", 2 * content.bytes().len() as u64)
     };
     let nodes = stage.node_addresses();
-    let first = stage.create_caches(&nodes[..1], &wish)?;
+    let first = stage.create_caches(&nodes[..1], &spec)?;
     let compared = || stage.sum_counter(&nodes[..1], "cache_whole_files_verified");
     let before = compared()?;
     read_all(stage, &first[0], content)?;
@@ -111,7 +111,7 @@ fn read_from_peer(
         ensure!(looks > 0, "the first node does not compare what it has");
         std::thread::sleep(Duration::from_millis(10));
     }
-    let second = stage.create_caches(&nodes[1..], &wish)?;
+    let second = stage.create_caches(&nodes[1..], &spec)?;
     let before = stage.read_home_bytes()?;
     let rate = read(&second[0])?;
     let home_bytes = stage.read_home_bytes()? - before;
@@ -137,11 +137,11 @@ fn read_in_job(stage: &CacheCluster, volume: &CacheVolume, set: usize) -> Result
 
 /// Reads what the own node has.
 fn read_own_cache(stage: &CacheCluster, content: &Content) -> Result<(f64, u64)> {
-    let wish = CacheSpec {
+    let spec = CacheSpec {
         cooperative: String::new(),
         ..CacheSpec::new("peer", 2 * content.bytes().len() as u64)
     };
-    let volumes = stage.create_caches(&stage.node_addresses()[..1], &wish)?;
+    let volumes = stage.create_caches(&stage.node_addresses()[..1], &spec)?;
     read_all(stage, &volumes[0], content)?;
     let found = read_all(stage, &volumes[0], content)?;
     stage.delete_volumes(&volumes)?;

@@ -89,8 +89,8 @@ fn measure(
     let stage = CacheCluster::start(1, "20GB", None)?;
     stage.write_data_set("warm", &content)?;
     stage.write_data_set("as-warm", &content)?;
-    let wish = CacheSpec::new("warm", 2 * set as u64);
-    let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
+    let spec = CacheSpec::new("warm", 2 * set as u64);
+    let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let [native, control] =
         ["warm", "as-warm"].map(|it| stage.test_cluster.home.path().join(it).join(DATA_FILE));
     // Jobs see what is mounted before they begin.

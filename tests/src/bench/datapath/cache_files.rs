@@ -45,8 +45,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         std::fs::create_dir_all(&own)?;
         measure_rate(FileWork::Create, &own, files)?;
     }
-    let wish = CacheSpec::new("small-files", 200_000_000);
-    let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
+    let spec = CacheSpec::new("small-files", 200_000_000);
+    let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let mount = format!("{}:/data:ro", volumes[0].id);
     // Jobs see what is mounted before they begin.
     let smallest = immutable::start_immutable(&native)?;

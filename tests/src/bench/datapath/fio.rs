@@ -53,14 +53,14 @@ pub(super) fn run_pattern(
     shell: &mut Shell,
     (file, bytes): (&str, u64),
     pattern: &FioPattern,
-    shower: FileProvider,
+    mounter: FileProvider,
 ) -> Result<f64> {
     prepare_file(shell, (file, bytes), pattern.initial_state)?;
     let moved = bytes / pattern.size_divisor;
     // fio drops the pages of the file that it names: those that are kept for FUSE, not the host's.
     // Of a plain directory those are the same.
     let is_dropped =
-        shower == FileProvider::Fuse && pattern.initial_state == InitialState::FusePagesCold;
+        mounter == FileProvider::Fuse && pattern.initial_state == InitialState::FusePagesCold;
     let line = format!(
         "--name=data --invalidate={} --filename={file} --size={bytes} --io_size={moved} \
          --numjobs={} --group_reporting {}",

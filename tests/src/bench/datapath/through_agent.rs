@@ -104,11 +104,11 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let shell = RefCell::new(Shell::start_on_host()?);
     let bytes = MIB * options.choose(512, 64);
     for pattern in &PATTERNS {
-        let way = |(name, place, shower): &(&'static str, &Path, FileProvider)| {
+        let way = |(name, place, mounter): &(&'static str, &Path, FileProvider)| {
             let file = format!("{}/data", place.display());
-            let (shell, shower) = (&shell, *shower);
+            let (shell, mounter) = (&shell, *mounter);
             BenchmarkVariant::new(name, move || {
-                fio::run_pattern(&mut shell.borrow_mut(), (&file, bytes), pattern, shower)
+                fio::run_pattern(&mut shell.borrow_mut(), (&file, bytes), pattern, mounter)
             })
         };
         let mut ways: Vec<BenchmarkVariant<'_>> = places.iter().map(way).collect();

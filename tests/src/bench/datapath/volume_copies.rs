@@ -168,7 +168,7 @@ fn time_extraction(
     let home = world.cluster.home_address().to_owned();
     let permits = std::sync::Arc::new(Semaphore::new(CONCURRENT_EXTRACTS));
     let sent = (1..=files).map(|number| {
-        let (speaker, permits) = (api.client().clone(), permits.clone());
+        let (api_client, permits) = (api.client().clone(), permits.clone());
         let (node, home) = (node.clone(), home.clone());
         async move {
             let _permit = permits.acquire().await?;
@@ -179,9 +179,9 @@ fn time_extraction(
                 home_address: home,
                 target_path: format!("out/{round}/file-{number}"),
                 home_id: None,
-                home_token: speaker.token(),
+                home_token: api_client.token(),
             };
-            speaker.call(&node, call).await?;
+            api_client.call(&node, call).await?;
             anyhow::Ok(())
         }
     });

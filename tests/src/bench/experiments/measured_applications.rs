@@ -165,12 +165,12 @@ struct ClusterPair {
 impl ClusterPair {
     fn start(rate: f64) -> Result<Self> {
         let link = format!("{}MB/s", rate / 1e6);
-        let mut wishes = vec![TestNodeSpec::new(2_000_000_000, SLOTS); NODES];
-        let ours = TestBed::start(&wishes, &link)?;
-        for (node, wish) in wishes.iter_mut().enumerate() {
-            wish.group = format!("alone{node}");
+        let mut specs = vec![TestNodeSpec::new(2_000_000_000, SLOTS); NODES];
+        let ours = TestBed::start(&specs, &link)?;
+        for (node, spec) in specs.iter_mut().enumerate() {
+            spec.group = format!("alone{node}");
         }
-        let alone = TestBed::start(&wishes, &link)?;
+        let alone = TestBed::start(&specs, &link)?;
         Ok(Self {
             cooperative: ours,
             independent: alone,

@@ -124,11 +124,11 @@ fn report_simulated(
 ) -> Result<()> {
     let mut sums = [0.0; 3];
     for seed in 1..=seeds {
-        let mut dice = SeededRng::new(seed);
+        let mut rng = SeededRng::new(seed);
         let (mut failures, mut at_s) = (Vec::new(), 0.0);
         for _ in 0..FAILURES_MAX {
-            at_s += draw_failure_gap(&mut dice);
-            let node = dice.next_below(u64::from(NODES)) as u32;
+            at_s += draw_failure_gap(&mut rng);
+            let node = rng.next_below(u64::from(NODES)) as u32;
             failures.push(((at_s * 1e6) as u64, node));
         }
         for ((_, checkpoint), sum) in POLICIES.into_iter().zip(&mut sums) {
@@ -166,22 +166,22 @@ fn run_once(
     )?;
     let text = workflow_text(width, bytes)?;
     let watch = Stopwatch::start();
-    let mut dice = SeededRng::new(seed.unwrap_or(0));
-    let mut next_s = draw_failure_gap(&mut dice);
+    let mut rng = SeededRng::new(seed.unwrap_or(0));
+    let mut next_s = draw_failure_gap(&mut rng);
     let mut failed: Vec<(Time, u32)> = Vec::new();
     let took = field.run_while(&text, &["--checkpoint", policy], |world| {
         let now_s = watch.elapsed().as_secs_f64();
         if seed.is_none() || now_s < next_s {
             return Ok(());
         }
-        let position = dice.next_below(u64::from(NODES)) as u32;
+        let position = rng.next_below(u64::from(NODES)) as u32;
         failed.push((time_of_day(), position));
         let node = format!("n{}", 1 + position);
         world.cluster.kill(&node)?;
         let store = world.cluster.directory().join(&node);
         std::fs::remove_dir_all(&store).context("a node's store")?;
         world.cluster.restart(&node)?;
-        next_s = now_s + draw_failure_gap(&mut dice);
+        next_s = now_s + draw_failure_gap(&mut rng);
         Ok(())
     });
     let journal = field.last_journal();
@@ -210,8 +210,8 @@ fn run_once(
 }
 
 /// Time to the next failure, in seconds.
-fn draw_failure_gap(dice: &mut SeededRng) -> f64 {
-    let part = (dice.next_below(1_000_000) + 1) as f64 / 1e6;
+fn draw_failure_gap(rng: &mut SeededRng) -> f64 {
+    let part = (rng.next_below(1_000_000) + 1) as f64 / 1e6;
     -part.ln() * MTBF_S
 }
 

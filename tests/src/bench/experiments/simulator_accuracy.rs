@@ -88,10 +88,10 @@ impl SimulationModel {
     /// or shorter.
     pub(super) fn simulate_variants(&self, order: JobStartOrder) -> Result<SimulatedResults> {
         let runs = (1..=SIMULATIONS).map(|seed| {
-            let mut dice = SeededRng::new(seed);
+            let mut rng = SeededRng::new(seed);
             let mut measured = self.past.measured.clone();
             for job in &mut measured.jobs {
-                let scattered = job.compute_us + dice.next_below(JITTER_US);
+                let scattered = job.compute_us + rng.next_below(JITTER_US);
                 job.compute_us = scattered.saturating_sub(JITTER_US / 2);
             }
             let load = LoadModel::Measured(measured);

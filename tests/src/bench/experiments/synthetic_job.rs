@@ -55,7 +55,7 @@ fn read_file(path: &str, bytes: u64, mut random: Option<SeededRng>) -> Result<()
     while left > 0 {
         let length = left.min(BLOCK_BYTES as u64).min(size - at);
         let offset = match &mut random {
-            Some(dice) => dice.next_below((size - length).max(1)),
+            Some(rng) => rng.next_below((size - length).max(1)),
             None => at,
         };
         file.read_exact_at(&mut block[..length as usize], offset)?;

@@ -62,22 +62,22 @@ pub(super) struct MeasuredRun {
 }
 
 impl TestBed {
-    pub(super) fn start(wishes: &[TestNodeSpec], home_rate: &str) -> Result<Self> {
+    pub(super) fn start(specs: &[TestNodeSpec], home_rate: &str) -> Result<Self> {
         let mut world =
             TestCluster::start_with_spec(&[], |spec| spec.home_rate = Some(home_rate.to_owned()))?;
-        for (at, wish) in wishes.iter().enumerate() {
-            let slots = wish.slots.to_string();
+        for (at, stop_request) in specs.iter().enumerate() {
+            let slots = stop_request.slots.to_string();
             let more = [
                 "--size",
-                &wish.size,
+                &stop_request.size,
                 "--slots",
                 &slots,
                 "--group",
-                &wish.group,
+                &stop_request.group,
             ];
             world.cluster.add_node(&format!("n{}", at + 1), &more)?;
         }
-        world.wait_for_servers(wishes.len() + 1)?;
+        world.wait_for_servers(specs.len() + 1)?;
         let api = BlockingClient::new(&world.cluster.identity())?;
         Ok(Self {
             test_cluster: world,

@@ -148,8 +148,8 @@ pub(crate) fn enter_private_namespaces() -> Result<()> {
 
 /// Has agents that come now take the way over the network.
 pub(super) fn disable_fd_passing(world: &TestCluster) -> Result<()> {
-    let door = store_path(world).join(bafs_proto::fd_passing::HANDOFF_SOCKET_NAME);
-    std::fs::remove_file(&door).with_context(|| door.display().to_string())
+    let handoff = store_path(world).join(bafs_proto::fd_passing::HANDOFF_SOCKET_NAME);
+    std::fs::remove_file(&handoff).with_context(|| handoff.display().to_string())
 }
 
 fn store_path(world: &TestCluster) -> PathBuf {

@@ -75,8 +75,8 @@ impl Durability {
 /// What a probe tells: where it is, and what it met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ProbeState {
-    /// Records that are in a file which was closed, or synced as [`Durability`] says: nothing may lose
-    /// them.
+    /// Records that are in a file which was closed, or synced as [`Durability`] says: nothing may
+    /// lose them.
     pub(super) durable_records: u64,
     /// Calls that returned.
     pub(super) calls_returned: u64,
@@ -158,7 +158,7 @@ pub(super) fn run_probe(arguments: &[String]) -> Result<()> {
     let mut probe = Probe {
         state_file: file,
         state: ProbeState::default(),
-        dice: SeededRng::new(u64::from(std::process::id())),
+        rng: SeededRng::new(u64::from(std::process::id())),
     };
     let ended = match work {
         ProbeVolume::Scratch => probe.write_until_error(keeps),
@@ -204,7 +204,7 @@ fn record_bytes(index: u64) -> Vec<u8> {
 struct Probe {
     state_file: File,
     state: ProbeState,
-    dice: SeededRng,
+    rng: SeededRng,
 }
 
 impl Probe {
@@ -228,7 +228,7 @@ impl Probe {
             if keeps == Durability::WhenClosed || round % ROUNDS_PER_SYNC == 0 {
                 self.state.durable_records = written;
             }
-            let at = self.dice.next_below(written);
+            let at = self.rng.next_below(written);
             let found = self.read_uncached(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
             self.state.wrong_bytes += count_different(&found, &record_bytes(at));
             if round % ROUNDS_PER_SYNC == 0 {
@@ -252,7 +252,7 @@ impl Probe {
         let path = PathBuf::from(DATA_FILE);
         let set = cache_content();
         loop {
-            let at = self.dice.next_below(SET_BYTES as u64 - READ_BYTES);
+            let at = self.rng.next_below(SET_BYTES as u64 - READ_BYTES);
             let found = self.read_uncached(&path, at, READ_BYTES as usize)?;
             self.state.wrong_bytes += set.count_wrong_bytes(at, &found);
             std::thread::sleep(ROUND_PAUSE);

@@ -127,31 +127,31 @@ fn time_plan_with_failures(workflow: &Workflow, load: &LoadModel) -> Result<f64>
 
 /// A hundred parts of ten jobs: a first one, eight beside each other, a last one that reads all.
 fn build_graph(seed: u64) -> Result<Workflow> {
-    let mut dice = SeededRng::new(seed);
+    let mut rng = SeededRng::new(seed);
     let mut text = String::new();
     for cache in 0..4 {
-        let size = 1 + dice.next_below(40);
+        let size = 1 + rng.next_below(40);
         writeln!(
             text,
             "volume db{cache} cache bafs://home/db{cache} {size} GB"
         )?;
     }
     for part in 0..100 {
-        let size = |dice: &mut SeededRng| 10 + dice.next_below(500);
+        let size = |rng: &mut SeededRng| 10 + rng.next_below(500);
         writeln!(
             text,
             "volume in{part} scratch {} MB from bafs://home/in{part}",
-            size(&mut dice)
+            size(&mut rng)
         )?;
         for job in 0..10 {
-            let runtime = 100 + dice.next_below(5_000);
+            let runtime = 100 + rng.next_below(5_000);
             writeln!(
                 text,
                 "job j{part}x{job} {{\nexecutable = x\nruntime = {runtime} s\n}}"
             )?;
-            writeln!(text, "volume v{part}x{job} scratch {} MB", size(&mut dice))?;
+            writeln!(text, "volume v{part}x{job} scratch {} MB", size(&mut rng))?;
             writeln!(text, "mount v{part}x{job} j{part}x{job} /out")?;
-            let cache = dice.next_below(4);
+            let cache = rng.next_below(4);
             writeln!(text, "mount db{cache} j{part}x{job} /db")?;
             match job {
                 0 => writeln!(text, "mount in{part} j{part}x0 /in")?,
