@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::programs::BuildProfile;
 use crate::{demo, shell, test, tidy};
 
 /// The sizes at which the demo is a check rather than a show.
@@ -108,7 +107,7 @@ fn run_steps(log: &mut StepLog, account: &mut Option<test::TestSummary>) -> Resu
             .map(|&argument| argument.into())
             .collect();
         // From nothing, an optimised build takes as long as all tests.
-        demo::run(BuildProfile::Tests, &arguments).map(|()| StepOutcome::Passed)
+        demo::run(&arguments).map(|()| StepOutcome::Passed)
     })
 }
 

@@ -16,12 +16,12 @@ pub(crate) enum BuildProfile {
 }
 
 /// Builds the programs of these names, and gives their directory.
-pub(crate) fn build_programs(build_programs: BuildProfile, names: &[&str]) -> Result<PathBuf> {
+pub(crate) fn build_programs(profile: BuildProfile, names: &[&str]) -> Result<PathBuf> {
     // Cargo builds libraries with the features that all chosen packages ask for: chosen one by one,
     // the same libraries would be built again for each choice.
     let mut arguments = vec!["build", "--workspace"];
     arguments.extend(names.iter().flat_map(|name| ["--bin", name]));
-    let directory = match build_programs {
+    let directory = match profile {
         BuildProfile::Release => {
             arguments.push("--release");
             "release"
