@@ -185,6 +185,18 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "bwa",
+        reason: "the aligner of an example workflow",
+        content: PackageContent::Programs(&["bwa"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "hmmer",
+        reason: "hmmbuild, hmmpress and hmmscan, the programs of an example workflow",
+        content: PackageContent::Programs(&["hmmbuild", "hmmpress", "hmmscan"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "hdf5-tools",
         reason: "a program that must work on a mount: one file with many parts",
         content: PackageContent::Programs(&["h5repack"]),

@@ -9,7 +9,7 @@ use super::file_work::{FileWork, measure_rate};
 use super::mounted_scratch::MountedScratch;
 use super::wire::{FarEnd, TransferDirection};
 use super::{MIB, table_row};
-use crate::bench::measure::{BenchmarkVariant, run_interleaved, time_seconds};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, time_seconds};
 use crate::bench::{BenchmarkReport, Options};
 
 /// Files that are moved at once, each by a process of its own.
@@ -76,6 +76,12 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         ]));
     }
     report.print_table(&rows);
+    report_figures(report, &samples);
+    Ok(())
+}
+
+/// Each way's rate to that of another; ways are numbered as `run` lists them.
+fn report_figures(report: &mut BenchmarkReport, samples: &[Samples]) {
     let figures = [
         ("remote_write_vs_quinn", 2, 0),
         ("remote_write_vs_tcp", 2, 1),
@@ -89,7 +95,6 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     for (key, own, other) in figures {
         report.add_samples(key, &samples[own].ratio_to(&samples[other]));
     }
-    Ok(())
 }
 
 /// So many files of `mib` MiB each, from the start of the first to the end of the last: MB/s.

@@ -66,11 +66,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
             &mut field,
             &format!("batch-{percent}"),
             &text,
-            match percent {
-                0..=TWO_CACHES_PERCENT => rounds,
-                _ if percent <= ALL_CACHES_PERCENT => rounds.min(2),
-                _ => 1,
-            },
+            rounds_at(percent, rounds),
             &site,
         )?;
         ensure_all_done("batch", &compared)?;
@@ -107,6 +103,15 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     report.add_figure("batch_simulated_knee", knees[1].1);
     errors.report_errors(report, "batch");
     Ok(())
+}
+
+/// How often an order is run with a batch volume of so many percent of all caches.
+fn rounds_at(percent: u64, rounds: usize) -> usize {
+    match percent {
+        0..=TWO_CACHES_PERCENT => rounds,
+        _ if percent <= ALL_CACHES_PERCENT => rounds.min(2),
+        _ => 1,
+    }
 }
 
 fn workflow_text(width: u32, batch: u64) -> Result<String> {

@@ -200,6 +200,12 @@ fn report_regret(
         .map(|row| (row.adaptive_regret, row.compared.simulated_choice));
     let name = format!("{figure}_guided");
     report_summary(report, &name, &rows, guided.collect(), aimed);
+    report.print_table(&regret_table(&rows));
+    Ok(())
+}
+
+/// A line for each study: its means, and its point with most regret.
+fn regret_table(rows: &[RegretRow<'_>]) -> Vec<Vec<String>> {
     let mut table = vec![
         [
             "study",
@@ -239,8 +245,7 @@ fn report_regret(
             ]);
         }
     }
-    report.print_table(&table);
-    Ok(())
+    table
 }
 
 /// Mean, tail and worst choices of one way to choose, and whether they are as they are meant to be.
