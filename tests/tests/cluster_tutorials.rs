@@ -72,8 +72,13 @@ fn shape(line: &str) -> String {
     let words = line.split(|c: char| c.is_whitespace() || "()".contains(c));
     let mut shape = String::new();
     for c in words.filter(|word| !is_id(word)).flat_map(str::chars) {
-        let c = if c.is_ascii_digit() { '0' } else { c };
-        if !(c == '0' && shape.ends_with(['0', '.'])) {
+        let continues_number = c == '.' && shape.ends_with('0');
+        let c = if c.is_ascii_digit() || continues_number {
+            '0'
+        } else {
+            c
+        };
+        if !(c == '0' && shape.ends_with('0')) {
             shape.push(c);
         }
     }
