@@ -378,8 +378,9 @@ impl RootNotes {
                 let (directory, point) = (directory.display(), directory.join(name));
                 self.warnings.push(format!(
                     "{directory} cannot be written by this job, because the mount point {} is \
-                     missing there and this user cannot make it: make it on the node \
-                     (mkdir -p), or mount at a path below /tmp or a new name in /",
+                     missing there and this user cannot make it, or not safely as others \
+                     may write there: make it on the node (mkdir -p), or mount at a path below \
+                     /tmp or a new name in /",
                     point.display()
                 ));
             }
