@@ -155,8 +155,8 @@ pub async fn run_job(
         }
         None => None,
     };
-    let volumes = release_volumes(mounts, is_success(&ended)).await;
-    let loss = lost.try_recv().ok();
+    let (volumes, unsent) = release_volumes(mounts, is_success(&ended)).await;
+    let loss = lost.try_recv().ok().or(unsent);
     let mut end = classify_end(ended, loss);
     end.report.volumes = volumes;
     limit_pages(&mut end.report.volumes);
@@ -477,8 +477,12 @@ fn is_success(ended: &Result<sandbox::SandboxReport, JobInterruption>) -> bool {
     matches!(outcome, Ok(sandbox::SandboxOutcome::Exited(0)))
 }
 
-/// Takes all mounts away, ends the sessions, and tells what the job did to its volumes.
-async fn release_volumes(mut mounts: Vec<JobVolume>, is_success: bool) -> Vec<VolumeUse> {
+/// Takes all mounts away, ends the sessions, and tells what the job did to its volumes; with the
+/// first loss of answered changes that nobody was told of.
+async fn release_volumes(
+    mut mounts: Vec<JobVolume>,
+    is_success: bool,
+) -> (Vec<VolumeUse>, Option<VolumeLoss>) {
     // Results live longer than what is half done, from before anybody hears of them.
     for bound in mounts.iter_mut().filter(|_| !is_success) {
         bound.keep_ms = 0;
@@ -488,17 +492,20 @@ async fn release_volumes(mut mounts: Vec<JobVolume>, is_success: bool) -> Vec<Vo
         .into_iter()
         .map(|bound| tokio::spawn(release_volume(bound)))
         .collect();
-    let mut volumes = Vec::new();
+    let (mut volumes, mut unsent) = (Vec::new(), None);
     for released in releasing {
         match released.await {
-            Ok(volume) => volumes.push(volume),
+            Ok((volume, loss)) => {
+                volumes.push(volume);
+                unsent = unsent.or(loss);
+            }
             Err(error) => tracing::error!(%error, "a volume was not released"),
         }
     }
-    volumes
+    (volumes, unsent)
 }
 
-async fn release_volume(job_volume: JobVolume) -> VolumeUse {
+async fn release_volume(job_volume: JobVolume) -> (VolumeUse, Option<VolumeLoss>) {
     let volume = job_volume.volume;
     if let Some(mounted) = job_volume.mount {
         // Both bring what the kernel still has: collected writes, then mapped pages.
@@ -515,7 +522,14 @@ async fn release_volume(job_volume: JobVolume) -> VolumeUse {
     volume.stop_waiting();
     let (held, is_changed) = (volume.current_stat().await, volume.is_changed().await);
     volume.close(job_volume.keep_ms).await;
-    volume.usage_with(held, is_changed)
+    // The next writer may take the volume after its unmount, but not before all has arrived.
+    let loss = volume.health().loss().cloned();
+    let is_unsent = volume.health().has_successor() && volume.has_unsent_changes();
+    let unsent = loss.filter(|_| is_unsent).map(|error| VolumeLoss {
+        volume: volume.name().to_owned(),
+        error,
+    });
+    (volume.usage_with(held, is_changed), unsent)
 }
 
 fn classify_end(

@@ -8,6 +8,8 @@ use std::sync::{Arc, OnceLock};
 use bafs_proto::{Error, ErrorClass, ErrorCode};
 use tokio::sync::{mpsc, watch};
 
+use crate::fuse::ConnectionEnd;
+
 /// A volume that is lost, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeLoss {
@@ -21,13 +23,13 @@ pub struct VolumeLoss {
 #[derive(Debug, Clone)]
 pub struct VolumeHealth(Arc<VolumeHealthState>);
 
-/// Says whether the kernel asks nothing of a volume any more, as it was unmounted.
-pub(crate) type UnmountCheck = Box<dyn Fn() -> bool + Send + Sync>;
+/// Says how the kernel's connection of a volume ended; `None` while it is there.
+pub(crate) type ConnectionCheck = Box<dyn Fn() -> Option<ConnectionEnd> + Send + Sync>;
 
 struct VolumeHealthState {
     volume: String,
     loss: OnceLock<Error>,
-    unmount_check: OnceLock<UnmountCheck>,
+    connection_check: OnceLock<ConnectionCheck>,
     /// The next writer came after the end of the mount.
     has_successor: AtomicBool,
     signal: watch::Sender<bool>,
@@ -46,22 +48,22 @@ impl VolumeHealth {
         Self(Arc::new(VolumeHealthState {
             volume: volume.to_owned(),
             loss: OnceLock::new(),
-            unmount_check: OnceLock::new(),
+            connection_check: OnceLock::new(),
             has_successor: AtomicBool::new(false),
             signal: watch::Sender::new(false),
             losses,
         }))
     }
 
-    /// From now on `is_over` says whether the volume was unmounted. Another writer that comes after
-    /// that takes nothing away.
-    pub(crate) fn set_unmount_check(&self, is_over: UnmountCheck) {
-        let _ = self.0.unmount_check.set(is_over);
+    /// From now on `check` says how the connection ended. Another writer that comes after an
+    /// unmount takes nothing away.
+    pub(crate) fn set_connection_check(&self, check: ConnectionCheck) {
+        let _ = self.0.connection_check.set(check);
     }
 
-    /// Whether the volume was unmounted, as far as that is known.
-    pub(crate) fn is_unmounted(&self) -> bool {
-        self.0.unmount_check.get().is_some_and(|is_over| is_over())
+    /// How the kernel's connection ended, as far as that is known; `None` while it is there.
+    pub(crate) fn connection_end(&self) -> Option<ConnectionEnd> {
+        self.0.connection_check.get().and_then(|check| check())
     }
 
     /// Whether it was another writer that ended the use of the volume, after its unmount. Whatever
@@ -73,7 +75,8 @@ impl VolumeHealth {
     /// Records that the volume is lost, unless it was lost before.
     pub fn mark_lost(&self, error: Error) {
         let error = error.context(format_args!("volume {}", self.0.volume));
-        let is_succeeded = error.code == ErrorCode::Fenced && self.is_unmounted();
+        let is_succeeded = error.code == ErrorCode::Fenced
+            && self.connection_end() == Some(ConnectionEnd::Unmounted);
         if self.0.loss.set(error.clone()).is_ok() {
             if is_succeeded {
                 tracing::debug!(volume = %self.0.volume, %error, "the next writer came");
@@ -144,14 +147,15 @@ mod tests {
 
     #[tokio::test]
     async fn fencing_after_the_unmount_is_no_data_loss() {
-        for (code, is_over, is_succeeded) in [
-            (ErrorCode::Fenced, true, true),
-            (ErrorCode::Fenced, false, false),
-            (ErrorCode::VolumeLost, true, false),
+        for (code, end, is_succeeded) in [
+            (ErrorCode::Fenced, Some(ConnectionEnd::Unmounted), true),
+            (ErrorCode::Fenced, Some(ConnectionEnd::Aborted), false),
+            (ErrorCode::Fenced, None, false),
+            (ErrorCode::VolumeLost, Some(ConnectionEnd::Unmounted), false),
         ] {
             let (losses, mut heard) = mpsc::unbounded_channel();
             let health = VolumeHealth::new("v", losses);
-            health.set_unmount_check(Box::new(move || is_over));
+            health.set_connection_check(Box::new(move || end));
             health.mark_lost(Error::new(code, "another"));
             assert_eq!(health.has_successor(), is_succeeded);
             assert_eq!(heard.try_recv().is_err(), is_succeeded, "{code:?}");

@@ -21,6 +21,7 @@ use bafs_client::sandbox::{
     NotStartedReason, Privilege, Sandbox, dispatch_job_init, enter_private,
 };
 use bafs_client::signals::StopSignal;
+use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
 use bafs_proto::token::Token;
@@ -66,6 +67,7 @@ fn run_all(privilege: Privilege) {
         };
         world.job_ends_are_distinguished().await;
         world.a_loss_kills_the_job().await;
+        world.a_fenced_drain_fails_the_job(privilege).await;
         world.a_request_kills_the_job().await;
         world.a_job_that_is_asked_to_end_has_time_for_it().await;
         let written = fs::read_to_string(store.path().join("asked")).unwrap();
@@ -109,6 +111,16 @@ impl JobFixture {
         script: &str,
         request: watch::Receiver<StopRequest>,
     ) -> JobEnd {
+        self.run_by(&self.agent, program, script, request).await
+    }
+
+    async fn run_by(
+        &self,
+        agent: &Agent,
+        program: &str,
+        script: &str,
+        request: watch::Receiver<StopRequest>,
+    ) -> JobEnd {
         let server = ADDRESS.to_owned();
         let mount = |name: &str, path: &str, target, writable| MountSpec {
             name: name.to_owned(),
@@ -141,7 +153,7 @@ impl JobFixture {
             ],
             op_deadline_ms: OP_DEADLINE_MS,
         };
-        run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, request).await
+        run_job(agent, &self.sandbox, spec, JobIo::Captured, request).await
     }
 
     async fn job_ends_are_distinguished(&self) {
@@ -190,6 +202,25 @@ impl JobFixture {
             "{:?}",
             start.elapsed()
         );
+        assert!(has_failed_with(&end, ErrorCode::Fenced), "{end:?}");
+        assert_eq!(end.lost_volume.as_deref(), Some("work"));
+    }
+
+    /// The next writer takes the volume while changes that were answered are on their way.
+    async fn a_fenced_drain_fails_the_job(&self, privilege: Privilege) {
+        let (_keep, never) = watch::channel(StopRequest::None);
+        let pool = self.server.server(OP_DEADLINE_MS).pool;
+        let mut agent = Agent::new(pool, privilege, OP_DEADLINE_MS);
+        agent.options.durability = Some(Durability::OnSync);
+        let server = Arc::clone(&self.server);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            server.set_fault(Fault::RefuseLate(ErrorCode::Fenced, 500));
+        });
+        let script = "exec 3>late; echo one >&3; sleep 1; echo two >&3";
+        let end = self.run_by(&agent, "sh", script, never).await;
+        self.server.set_fault(Fault::None);
+        assert!(end.report.wall_ms > 0, "it ended by itself: {end:?}");
         assert!(has_failed_with(&end, ErrorCode::Fenced), "{end:?}");
         assert_eq!(end.lost_volume.as_deref(), Some("work"));
     }

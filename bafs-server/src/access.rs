@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::Result;
+use bafs_proto::hash::Digest;
 use bafs_proto::time::Time;
 use bafs_proto::token::{OpenToken, Resource, Right, Token, Verifier};
 use tokio::sync::Semaphore;
@@ -17,8 +18,11 @@ use crate::clock;
 /// A verdict is believed for so long; bounds how late an expiry takes effect.
 const VERDICT_LIFETIME_MS: u64 = 5_000;
 
-/// Most verdicts remembered: a signature check costs about 100 µs, a look-up under 1 µs.
+/// Most verdicts remembered: a signature check costs about 100 µs, a look-up about 1 µs.
 const VERDICTS_MAX: usize = 16_384;
+
+/// Most bytes of them: callers choose the names in resources, and what refusals say.
+const VERDICT_BYTES_MAX: usize = 8 << 20;
 
 /// Checks of one request that are made before others have a turn.
 const CHECKS_PER_TURN: usize = 32;
@@ -63,12 +67,71 @@ struct AccessState {
     verifier: Verifier,
     /// Where others reach the server, for tokens that are good at one server only.
     address: Option<String>,
-    verdicts: Mutex<BTreeMap<RequiredRight, (Time, Result<()>)>>,
-    open_tokens: Mutex<BTreeMap<Token, OpenToken>>,
+    verdicts: Mutex<VerdictCache>,
+    open_tokens: Mutex<BTreeMap<Digest, OpenToken>>,
     connections: Mutex<BTreeMap<String, ConnectionRecord>>,
     /// Checks that may be under way at once.
     concurrent_checks: Semaphore,
     counts: (AtomicU64, AtomicU64),
+}
+
+/// What a verdict is about: the token by its digest, as each request brings its own copy.
+type VerdictKey = (Digest, Resource, Right);
+
+fn verdict_key((token, resource, right): &RequiredRight) -> VerdictKey {
+    (token_digest(token), resource.clone(), *right)
+}
+
+fn token_digest(token: &Token) -> Digest {
+    Digest::of(token.as_bytes())
+}
+
+/// Verdicts of a short while, at most so many and so many bytes.
+#[derive(Debug, Default)]
+struct VerdictCache {
+    verdicts: BTreeMap<VerdictKey, (Time, Result<()>)>,
+    bytes: usize,
+}
+
+impl VerdictCache {
+    fn get(&self, key: &VerdictKey, now: Time) -> Option<&Result<()>> {
+        let (checked, verdict) = self.verdicts.get(key)?;
+        (now.ms_since(*checked) < VERDICT_LIFETIME_MS).then_some(verdict)
+    }
+
+    fn insert(&mut self, key: VerdictKey, now: Time, verdict: Result<()>) {
+        let added = verdict_bytes(&key, &verdict);
+        if !self.has_room(added) {
+            // Those of others that are still good stay if that is enough.
+            let is_fresh = |checked: &Time| now.ms_since(*checked) < VERDICT_LIFETIME_MS;
+            self.verdicts.retain(|_, (checked, _)| is_fresh(checked));
+            let left = self.verdicts.iter();
+            self.bytes = left
+                .map(|(key, (_, verdict))| verdict_bytes(key, verdict))
+                .sum();
+        }
+        if !self.has_room(added) {
+            *self = Self::default();
+        }
+        self.bytes += added;
+        if let Some((_, old)) = self.verdicts.insert(key.clone(), (now, verdict)) {
+            self.bytes -= verdict_bytes(&key, &old);
+        }
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.verdicts.len() < VERDICTS_MAX && self.bytes + bytes <= VERDICT_BYTES_MAX
+    }
+}
+
+/// The memory of a verdict, without what its map takes.
+fn verdict_bytes((_, resource, _): &VerdictKey, verdict: &Result<()>) -> usize {
+    let name = match resource {
+        Resource::Cooperative(name) | Resource::Home(name) => name.len(),
+        _ => 0,
+    };
+    let told = verdict.as_ref().err().map_or(0, |error| error.detail.len());
+    size_of::<(VerdictKey, (Time, Result<()>))>() + name + told
 }
 
 /// What is known of one connection, by the address of its other end.
@@ -132,11 +195,8 @@ impl AccessChecker {
     ) -> bool {
         let now = clock::now();
         let verdicts = self.0.verdicts();
-        let is_fresh = |need| {
-            let found: Option<&(Time, Result<()>)> = verdicts.get(need);
-            found.is_some_and(|(checked, _)| now.ms_since(*checked) < VERDICT_LIFETIME_MS)
-        };
-        needs.into_iter().all(is_fresh)
+        let mut needs = needs.into_iter();
+        needs.all(|need| verdicts.get(&verdict_key(need), now).is_some())
     }
 
     /// How much work was done so far.
@@ -194,24 +254,16 @@ enum RefusalHandling {
 impl AccessState {
     fn require(&self, need: RequiredRight) -> Result<()> {
         let now = clock::now();
-        let mut verdicts = self.verdicts();
-        if let Some((checked, verdict)) = verdicts.get(&need)
-            && now.ms_since(*checked) < VERDICT_LIFETIME_MS
-        {
+        let key = verdict_key(&need);
+        if let Some(verdict) = self.verdicts().get(&key, now) {
             return verdict.clone();
         }
-        verdicts.remove(&need);
-        drop(verdicts);
         let (token, resource, right) = &need;
-        let verdict = self.open_token(token).and_then(|token| {
+        let verdict = self.open_token(token, key.0).and_then(|token| {
             self.counts.1.fetch_add(1, Ordering::Relaxed);
             token.verify(self.address.as_deref(), resource, *right, now)
         });
-        let mut verdicts = self.verdicts();
-        if verdicts.len() >= VERDICTS_MAX {
-            verdicts.clear();
-        }
-        verdicts.insert(need, (now, verdict.clone()));
+        self.verdicts().insert(key, now, verdict.clone());
         verdict
     }
 
@@ -219,13 +271,13 @@ impl AccessState {
         self.require(need).is_err() && matches!(refusals, RefusalHandling::Penalise)
     }
 
-    fn open_token(&self, token: &Token) -> Result<OpenToken> {
+    fn open_token(&self, token: &Token, digest: Digest) -> Result<OpenToken> {
         let opened = || {
             self.open_tokens
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
         };
-        if let Some(open) = opened().get(token) {
+        if let Some(open) = opened().get(&digest) {
             return Ok(open.clone());
         }
         self.counts.0.fetch_add(1, Ordering::Relaxed);
@@ -234,7 +286,7 @@ impl AccessState {
         if opened.len() >= OPEN_TOKENS_MAX {
             opened.clear();
         }
-        opened.insert(token.clone(), open.clone());
+        opened.insert(digest, open.clone());
         Ok(open)
     }
 
@@ -290,7 +342,7 @@ impl AccessState {
         REFUSAL_PAUSE.saturating_mul(over).min(REFUSAL_PAUSE_MAX)
     }
 
-    fn verdicts(&self) -> MutexGuard<'_, BTreeMap<RequiredRight, (Time, Result<()>)>> {
+    fn verdicts(&self) -> MutexGuard<'_, VerdictCache> {
         self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -363,6 +415,30 @@ mod tests {
         let asked = access.require(&foreign, Resource::Jobs, Right::Read);
         assert!(asked.is_err());
         assert_eq!(access.verification_counts().grants_evaluated, 6);
+    }
+
+    #[test]
+    fn remembered_verdicts_are_bounded_in_bytes() {
+        let (access, token) = of_jobs();
+        let now = clock::now();
+        let key = |number: usize| {
+            let resource = Resource::Home(format!("{number:04000}"));
+            (token_digest(&token), resource, Right::Read)
+        };
+        let mut cache = VerdictCache::default();
+        for number in 0..3 * VERDICT_BYTES_MAX / 4_000 {
+            cache.insert(key(number), now, Ok(()));
+            // Told again, it takes no more.
+            cache.insert(key(number), now, Ok(()));
+            assert!(cache.bytes <= VERDICT_BYTES_MAX && cache.get(&key(number), now).is_some());
+        }
+        let held = cache.verdicts.keys().map(|key| verdict_bytes(key, &Ok(())));
+        assert_eq!(cache.bytes, held.sum::<usize>());
+        // A copy of the token is no other token.
+        let copy = Token::from_bytes(token.as_bytes().to_vec());
+        assert!(access.require(&token, Resource::Jobs, Right::Read).is_ok());
+        assert!(access.has_verdicts(&[(Arc::new(copy), Resource::Jobs, Right::Read)]));
+        assert_eq!(access.0.verdicts().verdicts.len(), 1);
     }
 
     #[tokio::test]

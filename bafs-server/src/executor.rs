@@ -5,6 +5,7 @@ mod agent;
 mod agent_log;
 mod started_executions;
 mod temporary_directory;
+mod unlinked_files;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ use self::started_executions::StartedExecutions;
 pub use self::temporary_directory::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use crate::counters::Counters;
 use crate::errors;
-use crate::full_disk::DiskFullFlag;
+use crate::full_disk::{DiskFullFlag, FreeSpace};
 use crate::storage::is_path_missing;
 
 /// Jobs that may run at once, per slot: a scheduler that overlaps the end of one job with the start
@@ -332,7 +333,9 @@ impl Executor {
         }
         if report.outcome != JobOutcome::Exited(0) {
             let volumes = report.volumes.iter();
-            volumes.for_each(|used| self.full_disk.note_no_space(used.disk_free_bytes));
+            let found =
+                volumes.map(|used| FreeSpace::reported(used.disk_free_bytes, used.disk_free_files));
+            found.for_each(|free| self.full_disk.note_no_space(free));
         }
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {

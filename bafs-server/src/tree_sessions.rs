@@ -30,7 +30,7 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::counters::Counters;
-use crate::full_disk::DiskFullFlag;
+use crate::full_disk::{DiskFullFlag, FreeSpace};
 use crate::incarnation;
 use batch_replay::{BatchReplay, BatchReply, BatchStart};
 use descriptors::reserve_descriptors;
@@ -547,7 +547,8 @@ impl AgentSession {
                 }
             };
             if has_no_space(op, &result) {
-                full_disk.note_no_space(session.disk_bytes());
+                let (bytes, files) = session.disk_free();
+                full_disk.note_no_space(FreeSpace::reported(bytes, files));
             }
             if is_in_chain && !is_complete(op, &result) {
                 self.has_chain_failed.store(true, Ordering::Release);

@@ -34,4 +34,4 @@ pub use session::Session;
 pub use shared_words::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 pub use tree::{ROOT_FREE_BYTES, Tree, TreeUse};
 pub use tree_scan::{TreeFingerprint, measure_use, tree_fingerprint};
-pub use trusted_directory::private_directory;
+pub use trusted_directory::{private_directory, replacement_objection};

@@ -90,9 +90,10 @@ impl Session {
         }
     }
 
-    /// Bytes that the file system below has free, if it says so.
-    pub fn disk_bytes(&self) -> Option<u64> {
-        self.tree.stat().disk_free_bytes
+    /// Bytes and files that the file system below has free, as far as it says so.
+    pub fn disk_free(&self) -> (Option<u64>, Option<u64>) {
+        let stat = self.tree.stat();
+        (stat.disk_free_bytes, stat.disk_free_files)
     }
 
     /// Runs one operation for `caller`. What it reads is appended to `out`; what it writes is a

@@ -83,6 +83,13 @@ pub fn private_directory(path: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
+/// Who could put another file in the place of one in a directory of this owner and mode, if
+/// somebody could whom this process does not trust.
+#[must_use]
+pub fn replacement_objection(owner: u32, mode: u32) -> Option<String> {
+    TrustedOwners::of_process().objection(owner, mode)
+}
+
 /// What others may have put there is refused; an empty directory is closed to them.
 fn restrict_to_owner(directory: &OwnedFd, found: &Stat) -> io::Result<()> {
     let open = found.st_mode & (GROUP | OTHERS) != 0;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::Session;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -13,7 +14,7 @@ use tokio::sync::watch;
 
 use super::file_system::{ReaderMode, VolumeFileSystem};
 use super::ring::Rings;
-use super::shared_readers;
+use super::shared_readers::{self, WRITE_OVERHEAD_BYTES};
 
 /// How the kernel's connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +47,13 @@ pub(super) fn serve_until_end(
 ) -> io::Result<Option<JoinHandle<()>>> {
     // By the server's own end, so that the connection ends with it.
     let device = Arc::new(session.as_fd().try_clone_to_owned()?);
-    let own = Arc::downgrade(&device);
-    let is_over = move || {
-        own.upgrade()
-            .is_none_or(|device| is_connection_closed(&device))
+    let (own, told) = (Arc::downgrade(&device), Arc::clone(&over));
+    let check = move || match own.upgrade() {
+        Some(device) => closed_connection_end(&device),
+        None => Some(told.borrow().unwrap_or(ConnectionEnd::Unmounted)),
     };
-    bridge.volume.health().set_unmount_check(Box::new(is_over));
+    let health = bridge.volume.health();
+    health.set_connection_check(Box::new(check));
     if bridge.reader_mode() == ReaderMode::SharedThreads {
         return shared_readers::serve((session, device), bridge, over).map(|()| None);
     }
@@ -74,10 +76,16 @@ pub(super) fn serve_until_end(
     serving.map(Some)
 }
 
-/// Whether the kernel asks nothing by a device any more.
-fn is_connection_closed(device: &OwnedFd) -> bool {
+/// How the connection of a device ended; `None` while the kernel still asks by it.
+fn closed_connection_end(device: &OwnedFd) -> Option<ConnectionEnd> {
     let mut asked = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
     let polled = poll(&mut asked, PollTimeout::ZERO);
     let events = asked[0].revents().unwrap_or(PollFlags::empty());
-    polled.is_ok() && events.contains(PollFlags::POLLERR)
+    if polled.is_err() || !events.contains(PollFlags::POLLERR) {
+        return None;
+    }
+    // A closed connection has no request to take; its error says how it ended.
+    let mut request = vec![0; IO_BYTES_MAX as usize + WRITE_OVERHEAD_BYTES];
+    let read = nix::unistd::read(device, &mut request);
+    Some(read.map_or_else(ConnectionEnd::from_errno, |_| ConnectionEnd::Aborted))
 }

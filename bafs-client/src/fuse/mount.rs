@@ -274,7 +274,7 @@ impl FuseMount {
         }
         // Its readers may hear of the end later than we do. What lives there now may have the
         // number of our connection.
-        if self.has_ended() || self.volume.health().is_unmounted() {
+        if self.has_ended() || self.volume.health().connection_end().is_some() {
             if self.has_ended_within(DETACH_TIMEOUT) {
                 self.join_reader();
             }

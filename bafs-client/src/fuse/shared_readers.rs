@@ -22,7 +22,7 @@ use super::ring::requests::{FuseRequestHead, dispatch, parse_forgets};
 use crate::limits::{SHARED_READERS_MAX, SHARED_WRITE_BYTES_MAX};
 
 /// What surrounds the largest write, in bytes.
-const WRITE_OVERHEAD_BYTES: usize = 4096;
+pub(super) const WRITE_OVERHEAD_BYTES: usize = 4096;
 
 static READERS: OnceLock<Arc<SharedReaders>> = OnceLock::new();
 

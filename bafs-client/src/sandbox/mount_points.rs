@@ -1,29 +1,54 @@
 //! Mount points that the host lacks: made there for as long as jobs use them, so that the directory
 //! above stays what it is. Decides nothing about what is mounted.
 //!
-//! A directory that is made so is known by its mode. Each job that mounts there, or below, holds it
+//! What is made so is known by its mode, and by a mark without which nothing is removed: a user may
+//! have a directory of that mode. Each job that mounts there, or below, holds it
 //! locked, and the last one removes it: to remove a directory takes a mount on it away in every
 //! other name space, and nobody would be told. What a killed agent left, the next job takes over.
+//!
+//! Made and removed by descriptors, along no link, as others may put something else in the place of
+//! a path at any moment. Root makes nothing where others than root could do that.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use nix::fcntl::OFlag;
-use rustix::fs::{FlockOperation, flock, statfs};
+use bafs_tree::replacement_objection;
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, XattrFlags, fchmod, fgetxattr, flock,
+    fremovexattr, fsetxattr, fstat, fstatfs, mkdirat, open, openat, statat, unlinkat,
+};
+use rustix::io::Errno;
 
 use super::mount_layout::{HostTree, MountPlacement, PathKind, find_placement};
 use super::plan::VolumeBind;
+use super::privilege::is_root_of_machine;
 
-/// Modes of what is made: everybody may lock it, and nobody makes a directory of this mode himself.
+/// Modes of what is made: everybody may lock it, and hardly anybody makes a directory of this mode
+/// himself.
 const DIRECTORY_MODE: u32 = 0o1755;
 const FILE_MODE: u32 = 0o1644;
 
 /// Where a mount point cannot be removed safely it stays, with an ordinary mode.
-const PERMANENT_MODE: u32 = 0o755;
+const PERMANENT_DIRECTORY_MODE: u32 = 0o755;
+const PERMANENT_FILE_MODE: u32 = 0o644;
+
+/// The bit that both modes have, and what users make has not.
+const STICKY: u32 = 0o1000;
+
+/// The extended attribute of what was made here.
+const MARK: &str = "user.bafs.mount-point";
+
+/// A directory by which others are reached, whoever may read it.
+const PARENT_FLAGS: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
 /// A lock is held by who removes for a moment only.
 const LOCK_ATTEMPTS: u32 = 200;
@@ -49,6 +74,8 @@ pub(super) struct MountPoints(Vec<LockedMountPoint>);
 #[derive(Debug)]
 struct LockedMountPoint {
     path: PathBuf,
+    /// The directory that it is in.
+    parent: OwnedFd,
     kind: PathKind,
     lock: File,
 }
@@ -107,7 +134,7 @@ impl MountPoints {
                     }
                     Err(error) => {
                         let at = volume.path.display();
-                        tracing::debug!(%at, %error, "no mount point is made on the host");
+                        tracing::warn!(%at, %error, "no mount point is made on the host");
                         break;
                     }
                     Ok(()) => break,
@@ -169,7 +196,8 @@ impl MountPoints {
             if !has_mount_point_mode(path, kind)? || self.is_locked(path) {
                 return Ok(());
             }
-            match lock_shared(path, kind)? {
+            let parent = open_directory(path.parent().unwrap_or(path), Trust::Anybody)?;
+            match lock_shared(&parent, path, kind)? {
                 Some(used) => {
                     self.0.push(used);
                     return Ok(());
@@ -182,7 +210,9 @@ impl MountPoints {
 
     /// Makes all that is missing of `target` below `existing`.
     fn create_missing(&mut self, existing: &Path, target: &Path, kind: PathKind) -> io::Result<()> {
-        let is_local = is_local(existing)?;
+        let trust = Trust::of_process();
+        let mut parent = open_directory(existing, trust)?;
+        let is_local = is_local(&parent)?;
         self.lock_path(existing, PathKind::Directory)?;
         let missing = target.strip_prefix(existing).map_err(io::Error::other)?;
         let mut path = existing.to_owned();
@@ -194,33 +224,43 @@ impl MountPoints {
             } else {
                 kind
             };
-            self.create_one(&path, kind, is_local)?;
+            self.create_one(&parent, &path, kind, is_local)?;
+            if names.peek().is_some() {
+                parent = openat(&parent, name.as_os_str(), PARENT_FLAGS, Mode::empty())?;
+                trust.check(&parent, &path)?;
+            }
         }
         Ok(())
     }
 
-    fn create_one(&mut self, path: &Path, kind: PathKind, is_local: bool) -> io::Result<()> {
+    fn create_one(
+        &mut self,
+        parent: &OwnedFd,
+        path: &Path,
+        kind: PathKind,
+        is_local: bool,
+    ) -> io::Result<()> {
+        let name = name_of(path)?;
         for _ in 0..LOCK_ATTEMPTS {
-            match create_mount_point(path, kind, is_local) {
+            match create_mount_point(parent, name, kind, is_local) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 Ok(()) | Err(_) => {}
             }
             // Somebody may have removed it since.
-            let found = fs::symlink_metadata(path);
-            let is_right = |found: &fs::Metadata| match kind {
-                PathKind::Directory => found.is_dir(),
-                PathKind::File => found.is_file(),
+            let Ok(found) = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
             };
-            match found {
-                Err(_) => continue,
-                Ok(found) if !is_right(&found) => return Err(io::ErrorKind::AlreadyExists.into()),
-                Ok(found) if found.mode() & 0o7777 != mode_of(kind) => return Ok(()),
-                Ok(_) => {}
+            let is_right = match kind {
+                PathKind::Directory => FileType::Directory,
+                PathKind::File => FileType::RegularFile,
+            } == FileType::from_raw_mode(found.st_mode);
+            if !is_right {
+                return Err(io::ErrorKind::AlreadyExists.into());
             }
-            if self.is_locked(path) {
+            if found.st_mode & 0o7777 != mode_of(kind) || self.is_locked(path) {
                 return Ok(());
             }
-            match lock_shared(path, kind)? {
+            match lock_shared(parent, path, kind)? {
                 Some(used) => {
                     self.0.push(used);
                     return Ok(());
@@ -240,22 +280,17 @@ impl Drop for MountPoints {
 
 /// Removes what nobody else uses, the deepest first.
 fn remove_unused(used: impl DoubleEndedIterator<Item = LockedMountPoint>) {
-    for LockedMountPoint { path, kind, lock } in used.rev() {
-        let is_last = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if !is_last || !is_same_file(&path, &lock) {
+    for point in used.rev() {
+        let LockedMountPoint { path, lock, .. } = &point;
+        let is_last = flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if !is_last || !is_marked(lock) || !point.is_in_place() {
             continue;
         }
-        let removed = match kind {
-            PathKind::Directory => fs::remove_dir(&path),
-            PathKind::File if lock.metadata().is_ok_and(|found| found.len() == 0) => {
-                fs::remove_file(&path)
-            }
-            PathKind::File => Err(io::ErrorKind::DirectoryNotEmpty.into()),
-        };
-        match removed {
+        match point.remove() {
             // What a job made beside its mount stays, in a directory like any other.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                let _ = lock.set_permissions(Permissions::from_mode(PERMANENT_MODE));
+                let _ = fremovexattr(lock, MARK);
+                let _ = fchmod(lock, Mode::from_raw_mode(PERMANENT_DIRECTORY_MODE));
             }
             // Of another user, who removes it with his next job.
             Err(error) => tracing::debug!(path = %path.display(), %error, "a mount point stays"),
@@ -264,23 +299,126 @@ fn remove_unused(used: impl DoubleEndedIterator<Item = LockedMountPoint>) {
     }
 }
 
-fn create_mount_point(path: &Path, kind: PathKind, is_local: bool) -> io::Result<()> {
-    match (kind, is_local) {
-        (PathKind::Directory, true) => DirBuilder::new().mode(DIRECTORY_MODE).create(path)?,
-        (PathKind::Directory, false) => return DirBuilder::new().mode(PERMANENT_MODE).create(path),
-        (PathKind::File, _) => drop(File::create_new(path)?),
+impl LockedMountPoint {
+    /// Whether it is still what its directory has by this name.
+    fn is_in_place(&self) -> bool {
+        let found = name_of(&self.path)
+            .and_then(|name| Ok(statat(&self.parent, name, AtFlags::SYMLINK_NOFOLLOW)?));
+        found.is_ok_and(|found| is_same(&found, &self.lock))
     }
-    let mode = match (kind, is_local) {
-        // The mask of this process may have cut it.
-        (PathKind::Directory, _) => DIRECTORY_MODE,
-        (PathKind::File, true) => FILE_MODE,
-        (PathKind::File, false) => return Ok(()),
+
+    fn remove(&self) -> io::Result<()> {
+        let flags = match self.kind {
+            PathKind::Directory => AtFlags::REMOVEDIR,
+            PathKind::File if self.lock.metadata()?.len() > 0 => {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            PathKind::File => AtFlags::empty(),
+        };
+        Ok(unlinkat(&self.parent, name_of(&self.path)?, flags)?)
+    }
+}
+
+/// In whose directories mount points are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    /// Only where nobody but root can replace them: what root makes can be turned against others.
+    RootOnly,
+    Anybody,
+}
+
+impl Trust {
+    fn of_process() -> Self {
+        match is_root_of_machine() {
+            true => Self::RootOnly,
+            false => Self::Anybody,
+        }
+    }
+
+    fn check(self, directory: &OwnedFd, path: &Path) -> io::Result<()> {
+        if self == Self::Anybody {
+            return Ok(());
+        }
+        let found = fstat(directory)?;
+        let Some(why) = replacement_objection(found.st_uid, found.st_mode) else {
+            return Ok(());
+        };
+        let text = format!("{} {why}, and this process is root", path.display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+/// Opens a directory whose path has no links.
+fn open_directory(path: &Path, trust: Trust) -> io::Result<OwnedFd> {
+    let mut directory = open("/", PARENT_FLAGS, Mode::empty())?;
+    let mut at = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::RootDir => {}
+            Component::Normal(name) => {
+                directory = openat(&directory, name, PARENT_FLAGS, Mode::empty())?;
+                at.push(name);
+            }
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        trust.check(&directory, &at)?;
+    }
+    Ok(directory)
+}
+
+fn create_mount_point(
+    parent: &OwnedFd,
+    name: &OsStr,
+    kind: PathKind,
+    is_local: bool,
+) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(match is_local {
+        true => mode_of(kind),
+        false => permanent_mode_of(kind),
+    });
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = match kind {
+        PathKind::File => openat(parent, name, flags | OFlags::CREATE | OFlags::EXCL, mode)?,
+        PathKind::Directory => {
+            mkdirat(parent, name, mode)?;
+            match openat(parent, name, flags | OFlags::DIRECTORY, Mode::empty()) {
+                // Another job used it, and removed it already.
+                Err(Errno::NOENT) => return Ok(()),
+                opened => opened?,
+            }
+        }
     };
-    match fs::set_permissions(path, Permissions::from_mode(mode)) {
-        // Another job used it, and removed it already.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        set => set,
+    match is_local {
+        true => mark(&made, kind),
+        false => Ok(()),
     }
+}
+
+/// Makes known that this was made here; where that cannot be, it stays.
+fn mark(made: &OwnedFd, kind: PathKind) -> io::Result<()> {
+    let (found, wanted) = (fstat(made)?.st_mode & 0o7777, mode_of(kind));
+    if found & wanted != found || found & STICKY == 0 {
+        // Somebody put another in the place of what was made just now.
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    // The mask of this process may have cut it.
+    if found != wanted {
+        fchmod(made, Mode::from_raw_mode(wanted))?;
+    }
+    if let Err(error) = fsetxattr(made, MARK, b"1", XattrFlags::empty()) {
+        tracing::debug!(%error, "a mount point stays, as nobody could know it");
+        fchmod(made, Mode::from_raw_mode(permanent_mode_of(kind)))?;
+    }
+    Ok(())
+}
+
+fn is_marked(file: &File) -> bool {
+    fgetxattr(file, MARK, &mut [0_u8; 8]).is_ok()
+}
+
+fn name_of(path: &Path) -> io::Result<&OsStr> {
+    path.file_name()
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 /// Whether a job made this to mount on it; nobody did if it is not there.
@@ -300,23 +438,35 @@ fn mode_of(kind: PathKind) -> u32 {
     }
 }
 
+fn permanent_mode_of(kind: PathKind) -> u32 {
+    match kind {
+        PathKind::Directory => PERMANENT_DIRECTORY_MODE,
+        PathKind::File => PERMANENT_FILE_MODE,
+    }
+}
+
 /// Locks a mount point together with other jobs; `None` while somebody removes it.
-fn lock_shared(path: &Path, kind: PathKind) -> io::Result<Option<LockedMountPoint>> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path);
-    let lock = match opened {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
+fn lock_shared(
+    parent: &OwnedFd,
+    path: &Path,
+    kind: PathKind,
+) -> io::Result<Option<LockedMountPoint>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let lock = match openat(parent, name_of(path)?, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        opened => File::from(opened?),
     };
     match flock(&lock, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        Err(Errno::WOULDBLOCK) => return Ok(None),
         locked => locked?,
     }
-    let path = path.to_owned();
-    Ok(is_same_file(&path, &lock).then_some(LockedMountPoint { path, kind, lock }))
+    let point = LockedMountPoint {
+        path: path.to_owned(),
+        parent: parent.as_fd().try_clone_to_owned()?,
+        kind,
+        lock,
+    };
+    Ok(point.is_in_place().then_some(point))
 }
 
 fn is_same_file(path: &Path, lock: &File) -> bool {
@@ -326,14 +476,20 @@ fn is_same_file(path: &Path, lock: &File) -> bool {
     }
 }
 
-fn is_local(directory: &Path) -> io::Result<bool> {
-    let kind = statfs(directory)?.f_type;
+fn is_same(found: &Stat, lock: &File) -> bool {
+    fstat(lock).is_ok_and(|held| (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino))
+}
+
+fn is_local(directory: &OwnedFd) -> io::Result<bool> {
+    let kind = fstatfs(directory)?.f_type;
     // The numbers have 32 bits, whatever the type is on this machine.
     Ok(LOCAL_FILE_SYSTEMS.contains(&(kind as u32)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     struct PlainHostTree;
@@ -381,6 +537,77 @@ mod tests {
     }
 
     #[test]
+    fn users_files_of_that_mode_stay() {
+        let host = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o7777;
+        let own = |name: &str, mode| {
+            let path = host.path().join(name);
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        fs::create_dir_all(host.path().join("empty")).unwrap();
+        fs::create_dir_all(host.path().join("full/f")).unwrap();
+        fs::write(host.path().join("file"), "").unwrap();
+        let (empty, full) = (own("empty", DIRECTORY_MODE), own("full", DIRECTORY_MODE));
+        let file = own("file", FILE_MODE);
+        drop(make(host.path(), &empty));
+        drop(make(host.path(), &empty.join("made")));
+        drop(make(host.path(), &full));
+        drop(make(&file, &file));
+        assert!(empty.is_dir() && file.is_file());
+        assert_eq!(fs::read_dir(&empty).unwrap().count(), 0);
+        assert_eq!((mode(&full), mode(&file)), (DIRECTORY_MODE, FILE_MODE));
+    }
+
+    #[test]
+    fn root_makes_nothing_in_replaceable_directories() {
+        if !is_root_of_machine() {
+            return;
+        }
+        let host = tempfile::tempdir().unwrap();
+        let shared = host.path().join("shared");
+        fs::create_dir_all(shared.join("own")).unwrap();
+        let open = |mode| fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
+        for (mode, is_made) in [
+            (0o777, false),
+            (0o775, false),
+            (0o1777, true),
+            (0o755, true),
+        ] {
+            open(mode);
+            for point in [shared.join("a/b"), shared.join("own/c")] {
+                let made = make(host.path(), &point);
+                assert_eq!(point.is_dir(), is_made, "{mode:o} {}", point.display());
+                drop(made);
+            }
+            assert!(!shared.join("a").exists());
+        }
+        open(0o755);
+        std::os::unix::fs::chown(&shared, Some(65_533), None).unwrap();
+        drop(make(host.path(), &shared.join("a")));
+        assert_eq!(fs::read_dir(&shared).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_swapped_directory_is_never_followed() {
+        let host = tempfile::tempdir().unwrap();
+        let (real, link) = (host.path().join("real"), host.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        // The path was looked at before somebody put the link there.
+        assert!(open_directory(&link, Trust::Anybody).is_err());
+        let parent = open_directory(host.path(), Trust::Anybody).unwrap();
+        let mut points = MountPoints::default();
+        let made = points.create_one(&parent, &link, PathKind::Directory, true);
+        assert!(made.is_err());
+        // A directory in the place of the made one keeps its mode.
+        let swapped = openat(&parent, "real", OFlags::RDONLY, Mode::empty()).unwrap();
+        assert!(mark(&swapped, PathKind::Directory).is_err());
+        assert_eq!(real.metadata().unwrap().mode() & 0o7777, 0o700);
+    }
+
+    #[test]
     fn the_next_job_removes_a_killed_agents_leftovers() {
         let host = tempfile::tempdir().unwrap();
         let point = host.path().join("a/b");
@@ -400,7 +627,7 @@ mod tests {
         drop(made);
         assert!(host.path().join("a/kept").is_file() && !host.path().join("a/b").exists());
         let mode = host.path().join("a").metadata().unwrap().mode();
-        assert_eq!(mode & 0o7777, PERMANENT_MODE);
+        assert_eq!(mode & 0o7777, PERMANENT_DIRECTORY_MODE);
     }
 
     #[test]

@@ -13,6 +13,13 @@ use crate::logic::mount_table::{self, MountEntry};
 
 const NO_SOURCE: Option<&str> = None;
 
+/// What a file with any content takes at the least in a tree in memory.
+const PAGE_BYTES: u64 = 4096;
+
+/// Files that a tree in memory may have in any case: some programs of many processes make as many
+/// empty ones, and they take about one megabyte.
+const TMPFS_FILES_MIN: u64 = 1_000;
+
 /// Lets mounts of the host arrive in this name space, and none of ours reach the host.
 pub(super) fn set_slave_propagation() -> Result<()> {
     mount(
@@ -53,9 +60,11 @@ pub(super) fn mount_tmpfs(target: &Path, mode: u32) -> Result<()> {
     )
 }
 
-/// Mounts an empty tree in memory, of at most so many bytes, where anybody may make files.
+/// Mounts an empty tree in memory, of at most so many bytes, where anybody may make files. As each
+/// file takes memory of the kernel, there are no more than pages.
 pub(super) fn mount_bounded_tmpfs(target: &Path, bytes: u64) -> Result<()> {
-    let options = format!("mode=1777,size={bytes}");
+    let files = (bytes / PAGE_BYTES).max(TMPFS_FILES_MIN);
+    let options = format!("mode=1777,size={bytes},nr_inodes={files}");
     mount(
         Some("bafs"),
         target,

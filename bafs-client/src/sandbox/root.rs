@@ -28,6 +28,10 @@ const HOST_ROOT: &str = "/host";
 const STAGING_ROOT: &str = "/stage";
 const NEW_ROOT: &str = "/new";
 
+/// Where the job has files of the host that its description names: links in its own directories for
+/// temporary files lead there, as a mount in their place could be neither replaced nor removed.
+const NAMED_FILES: &str = "/.bafs-named";
+
 /// Directories that can carry the tree in memory until it is `/`; one exists everywhere.
 const TMPFS_CARRIERS: [&str; 2] = ["/tmp", "/proc"];
 
@@ -89,7 +93,7 @@ pub(super) fn enter_root(
         replace_directory(directory, hidden, &mut notes)?;
     }
     for private in &privates {
-        cover_directory(private, &mut notes)?;
+        cover_directory(private, &targets, &mut notes)?;
     }
     for (directory, hidden) in shadows.iter().filter(|(path, _)| is_inside(path)) {
         replace_directory(directory, hidden, &mut notes)?;
@@ -130,8 +134,12 @@ fn private_directories(
 }
 
 /// Shows the job its own directory in place of a host's, with those entries of the host's that its
-/// description names.
-fn cover_directory(private: &PrivateDirectory, notes: &mut RootNotes) -> Result<(), NotStarted> {
+/// description names. `mount_points` are places of volumes.
+fn cover_directory(
+    private: &PrivateDirectory,
+    mount_points: &[PathBuf],
+    notes: &mut RootNotes,
+) -> Result<(), NotStarted> {
     let (host, target) = (
         path_below(HOST_ROOT, &private.target),
         path_below(NEW_ROOT, &private.target),
@@ -140,13 +148,30 @@ fn cover_directory(private: &PrivateDirectory, notes: &mut RootNotes) -> Result<
         .map_err(refusal_at("cover", &private.target))?;
     for name in &private.entries {
         let from = host.join(name);
-        let shown = fs::symlink_metadata(&from)
-            .and_then(|found| bind_entry(&from, &target.join(name), found.file_type()));
+        let shown = fs::symlink_metadata(&from).and_then(|found| {
+            let (kind, to) = (found.file_type(), target.join(name));
+            let is_covered = mount_points.contains(&private.target.join(name));
+            match kind.is_dir() || kind.is_symlink() || is_covered {
+                true => bind_entry(&from, &to, kind),
+                false => link_to_named_file(&from, &private.target.join(name), kind),
+            }
+        });
         if let Err(error) = shown {
             notes.add_missing(&private.target.join(name), &error);
         }
     }
     Ok(())
+}
+
+/// Shows a file of the host at `path` of a private directory by a link to where it is bound.
+fn link_to_named_file(from: &Path, path: &Path, kind: FileType) -> io::Result<()> {
+    let bound = path_below(NAMED_FILES, path);
+    let target = path_below(NEW_ROOT, &bound);
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    bind_entry(from, &target, kind)?;
+    symlink(bound, path_below(NEW_ROOT, path))
 }
 
 /// Gives the job shared memory of its own, where the host has any.
@@ -378,8 +403,9 @@ impl RootNotes {
                 let (directory, point) = (directory.display(), directory.join(name));
                 self.warnings.push(format!(
                     "{directory} cannot be written by this job, because the mount point {} is \
-                     missing there and this user cannot make it: make it on the node \
-                     (mkdir -p), or mount at a path below /tmp or a new name in /",
+                     missing there and this user cannot make it, or not safely as others \
+                     may write there: make it on the node (mkdir -p), or mount at a path below \
+                     /tmp or a new name in /",
                     point.display()
                 ));
             }

@@ -1,24 +1,24 @@
 //! A scratch volume of this machine whose directory itself is shown to the job: the kernel does the
 //! rest, no operation comes here but the question what it holds. The server keeps the lease,
-//! watches the space, and may want the volume back. What nobody counts is looked at here: what the
-//! disk had free at the least, and whether anything is not as it was when the job began.
+//! watches the space, and may want the volume back. What nobody counts is looked at here: whether
+//! anything is not as it was when the job began.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{FileOp, FileReply, FileResult, TreeStat};
 use bafs_tree::{TreeFingerprint, measure_use, tree_fingerprint};
-use rustix::fs::statvfs;
+use rustix::fs::statfs;
 use tokio::task::JoinHandle;
 
+use super::disk_watch::DiskWatch;
 use super::{Completion, RemoteTree};
 use crate::errno::errno_of;
 use crate::fd_passing::HandoffConnection;
-use crate::limits::{COMPARED_FILES_MAX, DISK_POLL_INTERVAL, FILE_TIME_TICK};
+use crate::limits::{COMPARED_FILES_MAX, FILE_TIME_TICK};
 use crate::volume_health::VolumeHealth;
 
 /// A directory that is shown to the job.
@@ -29,44 +29,15 @@ pub struct BindMountTree {
     /// Open for as long as something of the job may write.
     lock: Mutex<Option<OwnedFd>>,
     revocation_task: JoinHandle<()>,
-    minimum_free: Arc<MinimumFreeSpace>,
-    sampling_task: JoinHandle<()>,
-    /// How it was before the job; nothing where that takes too long to find out.
+    disk_watch: Arc<DiskWatch>,
+    /// How it was before the job; nothing where that takes too long to find out, or nobody can know
+    /// it at all.
     initial_marks: Option<TreeFingerprint>,
 }
 
-/// What the disk had free at the least.
-#[derive(Debug)]
-struct MinimumFreeSpace {
-    bytes: AtomicU64,
-    files: AtomicU64,
-}
-
-impl MinimumFreeSpace {
-    fn new() -> Self {
-        let unknown = || AtomicU64::new(u64::MAX);
-        Self {
-            bytes: unknown(),
-            files: unknown(),
-        }
-    }
-
-    fn sample(&self, directory: &Path) {
-        let Ok(disk) = statvfs(directory) else {
-            return;
-        };
-        let bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
-        self.bytes.fetch_min(bytes, Ordering::Relaxed);
-        // Some file systems count no files.
-        if disk.f_files > 0 {
-            self.files.fetch_min(disk.f_favail, Ordering::Relaxed);
-        }
-    }
-
-    fn sampled(amount: &AtomicU64) -> Option<u64> {
-        Some(amount.load(Ordering::Relaxed)).filter(|amount| *amount < u64::MAX)
-    }
-}
+/// File systems that give a file another time whenever a program writes to it through mapped memory,
+/// by the numbers of `statfs(2)`: ext2 to ext4, XFS, Btrfs. A tree in memory does not.
+const TIMED_FILE_SYSTEMS: [u32; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
 
 impl BindMountTree {
     /// Watches over a directory that will be bound. Must be called within a tokio runtime.
@@ -86,15 +57,13 @@ impl BindMountTree {
         if let Some(wait) = before.and_then(wait_until_distinct) {
             tokio::time::sleep(wait).await;
         }
-        let least = Arc::new(MinimumFreeSpace::new());
-        let looking = tokio::spawn(sample_forever(Arc::clone(&least), directory.clone()));
+        let disk_watch = watch_disk(&directory).await;
         Self {
             directory,
             lease,
             lock: Mutex::new(lock),
             revocation_task: watching,
-            minimum_free: least,
-            sampling_task: looking,
+            disk_watch,
             initial_marks: before,
         }
     }
@@ -117,11 +86,10 @@ impl BindMountTree {
         if !matches!(op, FileOp::StatFs) {
             return done(Err(errno_of(ErrorCode::Unsupported)), &[]);
         }
-        let (directory, least) = (self.directory.clone(), Arc::clone(&self.minimum_free));
+        let (directory, watch) = (self.directory.clone(), Arc::clone(&self.disk_watch));
         // Nobody waits for it but who asked.
         drop(tokio::task::spawn_blocking(move || {
-            least.sample(&directory);
-            done(count_contents(&directory, &least), &[]);
+            done(count_contents(&directory, &watch), &[]);
         }));
     }
 
@@ -134,7 +102,6 @@ impl BindMountTree {
                 .take(),
         );
         self.revocation_task.abort();
-        self.sampling_task.abort();
         self.lease.close(keep_ms).await;
     }
 }
@@ -142,29 +109,27 @@ impl BindMountTree {
 impl Drop for BindMountTree {
     fn drop(&mut self) {
         self.revocation_task.abort();
-        self.sampling_task.abort();
     }
 }
 
-/// Looks at the disk for ever: a program that finds it full may remove what it wrote, and end.
-async fn sample_forever(least: Arc<MinimumFreeSpace>, directory: PathBuf) {
-    loop {
-        let (seen, at) = (Arc::clone(&least), directory.clone());
-        // A disk that hangs holds up no thread of the runtime.
-        if tokio::task::spawn_blocking(move || seen.sample(&at))
-            .await
-            .is_err()
-        {
-            return;
-        }
-        tokio::time::sleep(DISK_POLL_INTERVAL).await;
-    }
+/// Opening the directory may wait for its disk.
+async fn watch_disk(directory: &Path) -> Arc<DiskWatch> {
+    let at = directory.to_owned();
+    let watched = tokio::task::spawn_blocking(move || DiskWatch::of_directory(&at));
+    watched
+        .await
+        .unwrap_or_else(|_| Arc::new(DiskWatch::of_nothing()))
 }
 
 async fn collect_marks(directory: &Path) -> Option<TreeFingerprint> {
     let directory = directory.to_owned();
-    let marked =
-        tokio::task::spawn_blocking(move || tree_fingerprint(&directory, COMPARED_FILES_MAX));
+    let marked = tokio::task::spawn_blocking(move || {
+        // The numbers have 32 bits, whatever the type is on this machine.
+        if !TIMED_FILE_SYSTEMS.contains(&(statfs(&directory)?.f_type as u32)) {
+            return Ok(None);
+        }
+        tree_fingerprint(&directory, COMPARED_FILES_MAX)
+    });
     marked.await.ok()?.ok()?
 }
 
@@ -183,15 +148,16 @@ fn wait_until_distinct(before: TreeFingerprint) -> Option<Duration> {
 
 /// What a directory holds, as a volume that has no room beyond it: nobody knows here how much it
 /// may hold.
-fn count_contents(directory: &Path, least: &MinimumFreeSpace) -> FileResult {
+fn count_contents(directory: &Path, watch: &DiskWatch) -> FileResult {
     let (bytes, files) = measure_use(directory).map_err(|_| errno_of(ErrorCode::ServerFault))?;
+    let (disk_free_bytes, disk_free_files) = watch.least_now(directory);
     Ok(FileReply::StatFs(TreeStat {
         size_bytes: bytes,
         free_bytes: 0,
         size_files: files,
         free_files: 0,
-        disk_free_bytes: MinimumFreeSpace::sampled(&least.bytes),
-        disk_free_files: MinimumFreeSpace::sampled(&least.files),
+        disk_free_bytes,
+        disk_free_files,
     }))
 }
 
@@ -204,7 +170,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         std::fs::write(directory.path().join("a"), [1; 8192]).expect("write");
         std::fs::create_dir(directory.path().join("d")).expect("directory");
-        let least = MinimumFreeSpace::new();
+        let least = DiskWatch::of_nothing();
         let Ok(FileReply::StatFs(held)) = count_contents(directory.path(), &least) else {
             panic!("it is there");
         };
@@ -213,13 +179,14 @@ mod tests {
         assert!(count_contents(&directory.path().join("absent"), &least).is_err());
     }
 
-    #[test]
-    fn the_least_free_space_is_reported() {
-        let directory = tempfile::tempdir().expect("directory");
-        let least = MinimumFreeSpace::new();
-        assert_eq!(MinimumFreeSpace::sampled(&least.bytes), None);
-        least.bytes.store(5, Ordering::Relaxed);
-        least.sample(directory.path());
-        assert_eq!(MinimumFreeSpace::sampled(&least.bytes), Some(5));
+    #[tokio::test]
+    async fn trees_in_memory_count_as_changed() {
+        let disk = tempfile::tempdir().expect("directory");
+        let is_timed = statfs(disk.path()).is_ok_and(|it| it.f_type == 0xef53);
+        assert_eq!(collect_marks(disk.path()).await.is_some(), is_timed);
+        let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+            return;
+        };
+        assert_eq!(collect_marks(memory.path()).await, None);
     }
 }

@@ -4,6 +4,7 @@
 mod bind_mount;
 mod blocking_operations;
 mod cache;
+mod disk_watch;
 mod inline;
 mod local;
 mod remote;

@@ -25,6 +25,10 @@ pub(crate) const CASES: &[Case] = &[
         shared_memory_is_private_and_bounded,
     ),
     ("named_paths_are_the_hosts", named_paths_are_the_hosts),
+    (
+        "named_files_of_tmp_can_be_replaced",
+        named_files_of_tmp_can_be_replaced,
+    ),
     ("shared_tmp_is_the_hosts", shared_tmp_is_the_hosts),
     (
         "mount_points_leave_their_parent_writable",
@@ -93,13 +97,14 @@ fn private_tmp_is_empty_at_start(user: AgentUser) {
 }
 
 fn shared_memory_is_private_and_bounded(user: AgentUser) {
-    let script = "ls -A /dev/shm; echo x >/dev/shm/bafs-note; stat -f -c %T /dev/shm; \
+    let script = "ls -A /dev/shm; echo x >/dev/shm/bafs-note; stat -f -c '%T %c' /dev/shm; \
                   ! head -c 2M /dev/zero >/dev/shm/large";
     assert_eq!(
         SandboxFixture::new(user, script)
             .with_temporary()
             .expect_output(),
-        "tmpfs\n"
+        "tmpfs 1000\n",
+        "as many files as pages, or a thousand"
     );
     assert!(!Path::new("/dev/shm/bafs-note").exists());
 }
@@ -117,6 +122,23 @@ fn named_paths_are_the_hosts(user: AgentUser) {
     temporary.named_paths.push(named);
     assert_eq!(world.expect_output(), "of the host\n1\n");
     assert_eq!(world.read("own/new"), "new\n");
+}
+
+fn named_files_of_tmp_can_be_replaced(user: AgentUser) {
+    let named = tempfile::NamedTempFile::with_prefix_in("bafs-named-", "/tmp").unwrap();
+    fs::write(named.path(), "old\n").unwrap();
+    std::os::unix::fs::chown(named.path(), Some(user.uid()), None).unwrap();
+    let script = "cat $F && echo more >>$F && echo new >$F.new && mv $F.new $F && cat $F && \
+                  rm $F && echo again >$F && cat $F";
+    let mut world = SandboxFixture::new(user, script).with_temporary();
+    let path = named.path().as_os_str().to_owned();
+    let variable = ("F".into(), path.clone());
+    world.task.plan.environment.push(variable);
+    let temporary = world.task.plan.temporary.as_mut().unwrap();
+    temporary.named_paths.push(path);
+    assert_eq!(world.expect_output(), "old\nnew\nagain\n");
+    // What it wrote before it took another in its place is the host's.
+    assert_eq!(fs::read_to_string(named.path()).unwrap(), "old\nmore\n");
 }
 
 fn shared_tmp_is_the_hosts(user: AgentUser) {

@@ -47,6 +47,8 @@ pub(crate) enum Fault {
     /// Answers what has no operations at once, and all else after so many milliseconds: what is
     /// before it is on the wire.
     DelayOperations(u64),
+    /// Answers what has operations with this code after so many milliseconds.
+    RefuseLate(ErrorCode, u64),
     /// Has no room for what is written.
     DiskFull,
     /// Has no descriptor but those that it keeps for opens by given numbers.
@@ -299,6 +301,10 @@ impl Service for FakeServer {
                 Fault::Silent => tokio::time::sleep(Duration::from_secs(600)).await,
                 Fault::DelayOperations(ms) if has_operations(&incoming.request) => {
                     tokio::time::sleep(Duration::from_millis(ms)).await;
+                }
+                Fault::RefuseLate(code, ms) if has_operations(&incoming.request) => {
+                    tokio::time::sleep(Duration::from_millis(ms)).await;
+                    return Err(Error::new(code, "as the test wants it"));
                 }
                 _ => {}
             }

@@ -2,6 +2,7 @@
 //! agent's standard input stays open as long as this node lives: its end tells the agent to kill
 //! the job, so that no job outlives its node, even after `kill -9`.
 
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
 use super::temporary_directory::TemporaryDirectory;
+use super::unlinked_files::UnlinkedFiles;
 use super::{ExecutorConfig, agent_log, minimal_report};
 
 /// Longest report line, in bytes.
@@ -70,8 +72,10 @@ async fn run_agent(
         .take()
         .map(|errors| tokio::spawn(agent_log::copy_stderr(errors, path)));
     let (stop, mut stopped) = watch::channel(false);
+    let unlinked = UnlinkedFiles::of_agent(child.id(), visible_paths(call));
     let running = run_spawned(child, input, output, call, &mut stopped);
-    let result = run_within_quota(running, &temporary, killed, &stop).await;
+    let watched = (&temporary, unlinked);
+    let result = run_within_quota(running, watched, killed, &stop).await;
     if let Some(logging) = logging {
         // Who reads the report may look at the log next.
         let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
@@ -80,22 +84,33 @@ async fn run_agent(
     result
 }
 
+/// Paths at which a job sees what is not its own: volumes, and directories of the host.
+fn visible_paths(call: &StartJob) -> Vec<PathBuf> {
+    let job = &call.job;
+    let volumes = job.mounts.iter().map(|mount| &mount.path);
+    let paths = volumes.chain(&job.command.shared_directories);
+    paths.map(PathBuf::from).collect()
+}
+
 /// Waits for the end of a job, and brings it about when that is asked for or when its temporary
 /// files are more than its share.
 async fn run_within_quota(
     running: impl Future<Output = Result<JobReport, Error>>,
-    temporary: &TemporaryDirectory,
+    (temporary, unlinked): (&TemporaryDirectory, UnlinkedFiles),
     killed: &mut watch::Receiver<bool>,
     stop: &watch::Sender<bool>,
 ) -> Result<JobReport, Error> {
     let mut running = std::pin::pin!(running);
     let excess = tokio::select! {
         report = &mut running => {
-            let full = report.as_ref().ok().and_then(|report| temporary.disk_full_error(report));
+            let full = match &report {
+                Ok(report) => temporary.disk_full_error(report).await,
+                Err(_) => None,
+            };
             return full.map_or(report, Err);
         }
         () = wait_for_kill(killed) => None,
-        excess = temporary.wait_for_overflow() => Some(excess),
+        excess = temporary.wait_for_overflow(unlinked) => Some(excess),
     };
     stop.send_replace(true);
     let report = running.await;

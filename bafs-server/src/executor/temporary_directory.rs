@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use bafs_proto::{Error, ErrorCode};
 use bafs_tree::measure_use;
 use rustix::fs::statvfs;
 
+use super::unlinked_files::UnlinkedFiles;
 use crate::clock;
-use crate::full_disk::is_disk_full;
+use crate::full_disk::FreeSpace;
 use crate::storage::remove_tree;
 
 /// How often the free space of the file system is looked at.
@@ -26,8 +27,11 @@ const FREE_SPACE_POLL: Duration = Duration::from_millis(20);
 const WALK_MS_MIN: u64 = 2_000;
 const WALK_MS_MAX: u64 = 30_000;
 
-/// A walk that took a time is repeated after so many times that.
+/// A walk that took a time is repeated after so many times that, whatever the disk says.
 const WALK_PAUSE_FACTOR: u64 = 20;
+
+/// What an agent makes here for its job: directories that stand for those of the host.
+const OWN_DIRECTORIES: u64 = 2;
 
 /// How long the end of a job waits for the removal of its files; the rest goes on behind it.
 const REMOVAL_MAX: Duration = Duration::from_secs(2);
@@ -127,11 +131,45 @@ pub(super) struct TemporaryDirectory {
 }
 
 /// What was seen at the last look.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct TemporaryUsage {
-    used_bytes: u64,
-    free_bytes: u64,
-    next_walk: Time,
+    used: Used,
+    free: FreeSpace,
+    /// No walk before that, and one at once after the other.
+    walk_after: Time,
+    walk_by: Time,
+}
+
+impl TemporaryUsage {
+    fn unknown() -> Self {
+        Self {
+            used: Used::default(),
+            free: FreeSpace {
+                bytes: 0,
+                files: None,
+            },
+            walk_after: Time::default(),
+            walk_by: Time::default(),
+        }
+    }
+
+    /// Whether others and the job have taken half of what the job may still have.
+    fn may_exceed(&self, limit: TemporaryQuota, free: FreeSpace) -> bool {
+        let taken = self.free.bytes.saturating_sub(free.bytes);
+        let files = self.free.files.zip(free.files);
+        let files = files.map_or(0, |(before, now)| before.saturating_sub(now));
+        taken > limit.bytes.saturating_sub(self.used.bytes) / 2
+            || files > limit.files.saturating_sub(self.used.files) / 2
+    }
+}
+
+/// What a job has in its temporary directories.
+#[derive(Debug, Clone, Copy, Default)]
+struct Used {
+    bytes: u64,
+    files: u64,
+    /// Of these bytes those of open files without a name.
+    unlinked_bytes: u64,
 }
 
 impl TemporaryDirectory {
@@ -168,22 +206,20 @@ impl TemporaryDirectory {
 
     /// Watches what the job has there, until that is more than its share. Reads whole directories,
     /// so it looks seldom as long as the disk says that there cannot be much.
-    pub(super) async fn wait_for_overflow(&self) -> Error {
-        let mut look = TemporaryUsage::default();
+    pub(super) async fn wait_for_overflow(&self, unlinked: UnlinkedFiles) -> Error {
+        let mut look = TemporaryUsage::unknown();
         loop {
             tokio::time::sleep(FREE_SPACE_POLL).await;
-            match self.sample_usage(look).await {
-                Ok((next, used)) => {
+            match self.sample_usage(look, &unlinked).await {
+                Ok(next) => {
                     look = next;
-                    if let Some((bytes, files)) = used
-                        && (bytes > self.limit.bytes || files > self.limit.files)
-                    {
-                        return self.quota_exceeded_error(bytes, files);
+                    if look.used.bytes > self.limit.bytes || look.used.files > self.limit.files {
+                        return self.quota_exceeded_error(look.used);
                     }
                 }
                 Err(error) => {
                     tracing::debug!(%error, path = %self.path.display(), "not watched");
-                    look.next_walk = clock::now().plus_ms(WALK_MS_MIN);
+                    look.walk_after = clock::now().plus_ms(WALK_MS_MIN);
                 }
             }
         }
@@ -192,36 +228,48 @@ impl TemporaryDirectory {
     async fn sample_usage(
         &self,
         last: TemporaryUsage,
-    ) -> io::Result<(TemporaryUsage, Option<(u64, u64)>)> {
-        let free_bytes = free_disk_bytes(&self.path)?;
-        let taken = last.free_bytes.saturating_sub(free_bytes);
-        let room = self.limit.bytes.saturating_sub(last.used_bytes);
+        unlinked: &UnlinkedFiles,
+    ) -> io::Result<TemporaryUsage> {
         let start = clock::now();
-        if start < last.next_walk && taken <= room / 2 {
-            return Ok((last, None));
+        if start < last.walk_after {
+            return Ok(last);
         }
-        let path = self.path.clone();
-        let used = tokio::task::spawn_blocking(move || measure_use(&path));
+        let free = self.free_space().await?;
+        if start < last.walk_by && !last.may_exceed(self.limit, free) {
+            return Ok(last);
+        }
+        let (path, unlinked) = (self.path.clone(), unlinked.clone());
+        let used = tokio::task::spawn_blocking(move || measure_all(&path, &unlinked));
         let used = used.await.map_err(io::Error::other)??;
         let took = clock::now().ms_since(start);
         let pause = took.saturating_mul(WALK_PAUSE_FACTOR);
-        let next = start.plus_ms(pause.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took)));
-        let used_bytes = used.0;
-        let look = TemporaryUsage {
-            used_bytes,
-            free_bytes,
-            next_walk: next,
-        };
-        Ok((look, Some(used)))
+        Ok(TemporaryUsage {
+            used,
+            free,
+            walk_after: start.plus_ms(pause),
+            walk_by: start.plus_ms(pause.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took))),
+        })
     }
 
-    fn quota_exceeded_error(&self, bytes: u64, files: u64) -> Error {
+    /// A disk that hangs holds up no thread of the runtime.
+    async fn free_space(&self) -> io::Result<FreeSpace> {
+        let path = self.path.clone();
+        let measured = tokio::task::spawn_blocking(move || FreeSpace::measure(&path));
+        measured.await.map_err(io::Error::other)?
+    }
+
+    fn quota_exceeded_error(&self, used: Used) -> Error {
+        let unlinked = match used.unlinked_bytes.div_ceil(1_000_000) {
+            0 => String::new(),
+            megabytes => format!(" ({megabytes} MB of it removed, but still open)"),
+        };
         let text = format!(
-            "job '{}' has {} MB in {files} files in /tmp and /var/tmp, and may have {} MB in {}; \
-             let it remove what it needs no more, put the files into a scratch volume, or start \
-             the node with a larger --tmp",
+            "job '{}' has {} MB in {} files in /tmp and /var/tmp{unlinked}, and may have {} MB in \
+             {}; let it remove what it needs no more, put the files into a scratch volume, or \
+             start the node with a larger --tmp",
             self.job,
-            bytes.div_ceil(1_000_000),
+            used.bytes.div_ceil(1_000_000),
+            used.files,
             self.limit.bytes / 1_000_000,
             self.limit.files
         );
@@ -230,7 +278,7 @@ impl TemporaryDirectory {
 
     /// A job that failed with files here, on a disk without space, did not fail by itself: answers
     /// what the disk had free. Volumes on it tell of themselves.
-    pub(super) fn disk_full_error(&self, report: &JobReport) -> Option<Error> {
+    pub(super) async fn disk_full_error(&self, report: &JobReport) -> Option<Error> {
         let has_failed = match report.outcome {
             JobOutcome::Exited(code) => code != 0,
             JobOutcome::Signaled(_) => true,
@@ -240,13 +288,16 @@ impl TemporaryDirectory {
         if !has_failed || is_told {
             return None;
         }
-        let free_bytes = free_disk_bytes(&self.path).ok()?;
-        let holds = measure_use(&self.path).is_ok_and(|(bytes, _)| bytes > 0);
-        let text = format!(
-            "the disk of the node is full, and with it /tmp: {free_bytes} bytes are free; free \
-             some of it, or start the node with a smaller --size"
-        );
-        (holds && is_disk_full(free_bytes)).then(|| Error::new(ErrorCode::ServerFault, text))
+        let free = self.free_space().await.ok()?;
+        if !free.is_full() {
+            return None;
+        }
+        // It may hold millions of files.
+        let path = self.path.clone();
+        let held = tokio::task::spawn_blocking(move || measure_use(&path));
+        let (bytes, files) = held.await.ok()?.ok()?;
+        let holds = holds_some(bytes, files, free);
+        holds.then(|| Error::new(ErrorCode::ServerFault, describe_full_disk(free)))
     }
 
     /// Removes the directory. What takes long goes on behind the end of the job.
@@ -274,9 +325,37 @@ fn remove_by_thread(path: &Path) {
     }
 }
 
-fn free_disk_bytes(path: &Path) -> io::Result<u64> {
-    let disk = statvfs(path)?;
-    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+/// What is there, with a name and without. Blocks.
+fn measure_all(path: &Path, unlinked: &UnlinkedFiles) -> io::Result<Used> {
+    let (bytes, files) = measure_use(path)?;
+    let (unlinked_bytes, unlinked_files) = unlinked.measure(fs::metadata(path)?.dev());
+    Ok(Used {
+        bytes: bytes + unlinked_bytes,
+        files: files + unlinked_files,
+        unlinked_bytes,
+    })
+}
+
+/// Whether a job holds some of what its disk lacks.
+fn holds_some(bytes: u64, files: u64, free: FreeSpace) -> bool {
+    match free.lacks_files() {
+        true => files > OWN_DIRECTORIES,
+        false => bytes > 0,
+    }
+}
+
+fn describe_full_disk(free: FreeSpace) -> String {
+    if let Some(files) = free.files.filter(|_| free.lacks_files()) {
+        return format!(
+            "the disk of the node has no files (inodes) left, and so has /tmp: {files} are free; \
+             remove files from it, or start the node on another disk"
+        );
+    }
+    format!(
+        "the disk of the node is full, and with it /tmp: {} bytes are free; free some of it, or \
+         start the node with a smaller --size",
+        free.bytes
+    )
 }
 
 #[cfg(test)]
@@ -322,7 +401,9 @@ mod tests {
         let id = ExecutionId(7);
         let directory = TemporaryDirectory::create(parent.path(), id, "j", limit).unwrap();
         fs::write(directory.path().join("f"), vec![1; 2_000_000]).unwrap();
-        let error = tokio::time::timeout(Duration::from_secs(20), directory.wait_for_overflow());
+        let nobody = UnlinkedFiles::of_agent(None, Vec::new());
+        let error =
+            tokio::time::timeout(Duration::from_secs(20), directory.wait_for_overflow(nobody));
         let error = error.await.expect("it is watched");
         assert_eq!(error.code, ErrorCode::TemporaryFull);
         for word in ["job 'j'", "/tmp", "may have 1 MB", "--tmp"] {
@@ -330,5 +411,45 @@ mod tests {
         }
         directory.remove().await;
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_by_what_it_lacks() {
+        let free = |bytes, files| FreeSpace {
+            bytes,
+            files: Some(files),
+        };
+        // A directory takes bytes on many disks; empty files take none.
+        assert!(!holds_some(8_192, OWN_DIRECTORIES, free(1 << 40, 0)));
+        assert!(holds_some(8_192, 946, free(1 << 40, 0)));
+        assert!(holds_some(0, 946, free(1 << 40, 0)));
+        assert!(!holds_some(0, 946, free(0, 1_000_000)));
+        assert!(describe_full_disk(free(1 << 40, 0)).contains("no files (inodes) left"));
+        assert!(describe_full_disk(free(5, 1_000_000)).contains("5 bytes are free"));
+    }
+
+    #[test]
+    fn walks_are_repeated_as_the_disk_fills() {
+        let limit = TemporaryQuota {
+            bytes: 1_000,
+            files: 1_000,
+            memory_bytes: 0,
+        };
+        let free = |bytes, files| FreeSpace {
+            bytes,
+            files: Some(files),
+        };
+        let last = TemporaryUsage {
+            used: Used {
+                bytes: 200,
+                files: 200,
+                unlinked_bytes: 0,
+            },
+            free: free(10_000, 10_000),
+            ..TemporaryUsage::unknown()
+        };
+        assert!(!last.may_exceed(limit, free(9_600, 9_600)));
+        assert!(last.may_exceed(limit, free(9_599, 9_600)));
+        assert!(last.may_exceed(limit, free(9_600, 9_599)));
     }
 }

@@ -27,6 +27,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::private_directory;
 use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags, statvfs};
 
+use crate::full_disk::FreeSpace;
 use crate::incarnation::Incarnation;
 
 /// Attempts to empty a directory in which a call that was given up may still make files.
@@ -147,15 +148,17 @@ impl Store {
     ///
     /// # Errors
     /// The disk does not say it.
-    pub(super) fn describe_disk(&self) -> io::Result<(u64, String)> {
-        let disk = statvfs(&self.root)?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        let (root, files) = (self.root.display(), disk.f_favail);
-        // Some file systems count no files.
-        let told = match (disk.f_files, files) {
-            (0, _) => format!("the disk of {root} has {free} bytes free"),
-            (all, 0) => format!("the disk of {root} has no files (inodes) left: 0 of {all}"),
-            _ => format!("the disk of {root} has {free} bytes and {files} files free"),
+    pub(super) fn describe_disk(&self) -> io::Result<(FreeSpace, String)> {
+        let free = FreeSpace::measure(&self.root)?;
+        let (root, bytes) = (self.root.display(), free.bytes);
+        let told = match free.files {
+            None => format!("the disk of {root} has {bytes} bytes free"),
+            Some(files) if free.lacks_files() => {
+                let all = statvfs(&self.root)?.f_files;
+                let left = if files == 0 { "no" } else { "few" };
+                format!("the disk of {root} has {left} files (inodes) left: {files} of {all}")
+            }
+            Some(files) => format!("the disk of {root} has {bytes} bytes and {files} files free"),
         };
         Ok((free, told))
     }

@@ -1,0 +1,140 @@
+//! Files without a name that a job holds open in its temporary directories: they take space that no
+//! walk finds. Read from `/proc`, as far as this user may look at the processes of the job.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What a job has for itself, by the paths that it sees.
+const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// What the kernel adds to the path of an open file that has no name any more.
+const DELETED: &[u8] = b" (deleted)";
+
+/// Most processes that are looked at: those of a job that has more are partly not seen.
+const PROCESSES_MAX: usize = 16_384;
+
+/// Where a job may hold such files.
+#[derive(Debug, Clone)]
+pub(super) struct UnlinkedFiles {
+    /// The agent, from which all processes of the job descend; `None` when it has ended.
+    agent: Option<u32>,
+    /// Paths of the job that are none of its own temporary directories: volumes, and what it shares
+    /// with the host.
+    others: Vec<PathBuf>,
+}
+
+impl UnlinkedFiles {
+    pub(super) fn of_agent(agent: Option<u32>, others: Vec<PathBuf>) -> Self {
+        Self { agent, others }
+    }
+
+    /// Bytes and files of this device that have no name and are open. Blocks.
+    pub(super) fn measure(&self, device: u64) -> (u64, u64) {
+        let mut seen = BTreeSet::new();
+        let mut bytes = 0;
+        for process in self.processes() {
+            let Ok(open) = fs::read_dir(format!("/proc/{process}/fd")) else {
+                continue;
+            };
+            for descriptor in open.flatten() {
+                let link = descriptor.path();
+                // A file system whose server hangs is asked nothing.
+                if !fs::read_link(&link).is_ok_and(|path| self.is_private(&path)) {
+                    continue;
+                }
+                let Ok(found) = fs::metadata(&link) else {
+                    continue;
+                };
+                if found.nlink() == 0 && found.dev() == device && seen.insert(found.ino()) {
+                    bytes += found.blocks() * 512;
+                }
+            }
+        }
+        (bytes, seen.len() as u64)
+    }
+
+    fn is_private(&self, path: &Path) -> bool {
+        let Some(path) = path.as_os_str().as_bytes().strip_suffix(DELETED) else {
+            return false;
+        };
+        let path = Path::new(OsStr::from_bytes(path));
+        PRIVATE.iter().any(|private| path.starts_with(private))
+            && !self.others.iter().any(|other| path.starts_with(other))
+    }
+
+    /// The agent and all that descend from it.
+    fn processes(&self) -> Vec<u32> {
+        let mut found: Vec<u32> = self.agent.into_iter().collect();
+        let mut at = 0;
+        while at < found.len().min(PROCESSES_MAX) {
+            // Whoever ends meanwhile has no children any more.
+            found.extend(children(found[at]).unwrap_or_default());
+            at += 1;
+        }
+        found
+    }
+}
+
+fn children(process: u32) -> io::Result<Vec<u32>> {
+    let mut children = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
+        let Ok(listed) = fs::read_to_string(thread.path().join("children")) else {
+            continue;
+        };
+        let numbers = listed.split_ascii_whitespace();
+        children.extend(numbers.filter_map(|number| number.parse::<u32>().ok()));
+    }
+    Ok(children)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn open_files_without_a_name_are_counted() {
+        let directory = tempfile::tempdir_in("/tmp").expect("directory");
+        let device = directory.path().metadata().expect("directory").dev();
+        let path = directory.path().join("f");
+        let script = r#"exec 9>"$1"; rm "$1"; head -c 1000000 /dev/zero >&9; echo; read wait"#;
+        // A child of a child, which two processes hold open.
+        let mut job = Command::new("sh")
+            .args(["-c", r#"sh -c "$0" sh "$1"; true"#, script])
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let said = job.stdout.take().expect("a pipe");
+        io::BufRead::read_line(&mut io::BufReader::new(said), &mut String::new()).expect("read");
+        let measure = |others: &[&Path], device| {
+            let others = others.iter().map(|path| path.to_path_buf()).collect();
+            UnlinkedFiles::of_agent(Some(job.id()), others).measure(device)
+        };
+        let (bytes, files) = measure(&[], device);
+        assert!(
+            files == 1 && (1_000_000..1_100_000).contains(&bytes),
+            "{bytes}"
+        );
+        assert_eq!(measure(&[directory.path()], device), (0, 0), "a volume");
+        assert_eq!(measure(&[], device + 1), (0, 0), "another file system");
+        job.stdin
+            .take()
+            .expect("a pipe")
+            .write_all(b"\n")
+            .expect("write");
+        job.wait().expect("it ends");
+        assert_eq!(
+            UnlinkedFiles::of_agent(Some(job.id()), vec![]).measure(device),
+            (0, 0)
+        );
+    }
+}
