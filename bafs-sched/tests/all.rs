@@ -15,6 +15,7 @@ mod failing;
 mod feasible;
 mod goodput;
 mod guided;
+mod home_aliases;
 mod journal;
 mod kept_slots;
 mod levels;
