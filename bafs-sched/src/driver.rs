@@ -99,6 +99,8 @@ pub(crate) enum DriverMessage {
     WatchExecution(ServerId, ExecutionId),
     /// A listing of the catalog.
     CatalogListed(Vec<Advert>),
+    /// The run must not begin, or go on.
+    RunRejected(Error),
     /// The catalog will never answer this run.
     CatalogRefused(Error),
     /// Volumes must be kept alive.
@@ -158,6 +160,9 @@ pub async fn run_with_connections(
         let batch = driver
             .receive_batch(&mut notes, &options.cancel_handle)
             .await;
+        if let Some(error) = driver.rejection.take() {
+            return Err(error);
+        }
         driver.apply_events(batch).await?;
         driver.request_quotas().await?;
         if let Some(error) = driver.catalog_refusal.take()
@@ -185,6 +190,8 @@ struct Driver {
     listing_tracker: ListingTracker,
     /// Why the catalog refuses this run, if it does.
     catalog_refusal: Option<Error>,
+    /// Why the run must not go on, if so.
+    rejection: Option<Error>,
     /// Why no node will ever keep anything for this run, if so.
     quota_refusal: Option<Error>,
     /// Whether the journal told of an earlier scheduler.
@@ -262,6 +269,7 @@ impl Driver {
             watch_lists: BTreeMap::new(),
             listing_tracker: ListingTracker::default(),
             catalog_refusal: None,
+            rejection: None,
             quota_refusal: None,
             is_resumed,
             failure_reported_at: None,
@@ -290,6 +298,7 @@ impl Driver {
     fn spawn_background_tasks(&mut self, options: &RunOptions) {
         let (servers, notes) = (self.servers.clone(), self.messages.clone());
         let catalog = options.catalog.clone();
+        let mut first_comparison = Some(self.spawn_alias_check());
         self.tasks.spawn(async move {
             let mut was_told = false;
             loop {
@@ -306,6 +315,12 @@ impl Driver {
                     Err(error) => Some(DriverMessage::CatalogRefused(error)),
                 };
                 was_told &= note.is_none();
+                if note.is_some()
+                    && let Some(compared) = first_comparison.take()
+                {
+                    // It is never sent, but dropped when the comparison is done.
+                    let _ = compared.await;
+                }
                 if let Some(note) = note
                     && notes.send(note).await.is_err()
                 {
@@ -375,6 +390,7 @@ impl Driver {
                     .compare_listing(&self.scheduler, adverts, is_heard);
                 batch.extend(news);
             }
+            DriverMessage::RunRejected(error) => self.rejection = Some(error),
             DriverMessage::CatalogRefused(error) => self.catalog_refusal = Some(error),
             DriverMessage::RenewalDue => self.renew_volumes(),
             DriverMessage::PeriodicCheckDue => {

@@ -12,6 +12,7 @@ mod driver_unreachable_home;
 mod feasibility;
 mod final_pipelines;
 mod goodput;
+mod home_aliases;
 mod impossible_runs;
 mod journal;
 mod late_nodes;

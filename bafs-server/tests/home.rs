@@ -10,8 +10,8 @@ use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractionId, InodeNo};
 use bafs_proto::message::{
-    CloseTree, CommitPut, ListSource, OpenTree, PutFile, ReadCounters, ReadSource, RunFileOps,
-    SourceKind, StatSource, TreeRef,
+    CloseTree, CommitPut, ListSource, OpenTree, PutFile, PutRange, ReadCounters, ReadSource,
+    RunFileOps, SourceKind, StatSource, TreeRef,
 };
 use bafs_proto::token::{Right, Token};
 use bafs_server::home_server::HomeServer;
@@ -509,4 +509,53 @@ async fn malformed_calls_are_refused() {
     let _: Arc<HomeServer> =
         HomeServer::open(world.root.path(), world.signer.verifier(), None).expect("home");
     assert!(HomeServer::open("/nonexistent".as_ref(), world.signer.verifier(), None).is_err());
+}
+
+/// As a node does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_upload_calls_slow_their_connection() {
+    let world = HomeFixture::new();
+    let refused = grant(&world.signer, "elsewhere", &[Right::Write]);
+    let count = 75;
+    for id in 0..count {
+        world
+            .call(begin(id, &format!("out/{id}")))
+            .await
+            .expect("begun");
+    }
+    // What a former server took is known from the disk only.
+    for is_restarted in [false, true] {
+        if is_restarted {
+            world.start(None);
+        }
+        let since = std::time::Instant::now();
+        // 64 are free; the ten pauses behind the next are 10, 20, ... 100 ms.
+        for id in 0..count {
+            let extraction = ExtractionId(id);
+            let asked = match is_restarted {
+                false => world
+                    .send(
+                        &refused,
+                        PutRange {
+                            extraction,
+                            offset: 0,
+                        },
+                        b"x",
+                    )
+                    .await
+                    .err(),
+                true => {
+                    let commit = CommitPut {
+                        extraction,
+                        size: 1,
+                        digest: Digest::of(b"x"),
+                    };
+                    world.send(&refused, commit, b"").await.err()
+                }
+            };
+            assert_eq!(asked.expect("no right").code, ErrorCode::RightMissing);
+        }
+        let took_ms = since.elapsed().as_millis();
+        assert!(took_ms >= 550, "{took_ms} ms");
+    }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::test_nodes::{ALL, FOREVER, NodeCluster, spec};
+use bafs_proto::fd_passing::{GetHandoffTicket, HandoffTarget};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
@@ -26,9 +27,13 @@ use bafs_server::node::Node;
 const V: VolumeId = VolumeId(1);
 
 pub(crate) async fn call_node(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply> {
+    call_from(node, "t", token, request).await
+}
+
+async fn call_from(node: &Arc<Node>, peer: &str, token: &Token, request: Request) -> Result<Reply> {
     let peer = Peer {
         role: bafs_proto::message::Role::Agent,
-        address: "t".to_owned(),
+        address: peer.to_owned(),
     };
     let body = bytes::Bytes::new();
     let (token, deadline) = (token.clone(), Deadline::after_ms(2_000));
@@ -297,6 +302,49 @@ async fn every_request_needs_exactly_its_right() {
             .await
             .expect_err("not here");
         assert_eq!(error.code, ErrorCode::Unsupported);
+    }
+}
+
+/// The kinds of calls whose right depends on a session, for a volume that nobody has.
+fn session_call(kind: &str, volume: u128) -> Request {
+    let (tree, epoch) = (TreeRef::Volume(VolumeId(volume)), Epoch(1));
+    match kind {
+        "ops" => RunFileOps {
+            tree,
+            ..run_ops(epoch, 1, Vec::new())
+        }
+        .into(),
+        "close" => CloseTree {
+            tree,
+            epoch,
+            lifetime_ms_min: u64::from(volume % 2 == 0),
+        }
+        .into(),
+        _ => GetHandoffTicket {
+            target: HandoffTarget::Tree { tree, epoch },
+        }
+        .into(),
+    }
+}
+
+/// What a refusal costs is paid by the connection, and not by the threads that answer others.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_session_calls_slow_their_connection() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let node = world.node("a:1", world.config(store.path())).await;
+    let signer = world.authority.signer();
+    let token = signer
+        .grant(&[Resource::Jobs], &ALL, FOREVER)
+        .expect("grant");
+    for (first, kind) in [(0, "ops"), (100, "close"), (200, "ticket")] {
+        let since = std::time::Instant::now();
+        // 64 are free; the ten pauses behind the next are 10, 20, ... 100 ms.
+        for volume in first..first + 75 {
+            let asked = call_from(&node, kind, &token, session_call(kind, volume)).await;
+            assert!(asked.is_err(), "{kind} {volume}");
+        }
+        let took_ms = since.elapsed().as_millis();
+        assert!(took_ms >= 550, "{kind}: {took_ms} ms");
     }
 }
 

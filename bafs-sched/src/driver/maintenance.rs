@@ -6,10 +6,15 @@ use std::time::Duration;
 use bafs_proto::Result;
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::node_quota::NodeQuotaList;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{Driver, DriverMessage, monotonic_now, send_event, wall_time_now};
+use super::{
+    CATALOG_POLL_INTERVAL_MS, Driver, DriverMessage, monotonic_now, send_event, wall_time_now,
+};
+use crate::io::home_aliases::HomeAliases;
 use crate::io::node_quotas::ClockReading;
+use crate::io::servers::RETRY_PAUSE;
 use crate::io::user_commands;
 use crate::logic::{Event, MountedVolume};
 
@@ -17,6 +22,34 @@ use crate::logic::{Event, MountedVolume};
 const QUOTA_RELEASE_TIMEOUT_MS: u64 = 1_000;
 
 impl Driver {
+    /// Compares the homes of the workflow, until all of them are known. Who waits for what is
+    /// answered waits for the first comparison.
+    pub(super) fn spawn_alias_check(&mut self) -> oneshot::Receiver<()> {
+        let (servers, notes) = (self.servers.clone(), self.messages.clone());
+        let (compared, first_comparison) = oneshot::channel();
+        let mut compared = Some(compared);
+        self.tasks.spawn(async move {
+            let mut aliases = HomeAliases::default();
+            loop {
+                if !servers.can_compare_homes() {
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                    continue;
+                }
+                match servers.check_home_aliases(&mut aliases).await {
+                    Ok(is_complete) if is_complete => return,
+                    Ok(_) => drop(compared.take()),
+                    Err(error) => {
+                        // The loop ended: nobody waits for this any more.
+                        let _ = notes.send(DriverMessage::RunRejected(error)).await;
+                        return;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(CATALOG_POLL_INTERVAL_MS)).await;
+            }
+        });
+        first_comparison
+    }
+
     /// What users wished since the last time.
     pub(super) fn read_commands(&mut self) -> Vec<Event> {
         let from = self.commands_read.max(self.scheduler.commands_received());

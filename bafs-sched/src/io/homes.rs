@@ -8,7 +8,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::logic::Event;
-use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
+use crate::workflow::{Scheme, Url, Workflow};
 
 /// The home server that stands for `file:///…` of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,13 +95,9 @@ impl Homes {
 
     /// The same for a run of `workflow`, whose journal keeps which homes its names mean.
     pub fn for_workflow(file_home: Option<FileHome>, workflow: &Workflow) -> Self {
-        let sources = workflow.volumes.iter().filter_map(|it| match &it.kind {
-            VolumeKind::Cache { source, .. } => Some(source),
-            VolumeKind::Scratch { fill } => fill.as_ref(),
-        });
-        let targets = workflow.extracts.iter().map(|extract| &extract.target);
-        let urls = sources.chain(targets);
-        let named = urls.filter(|url| url.scheme == Scheme::Bafs && !url.host.contains(':'));
+        let named = workflow
+            .urls()
+            .filter(|url| url.scheme == Scheme::Bafs && !url.host.contains(':'));
         Self {
             unjournaled_names: named.map(|url| url.host.clone()).collect(),
             ..Self::new(file_home)
@@ -253,6 +249,18 @@ impl Homes {
                 resolve_foreign(url)
             }
         }
+    }
+
+    /// The home that stands for `file:///…`, if there is one.
+    pub(crate) fn file_home(&self) -> Option<&FileHome> {
+        self.file_home.as_ref()
+    }
+
+    /// Which home server the host of a URL is, by its name or its address, as far as the catalog
+    /// told.
+    pub(crate) fn server_of_host(&self, host: &str) -> Option<ServerId> {
+        let named = self.by_name.get(host).map(|home| home.server);
+        named.or_else(|| self.find_id_by_address(host))
     }
 
     /// The home server that the catalog lists at an address.

@@ -2,6 +2,7 @@
 
 pub(crate) mod connectivity;
 mod file_extraction;
+pub(crate) mod home_aliases;
 pub mod homes;
 pub mod job_logs;
 pub(crate) mod job_watch;

@@ -54,7 +54,7 @@ const FILL_TIMEOUT_MS: u64 = 12 * 3_600_000;
 const FILL_SILENCES_MAX: u32 = 2;
 
 /// Before what fails is tried again.
-pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// A token given to a job is good for so long, in milliseconds.
 const TOKEN_LIFETIME_MS: u64 = 7 * 24 * 3_600_000;

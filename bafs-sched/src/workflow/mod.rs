@@ -40,6 +40,9 @@ pub use model::{
     CachePolicy, Extract, FirstUsers, Job, JobIndex, Mount, ProgramSpec, SHARED_DIRECTORIES,
     Volume, VolumeIndex, VolumeKind, Workflow,
 };
+pub(crate) use overlaps::{
+    ExtractTarget, HomePathKey, Overlap, find_overlaps, overlap_hint, split_parts, textual_key,
+};
 pub use quantities::{
     QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size,
 };

@@ -183,6 +183,15 @@ impl Workflow {
         &self.volumes[index.as_usize()]
     }
 
+    /// All places at homes: sources of volumes first, then where extracts go.
+    pub fn urls(&self) -> impl Iterator<Item = &Url> {
+        let sources = self.volumes.iter().filter_map(|volume| match &volume.kind {
+            VolumeKind::Cache { source, .. } => Some(source),
+            VolumeKind::Scratch { fill } => fill.as_ref(),
+        });
+        sources.chain(self.extracts.iter().map(|extract| &extract.target))
+    }
+
     /// For each volume those of its users that run first and second, as far as the order of jobs
     /// says so: one may be declared after the jobs that wait for it.
     pub fn first_users(&self) -> FirstUsers {

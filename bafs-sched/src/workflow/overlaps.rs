@@ -10,6 +10,30 @@ use super::url::{Scheme, Url};
 /// Where a file goes: the volume that it comes from, and where that is declared.
 pub(super) type LocatedTarget = (VolumeIndex, SourceLocation);
 
+/// A home, and a path there by its parts, so that what is below a path comes right behind it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HomePathKey {
+    /// What is equal for two URLs of one home.
+    pub(crate) home: String,
+    /// The path there.
+    pub(crate) parts: Vec<String>,
+}
+
+/// Where an extract goes, and the volume that it comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExtractTarget<'w> {
+    pub(crate) from: VolumeIndex,
+    pub(crate) url: &'w Url,
+}
+
+/// A volume that shows or holds what an extract sends.
+#[derive(Debug)]
+pub(crate) struct Overlap<'w> {
+    pub(crate) volume: VolumeIndex,
+    pub(crate) source: &'w Url,
+    pub(crate) target: ExtractTarget<'w>,
+}
+
 /// Refuses caches, and volumes filled from a home, whose source is a target of an extract, or lies
 /// above or below one. What comes back to the place that its own volume was filled from is right:
 /// it is filled before, always. `places` are those of the volumes.
@@ -19,56 +43,89 @@ pub(super) fn check_overlaps(
     places: &[SourceLocation],
     diagnostics: &mut Diagnostics,
 ) {
-    if targets.is_empty() {
-        return;
-    }
-    let mut by_key: BTreeMap<HomePathKey, Vec<(&Url, LocatedTarget)>> = BTreeMap::new();
-    for (url, target) in targets {
-        by_key
-            .entry(home_path_key(url))
-            .or_default()
-            .push((url, *target));
-    }
-    for (position, (volume, place)) in workflow.volumes.iter().zip(places).enumerate() {
-        let (source, is_cache) = match &volume.kind {
-            VolumeKind::Cache { source, .. } => (source, true),
-            VolumeKind::Scratch { fill: Some(source) } => (source, false),
-            VolumeKind::Scratch { fill: None } => continue,
+    let all = targets
+        .iter()
+        .map(|(url, (from, _))| ExtractTarget { from: *from, url });
+    for overlap in find_overlaps(workflow, all, textual_key) {
+        let volume = workflow.volume(overlap.volume);
+        let (name, source, target) = (&volume.name, overlap.source, overlap.target.url);
+        let from = &workflow.volume(overlap.target.from).name;
+        let (declared, verb) = match volume.kind {
+            VolumeKind::Cache { .. } => ("a cache of", "shows"),
+            VolumeKind::Scratch { .. } => ("filled from", "holds"),
         };
-        let is_own =
-            |(_, (from, _)): &(&Url, LocatedTarget)| !is_cache && from.as_usize() == position;
-        let Some((target, (from, at))) = find_overlapping(&by_key, source, is_own) else {
-            continue;
-        };
-        let (name, from) = (&volume.name, &workflow.volume(from).name);
-        let (declared, verb) = match is_cache {
-            true => ("a cache of", "shows"),
-            false => ("filled from", "holds"),
-        };
+        let (_, at) = targets[target];
         let message = format!(
             "volume '{name}' is {declared} '{source}', where {} extracts '{target}': what it \
              {verb} of that depends on chance, and on earlier runs",
             diagnostics.describe_location(at)
         );
-        let hint = format!(
-            "mount '{from}' 'ro' in the jobs that read what it holds, or extract to a place apart"
-        );
-        diagnostics.error_hint(*place, message, hint);
+        let place = places[overlap.volume.as_usize()];
+        diagnostics.error_hint(place, message, overlap_hint(from));
     }
 }
 
-/// A home, and a path there by its parts, so that what is below a path comes right behind it.
-type HomePathKey = (Scheme, String, Vec<String>);
+/// What to do about an overlap with what volume `from` holds.
+pub(crate) fn overlap_hint(from: &str) -> String {
+    format!("mount '{from}' 'ro' in the jobs that read what it holds, or extract to a place apart")
+}
 
-fn home_path_key(url: &Url) -> HomePathKey {
+/// The first overlap of each volume. URLs are of one home when `key_of` says so; it is nothing for
+/// one of which nobody knows where it is.
+pub(crate) fn find_overlaps<'w>(
+    workflow: &'w Workflow,
+    targets: impl Iterator<Item = ExtractTarget<'w>>,
+    key_of: impl Fn(&Url) -> Option<HomePathKey>,
+) -> Vec<Overlap<'w>> {
+    let mut by_key: BTreeMap<HomePathKey, Vec<ExtractTarget<'w>>> = BTreeMap::new();
+    for target in targets {
+        if let Some(key) = key_of(target.url) {
+            by_key.entry(key).or_default().push(target);
+        }
+    }
+    if by_key.is_empty() {
+        return Vec::new();
+    }
+    let volumes = (0..).map(VolumeIndex).zip(&workflow.volumes);
+    let overlaps = volumes.filter_map(|(index, volume)| {
+        let (source, is_cache) = match &volume.kind {
+            VolumeKind::Cache { source, .. } => (source, true),
+            VolumeKind::Scratch { fill: Some(source) } => (source, false),
+            VolumeKind::Scratch { fill: None } => return None,
+        };
+        let is_own = |target: &ExtractTarget<'_>| !is_cache && target.from == index;
+        let target = find_overlapping(&by_key, &key_of(source)?, is_own)?;
+        Some(Overlap {
+            volume: index,
+            source,
+            target,
+        })
+    });
+    overlaps.collect()
+}
+
+/// What two URLs have in common that name a place the same way.
+pub(crate) fn textual_key(url: &Url) -> Option<HomePathKey> {
+    Some(HomePathKey {
+        home: format!("{}://{}", url.scheme.name(), host_of(url)),
+        parts: path_parts(url),
+    })
+}
+
+/// The path of a URL by its parts.
+fn path_parts(url: &Url) -> Vec<String> {
     let path = match url.scheme {
         // Behind a `?` is no path, but of what is in front of it.
         Scheme::Http | Scheme::Https => url.path.split('?').next().unwrap_or_default(),
         _ => &url.path,
     };
+    split_parts(path)
+}
+
+/// The parts of a path.
+pub(crate) fn split_parts(path: &str) -> Vec<String> {
     let parts = path.split('/').filter(|part| !part.is_empty());
-    let parts = parts.map(str::to_owned).collect();
-    (url.scheme, host_of(url), parts)
+    parts.map(str::to_owned).collect()
 }
 
 /// The host without a port that is the usual one.
@@ -84,23 +141,20 @@ fn host_of(url: &Url) -> String {
 }
 
 /// The first target that is this place, or lies above or below it.
-fn find_overlapping<'u>(
-    targets: &BTreeMap<HomePathKey, Vec<(&'u Url, LocatedTarget)>>,
-    source: &Url,
-    is_own: impl Fn(&(&'u Url, LocatedTarget)) -> bool,
-) -> Option<(&'u Url, LocatedTarget)> {
-    let of_another =
-        |all: &Vec<(&'u Url, LocatedTarget)>| all.iter().find(|it| !is_own(it)).copied();
-    let whole = home_path_key(source);
+fn find_overlapping<'w>(
+    targets: &BTreeMap<HomePathKey, Vec<ExtractTarget<'w>>>,
+    whole: &HomePathKey,
+    is_own: impl Fn(&ExtractTarget<'w>) -> bool,
+) -> Option<ExtractTarget<'w>> {
+    let of_another = |all: &Vec<ExtractTarget<'w>>| all.iter().find(|it| !is_own(it)).copied();
     let mut above = whole.clone();
-    while above.2.pop().is_some() {
+    while above.parts.pop().is_some() {
         if let Some(found) = targets.get(&above).and_then(of_another) {
             return Some(found);
         }
     }
     let below = targets.range(whole.clone()..);
-    let mut below = below.take_while(|((scheme, host, parts), _)| {
-        *scheme == whole.0 && *host == whole.1 && parts.starts_with(&whole.2)
-    });
+    let mut below =
+        below.take_while(|(key, _)| key.home == whole.home && key.parts.starts_with(&whole.parts));
     below.find_map(|(_, all)| of_another(all))
 }

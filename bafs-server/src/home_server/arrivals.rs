@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bafs_proto::Result;
 use bafs_proto::hash::{Digest, DigestHasher};
@@ -75,6 +75,8 @@ impl Arrival {
 #[derive(Debug, Default)]
 struct Slot {
     arrival: Mutex<Option<Arrival>>,
+    /// Where the file shall be, for who does not wait for the arrival.
+    path: OnceLock<String>,
     /// `None` when nothing comes in: what waits for its turn then waits for nothing.
     received_bytes: watch::Sender<Option<u64>>,
 }
@@ -93,6 +95,9 @@ impl Arrivals {
         let slot = self.slots().entry(extract).or_default().clone();
         let mut arrival = slot.arrival.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut arrival);
+        if let Some(arrival) = arrival.as_ref() {
+            slot.path.get_or_init(|| arrival.path.clone());
+        }
         let received_bytes = arrival.as_ref().map(Arrival::received_bytes);
         slot.received_bytes.send_replace(received_bytes);
         drop(arrival);
@@ -112,6 +117,11 @@ impl Arrivals {
             slots.remove(&idle);
         }
         result
+    }
+
+    /// Where an upload goes that came in. It may have ended meanwhile.
+    pub(super) fn path(&self, extract: ExtractionId) -> Option<String> {
+        self.slots().get(&extract)?.path.get().cloned()
     }
 
     /// Waits until the bytes before `offset` are here, unless they are too many to be on their way:

@@ -34,9 +34,9 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFile, PutFiles,
-    PutFilesEntry, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
-    SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
+    Advert, CloseTree, CommitPut, Counters as CounterValues, Done, ListSource, OpenTree, PutFile,
+    PutFiles, PutFilesEntry, PutRange, PutReceipt, PutResults, ReadSource, Reply, Request,
+    RunFileOps, ServerKind, SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Cancellation, IncomingRequest, Service};
@@ -186,7 +186,8 @@ impl HomeServer {
         let wait = (deadline, &awaited);
         self.counters.add("home_requests", 1);
         self.counters.add(&format!("calls.{}", request.name()), 1);
-        let needs = required_rights(&token, &request);
+        let mut needs = required_rights(&token, &request);
+        needs.extend(self.late_right(&token, &request).await);
         if !self.access.has_verdicts(&needs) {
             self.access.check_until_refused(&peer.address, needs).await;
         }
@@ -238,6 +239,38 @@ impl HomeServer {
             Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
             other => Err(unsupported_error(&other)),
         }
+    }
+
+    /// The right that a call of a session or an upload needs. It is demanded where that is used.
+    async fn late_right(
+        self: &Arc<Self>,
+        token: &Token,
+        request: &Request,
+    ) -> Option<RequiredRight> {
+        let of_session = |tree, epoch| {
+            let right = self.trees.right(tree, epoch).unwrap_or(Right::Read);
+            Some((home_path(tree).ok()?.to_owned(), right))
+        };
+        let (path, right) = match request {
+            Request::RunFileOps(call) => of_session(&call.tree, call.epoch)?,
+            Request::CloseTree(call) => of_session(&call.tree, call.epoch)?,
+            Request::PutRange(PutRange { extraction, .. })
+            | Request::CommitPut(CommitPut { extraction, .. }) => {
+                let upload = *extraction;
+                let path = match self.puts.arriving_path(upload) {
+                    Some(path) => path,
+                    None => {
+                        let find = self
+                            .clone()
+                            .run_blocking(move |home| home.puts.path_of(upload));
+                        find.await.ok()??
+                    }
+                };
+                (path, Right::Write)
+            }
+            _ => return None,
+        };
+        Some((Arc::new(token.clone()), Resource::Home(path), right))
     }
 
     fn read_counters(&self, token: &Token) -> Result<CounterValues> {
@@ -557,7 +590,7 @@ fn required_rights(token: &Token, request: &Request) -> Vec<RequiredRight> {
             (TreeRef::Volume(_), _) => Vec::new(),
         },
         Request::ReadCounters(_) => vec![(shared, Resource::Catalog, Right::Read)],
-        // What they need is known with the upload or the session.
+        // What the others need is known with the upload or the session.
         _ => Vec::new(),
     }
 }

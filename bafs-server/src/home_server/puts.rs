@@ -463,6 +463,19 @@ impl Puts {
         })
     }
 
+    /// Where an upload goes that came in, if that is known at once.
+    pub(super) fn arriving_path(&self, extract: ExtractionId) -> Option<String> {
+        self.arrivals.path(extract)
+    }
+
+    /// Where an upload goes, if it was begun.
+    ///
+    /// # Errors
+    /// `ServerFault` when that cannot be read.
+    pub(super) fn path_of(&self, extract: ExtractionId) -> Result<Option<String>> {
+        Ok(self.load(extract)?.map(|upload| upload.path))
+    }
+
     /// The upload if it was begun, which must have been for the same path.
     fn load_same(&self, extract: ExtractionId, path: &str) -> Result<Option<UploadRecord>> {
         let known = self.load(extract)?;

@@ -29,9 +29,11 @@ impl Service for Node {
             self.counters
                 .add(&format!("calls.{}", incoming.request.name()), 1);
             let needs = required_rights(&incoming.token, &incoming.request)?;
+            let of_session = self.session_right(&incoming.token, &incoming.request);
             let peer = &incoming.peer.address;
-            if !self.access.has_verdicts(&needs) {
-                self.access.check_until_refused(peer, needs.clone()).await;
+            if !self.access.has_verdicts(needs.iter().chain(&of_session)) {
+                let all = needs.iter().cloned().chain(of_session).collect();
+                self.access.check_until_refused(peer, all).await;
             }
             for (token, resource, right) in needs {
                 self.access.require(&token, resource, right)?;
@@ -112,6 +114,22 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
 }
 
 impl Node {
+    /// The right that a call of a session needs. It is demanded where the session is used.
+    fn session_right(&self, token: &Token, request: &Request) -> Option<RequiredRight> {
+        let (tree, epoch, lifetime_ms_min) = match request {
+            Request::RunFileOps(call) => (&call.tree, call.epoch, 0),
+            Request::CloseTree(call) => (&call.tree, call.epoch, call.lifetime_ms_min),
+            Request::GetHandoffTicket(call) => match &call.target {
+                HandoffTarget::Tree { tree, epoch } => (tree, *epoch, 0),
+                HandoffTarget::Cache { .. } => return None,
+            },
+            _ => return None,
+        };
+        let resource = Resource::Volume(volume_id(tree).ok()?);
+        let right = self.storage.session_right(tree, epoch, lifetime_ms_min);
+        Some((Arc::new(token.clone()), resource, right))
+    }
+
     /// The volumes of a page that a token may see.
     async fn visible_volumes(
         &self,

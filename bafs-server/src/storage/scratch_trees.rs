@@ -209,6 +209,21 @@ impl Storage {
         self.or_volume_lost(id, running).await
     }
 
+    /// The right that a call of a session needs which has its volume kept for so long. One of a
+    /// session that is no more is told so if it may read, but keeps no volume by that.
+    pub(crate) fn session_right(
+        &self,
+        tree: &TreeRef,
+        epoch: Epoch,
+        lifetime_ms_min: u64,
+    ) -> Right {
+        let known = self.trees.sessions.right(tree, epoch);
+        known.unwrap_or(match lifetime_ms_min {
+            0 => Right::Read,
+            _ => Right::Write,
+        })
+    }
+
     /// Ends a session, if `allow` grants the right that it needs. A volume that it may write is
     /// kept as long as the call asks for before that is answered.
     ///
@@ -222,8 +237,8 @@ impl Storage {
     ) -> Result<Done> {
         let id = volume_id(&call.tree)?;
         let sessions = &self.trees.sessions;
-        let reads = sessions.right(&call.tree, call.epoch) == Some(Right::Read);
-        if call.lifetime_ms_min == 0 || reads {
+        let right = self.session_right(&call.tree, call.epoch, call.lifetime_ms_min);
+        if call.lifetime_ms_min == 0 || right == Right::Read {
             sessions.close(call, allow).await?;
             return Ok(Done);
         }
