@@ -330,10 +330,7 @@ impl Agent {
                         uid: geteuid().as_raw(),
                         gid: getegid().as_raw(),
                     },
-                    Ownership::SingleOwner {
-                        visible_owner: shown,
-                        ..
-                    } => shown,
+                    Ownership::SingleOwner { visible_owner, .. } => visible_owner,
                 };
                 let tree = CacheTree::open(server(address), *volume, owner, health.clone()).await?;
                 let tree = Tree::Cache(tree);

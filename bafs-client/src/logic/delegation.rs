@@ -125,8 +125,7 @@ impl Delegation {
                 mode,
                 flags,
             } => {
-                let parent = (*parent, name);
-                let made = self.create(inodes, request, parent, *mode, Some(*flags));
+                let made = self.create(inodes, request, (*parent, name), *mode, Some(*flags));
                 made.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::MakeDirectory { parent, name, mode } => {
