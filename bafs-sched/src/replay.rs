@@ -132,10 +132,7 @@ impl HistoryWriter {
 
     fn write_event(&mut self, event: &Event) {
         match event {
-            Event::NodesListed {
-                nodes,
-                unlisted: missed,
-            } => self.write_nodes(nodes, missed),
+            Event::NodesListed { nodes, unlisted } => self.write_nodes(nodes, unlisted),
             Event::HomeListed { name, address, .. } => {
                 self.add_line(&[name], format!("home {name} is at {address}"));
             }
@@ -171,11 +168,12 @@ impl HistoryWriter {
             }
             Event::CacheInspected {
                 volume,
-                primary_bytes: kept_bytes,
-                refetched_bytes: again_bytes,
+                primary_bytes,
+                refetched_bytes,
             } => {
-                let text =
-                    format!("keeps {kept_bytes} bytes for others, and got {again_bytes} once more");
+                let text = format!(
+                    "keeps {primary_bytes} bytes as primary, and refetched {refetched_bytes}"
+                );
                 self.write_volume(*volume, &text);
             }
             Event::JobStartFailed { execution, error } => {
@@ -193,10 +191,7 @@ impl HistoryWriter {
             Event::ExtractFailed { extract, error } => {
                 self.write_extract(*extract, &format!("was not sent: {error}"));
             }
-            Event::CommandReceived {
-                command: stop_request,
-                ..
-            } => self.write_command(*stop_request),
+            Event::CommandReceived { command, .. } => self.write_command(*command),
             Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
             Event::SchedulerResumed { .. } => {
                 self.add_line(&[], "a scheduler takes up the journal".to_owned())

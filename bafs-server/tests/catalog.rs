@@ -55,20 +55,10 @@ async fn servers_are_listed_until_their_adverts_expire() {
                 .await
         }
     };
-    assert_eq!(
-        tell(teller.clone(), advert(1, 60_000))
-            .await
-            .expect("told")
-            .server_count,
-        1
-    );
-    assert_eq!(
-        tell(teller.clone(), advert(2, 300))
-            .await
-            .expect("told")
-            .server_count,
-        2
-    );
+    for (server_count, advert) in [(1, advert(1, 60_000)), (2, advert(2, 300))] {
+        let told = tell(teller.clone(), advert).await.expect("told");
+        assert_eq!(told.server_count, server_count);
+    }
     let ask = || pool.call("c:1", &asker, QueryServers::default(), short_deadline());
     assert_eq!(
         ask().await.expect("servers").servers,

@@ -381,19 +381,16 @@ async fn remote_trees_support_reading_and_writing() {
     let Ok(FileReply::Opened { handle, .. }) = created.results[0].clone() else {
         panic!()
     };
-    let data = BodyRange {
-        start: 0,
-        length: 5,
+    let (start, length) = (0, 5);
+    let data = BodyRange { start, length };
+    let (offset, append) = (0, true);
+    let write = FileOp::Write {
+        handle,
+        offset,
+        data,
+        append,
     };
-    let write = run(
-        2,
-        FileOp::Write {
-            handle,
-            offset: 0,
-            data,
-            append: true,
-        },
-    );
+    let write = run(2, write);
     for _ in 0..2 {
         let wrote = world
             .send(&world.token, write.clone(), b"hello")
