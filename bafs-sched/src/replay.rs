@@ -140,14 +140,7 @@ impl HistoryWriter {
                 let node = self.node_name(*server);
                 self.add_line(&[&node], format!("node {node} answers no call: it is lost"));
             }
-            Event::CutOff { has_catalog, .. } => {
-                let who = match has_catalog {
-                    true => "no node",
-                    false => "neither a node nor the catalog",
-                };
-                let text = format!("{who} answers: the scheduler is cut off, and waits");
-                self.add_line(&[], text);
-            }
+            Event::CutOff { has_catalog, .. } => self.write_cut_off(*has_catalog),
             Event::Reconnected => {
                 self.add_line(&[], "nodes answer again: the run goes on".to_owned())
             }
@@ -204,6 +197,15 @@ impl HistoryWriter {
             | Event::JobStarted { .. }
             | Event::Tick => {}
         }
+    }
+
+    fn write_cut_off(&mut self, has_catalog: bool) {
+        let who = match has_catalog {
+            true => "no node",
+            false => "neither a node nor the catalog",
+        };
+        let text = format!("{who} answers: the scheduler is cut off, and waits");
+        self.add_line(&[], text);
     }
 
     fn write_strategy_changes(&mut self) {
