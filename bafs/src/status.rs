@@ -179,30 +179,14 @@ fn format_status(status: &RunStatus) -> Result<String> {
     let (done, total) = (progress.extracts_done, progress.extracts_total);
     let bytes = HumanBytes(progress.extracted_bytes);
     writeln!(text, "files  {files} {done}/{total} at home, {bytes}")?;
-    for (stage, (done, all)) in status.levels.iter().enumerate().take(ROWS_SHOWN_MAX) {
+    for (level, (done, all)) in status.levels.iter().enumerate().take(ROWS_SHOWN_MAX) {
         writeln!(
             text,
-            "stage {stage:<2} {} {done}/{all}",
+            "level {level:<2} {} {done}/{all}",
             format_bar(*done, *all)
         )?;
     }
-    for node in status.nodes.iter().take(ROWS_SHOWN_MAX) {
-        let name = visible(&node.name);
-        if node.is_lost {
-            writeln!(text, "node {name} is lost")?;
-            continue;
-        }
-        let space = format_bar(node.reserved_bytes, node.capacity_bytes);
-        let (used, all) = (
-            HumanBytes(node.reserved_bytes),
-            HumanBytes(node.capacity_bytes),
-        );
-        let (jobs, slots) = (node.jobs, node.slots);
-        writeln!(
-            text,
-            "node {name} {space} {used} of {all} reserved, {jobs}/{slots} jobs"
-        )?;
-    }
+    write_nodes(&mut text, status)?;
     for running in status.running_executions.iter().take(ROWS_SHOWN_MAX) {
         let (job, node) = (visible(&running.job), visible(&running.node));
         let seconds = running.elapsed_ms as f64 / 1e3;
@@ -233,6 +217,28 @@ fn format_status(status: &RunStatus) -> Result<String> {
         part(ledger.queued_ms),
     )?;
     Ok(text)
+}
+
+/// One line for each node: its space and its jobs.
+fn write_nodes(text: &mut String, status: &RunStatus) -> Result<()> {
+    for node in status.nodes.iter().take(ROWS_SHOWN_MAX) {
+        let name = visible(&node.name);
+        if node.is_lost {
+            writeln!(text, "node {name} is lost")?;
+            continue;
+        }
+        let space = format_bar(node.reserved_bytes, node.capacity_bytes);
+        let (used, all) = (
+            HumanBytes(node.reserved_bytes),
+            HumanBytes(node.capacity_bytes),
+        );
+        let (jobs, slots) = (node.jobs, node.slots);
+        writeln!(
+            text,
+            "node {name} {space} {used} of {all} reserved, {jobs}/{slots} jobs"
+        )?;
+    }
+    Ok(())
 }
 
 /// What failed for good, if the run did.
