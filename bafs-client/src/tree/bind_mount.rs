@@ -35,7 +35,7 @@ pub struct BindMountTree {
     initial_marks: Option<TreeFingerprint>,
 }
 
-/// File systems that give a file another time whenever a program writes to it through mapped memory,
+/// File systems that give a file another time whenever a program writes to it by mapped memory,
 /// by the numbers of `statfs(2)`: ext2 to ext4, XFS, Btrfs. A tree in memory does not.
 const TIMED_FILE_SYSTEMS: [u32; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
 

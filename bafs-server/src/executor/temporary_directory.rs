@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bafs_proto::ids::ExecutionId;
@@ -128,6 +129,9 @@ pub(super) struct TemporaryDirectory {
     path: PathBuf,
     limit: TemporaryQuota,
     job: String,
+    /// What a look found that found the disk full. Others that fail give space back at once, and
+    /// this job may fail a moment later.
+    full: OnceLock<FreeSpace>,
 }
 
 /// What was seen at the last look.
@@ -193,7 +197,12 @@ impl TemporaryDirectory {
             Error::new(ErrorCode::ServerFault, text)
         })?;
         let job = job.to_owned();
-        Ok(Self { path, limit, job })
+        Ok(Self {
+            path,
+            limit,
+            job,
+            full: OnceLock::new(),
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -231,11 +240,9 @@ impl TemporaryDirectory {
         unlinked: &UnlinkedFiles,
     ) -> io::Result<TemporaryUsage> {
         let start = clock::now();
-        if start < last.walk_after {
-            return Ok(last);
-        }
         let free = self.free_space().await?;
-        if start < last.walk_by && !last.may_exceed(self.limit, free) {
+        let is_due = start >= last.walk_by || last.may_exceed(self.limit, free);
+        if start < last.walk_after || !is_due {
             return Ok(last);
         }
         let (path, unlinked) = (self.path.clone(), unlinked.clone());
@@ -255,7 +262,11 @@ impl TemporaryDirectory {
     async fn free_space(&self) -> io::Result<FreeSpace> {
         let path = self.path.clone();
         let measured = tokio::task::spawn_blocking(move || FreeSpace::measure(&path));
-        measured.await.map_err(io::Error::other)?
+        let free = measured.await.map_err(io::Error::other)??;
+        if free.is_full() {
+            let _ = self.full.set(free);
+        }
+        Ok(free)
     }
 
     fn quota_exceeded_error(&self, used: Used) -> Error {
@@ -276,8 +287,8 @@ impl TemporaryDirectory {
         Error::new(ErrorCode::TemporaryFull, text)
     }
 
-    /// A job that failed with files here, on a disk without space, did not fail by itself: answers
-    /// what the disk had free. Volumes on it tell of themselves.
+    /// A job that failed with files here, on a disk that had no space, did not fail by itself:
+    /// answers what the disk had free. Volumes on it tell of themselves.
     pub(super) async fn disk_full_error(&self, report: &JobReport) -> Option<Error> {
         let has_failed = match report.outcome {
             JobOutcome::Exited(code) => code != 0,
@@ -288,10 +299,8 @@ impl TemporaryDirectory {
         if !has_failed || is_told {
             return None;
         }
-        let free = self.free_space().await.ok()?;
-        if !free.is_full() {
-            return None;
-        }
+        let _now = self.free_space().await;
+        let free = *self.full.get()?;
         // It may hold millions of files.
         let path = self.path.clone();
         let held = tokio::task::spawn_blocking(move || measure_use(&path));
@@ -347,12 +356,12 @@ fn holds_some(bytes: u64, files: u64, free: FreeSpace) -> bool {
 fn describe_full_disk(free: FreeSpace) -> String {
     if let Some(files) = free.files.filter(|_| free.lacks_files()) {
         return format!(
-            "the disk of the node has no files (inodes) left, and so has /tmp: {files} are free; \
+            "the disk of the node has no files (inodes) left, nor has /tmp: {files} were free; \
              remove files from it, or start the node on another disk"
         );
     }
     format!(
-        "the disk of the node is full, and with it /tmp: {} bytes are free; free some of it, or \
+        "the disk of the node is full, and with it /tmp: {} bytes were free; free some of it, or \
          start the node with a smaller --size",
         free.bytes
     )
@@ -413,6 +422,35 @@ mod tests {
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 
+    #[tokio::test]
+    async fn a_disk_that_was_full_is_blamed() {
+        let parent = tempfile::tempdir().unwrap();
+        let limit = TemporaryQuota {
+            bytes: 1_000_000,
+            files: 100,
+            memory_bytes: 0,
+        };
+        let directory =
+            TemporaryDirectory::create(parent.path(), ExecutionId(8), "j", limit).unwrap();
+        fs::write(directory.path().join("f"), "x").unwrap();
+        let report = |outcome| JobReport {
+            outcome,
+            ..super::super::minimal_report(JobOutcome::Killed)
+        };
+        let failed = report(JobOutcome::Exited(2));
+        assert_eq!(directory.disk_full_error(&failed).await, None);
+        // Others have given it back since.
+        let full = FreeSpace {
+            bytes: 5,
+            files: None,
+        };
+        directory.full.set(full).unwrap();
+        let error = directory.disk_full_error(&failed).await.expect("blamed");
+        assert!(error.detail.contains("5 bytes were free"), "{error}");
+        let done = report(JobOutcome::Exited(0));
+        assert_eq!(directory.disk_full_error(&done).await, None);
+    }
+
     #[test]
     fn a_full_disk_is_told_by_what_it_lacks() {
         let free = |bytes, files| FreeSpace {
@@ -425,7 +463,7 @@ mod tests {
         assert!(holds_some(0, 946, free(1 << 40, 0)));
         assert!(!holds_some(0, 946, free(0, 1_000_000)));
         assert!(describe_full_disk(free(1 << 40, 0)).contains("no files (inodes) left"));
-        assert!(describe_full_disk(free(5, 1_000_000)).contains("5 bytes are free"));
+        assert!(describe_full_disk(free(5, 1_000_000)).contains("5 bytes were free"));
     }
 
     #[test]
