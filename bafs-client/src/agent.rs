@@ -1,4 +1,33 @@
-//! Opens the volumes of a job: which tree, which mode, whose files. Mounts nothing.
+//! Opens the volumes of a job: which tree serves each, in which mode, and whose files it shows.
+//!
+//! [`Agent`] has what all volumes of a process share: connections, its id, ownership and options.
+//! [`Agent::open_volume`] takes a [`MountSpec`] and returns a [`Volume`]. Nothing is mounted here.
+//!
+//! The target of the mount and the location of the server decide the tree:
+//!
+//! | Target | Where | Tree |
+//! |---|---|---|
+//! | scratch volume, exact limit | this machine | `Inline`: operations run in this process |
+//! | scratch volume, watched limit | this machine | `BindMount`: the kernel alone |
+//! | scratch volume | another machine | `Remote`, with delegation for a writer |
+//! | cache volume | its own node | `Cache`: names in memory, data in blocks |
+//! | directory of a home | anywhere | `Remote`, nothing is cached |
+//!
+//! For a scratch volume the agent first opens a session by a call. Then it asks for a hand-over. A
+//! refusal is no error: the agent goes on with calls, and notes the reason. A hand-over that breaks
+//! off costs the session, so the agent opens another one.
+//!
+//! **Errors.** `open_volume` returns the server's error with the name of the volume. Later failures
+//! go to `losses`, the channel of [`VolumeLoss`], and the job ends.
+//!
+//! **Ownership.** A job without root runs in a user name space, where one user exists. So the agent
+//! shows all files as that user's ([`Ownership::SingleOwner`]). As root, owners are shown as
+//! stored.
+//!
+//! **For people.** With [`Explain::Yes`] the agent prints which way it reaches each volume, and why
+//! not a better one (`--explain`).
+//!
+//! An agent is cheap to clone. It has no state of its own beyond the pool of connections.
 
 use std::fs;
 use std::io::Write;
@@ -85,7 +114,7 @@ impl TemporaryLocation {
     }
 }
 
-/// What the command line says about how an agent works.
+/// Options of an agent from its command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgentOptions {
     /// Whether a person is told how each volume is reached.

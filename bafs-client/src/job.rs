@@ -1,5 +1,39 @@
-//! Runs one job: its volumes mounted at its paths, its end told apart from a failure of its
-//! environment. Decides nothing about what happens next.
+//! Runs one job: mounts its volumes, starts its program, waits for its end, and reports it.
+//!
+//! [`run_job`] takes these steps, each only after the one before:
+//!
+//! 1. It opens and mounts all volumes. One that fails ends the job before it starts.
+//! 2. It starts the program in the [`Sandbox`], with each volume bound to its path in the job.
+//! 3. It waits for the first of three events: the program ends, a volume is lost, or somebody sends
+//!    a [`StopRequest`]. A request to terminate passes the signal on, and kills after ten seconds.
+//! 4. It waits until the kernel has sent what it still holds, takes the mounts away, and closes the
+//!    sessions. This waits for all delegated operations. If the job succeeded, volumes with results
+//!    get their longer lifetime now, before anybody learns of the end.
+//! 5. It returns a [`JobEnd`]: outcome, times, output, and what the job did to each volume.
+//!
+//! **Whose fault.** The report separates the job from its environment, because only the former uses
+//! up retries.
+//!
+//! | Outcome | Meaning |
+//! |---|---|
+//! | `Exited`, `Signaled` | the program ended by itself |
+//! | `NotStarted` | the program cannot start on any machine: missing, wrong format, bad path |
+//! | `EnvironmentFailed` | a volume, a server or the machine failed |
+//! | `Killed` | somebody asked for it |
+//!
+//! A job that ended after it lost a volume counts as `EnvironmentFailed`, whatever its exit code
+//! was.
+//!
+//! **Concurrency.** All this is one async function. Mounting and killing run on blocking threads.
+//! Volumes are released in parallel, so a silent server delays only its own. A process that waits
+//! in an operation cannot be killed: so its volumes stop waiting first, and then their FUSE
+//! connections are aborted.
+//!
+//! **Liveness.** The agent sends heartbeats to the job's outer stage. That kills an agent that is
+//! silent for the deadline of an operation (3 s at least), and the job ends with it. On a terminal
+//! there are no heartbeats, because a person may stop agent and job together.
+//!
+//! Afterwards no process and no mount of the job is left. What follows is the scheduler's decision.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -40,7 +74,7 @@ pub enum JobIo {
     Inherited,
 }
 
-/// What is asked of a job while it runs.
+/// Request to a running job to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopRequest {
     /// Nothing.
@@ -65,7 +99,7 @@ impl StopRequest {
     }
 }
 
-/// A job's end.
+/// How a job ended, with all that is reported of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnd {
     /// What is reported.

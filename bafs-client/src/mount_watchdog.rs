@@ -1,6 +1,36 @@
-//! The keeper of a mount on the host: a small process in a session of its own that takes the mount
-//! away when the process that serves it dies or falls silent, so that nobody meets a dead mount.
-//! It holds the FUSE device meanwhile, answers no request, and needs no memory to speak of.
+//! The mount watchdog: a process that removes a mount on the host if its agent dies or is silent.
+//!
+//! A mount of `bafs mount` is visible to every process of the host. If its agent died, every access
+//! would fail or hang. So each such mount has a watchdog, a small process in a session of its own:
+//!
+//! ```text
+//!  agent ── heartbeat each 0.5 s ──▶ watchdog      (a socket pair)
+//!    └───── /dev/fuse, duplicated ─▶ watchdog      (held open, never read)
+//! ```
+//!
+//! * `MountWatchdog` is the agent's side. It starts the watchdog, sends heartbeats from the
+//!   runtime, and starts another watchdog if this one was killed. So a blocked runtime counts as
+//!   silent.
+//! * `WatchdogProcess` is one process. Dropping it without `dismiss` removes the mount, and
+//!   `dismiss` ends it in good order.
+//! * `watchdog_main` is the process itself. It runs the same executable under a hidden subcommand.
+//!
+//! The watchdog counts missing heartbeats, so a pause of the whole machine counts as one. The limit
+//! is the deadline of an operation, three seconds at least. It acts in this order:
+//!
+//! 1. It detaches the mount (umount2(2), `MNT_DETACH`), so that no new process waits for it.
+//! 2. If the agent is silent but alive, it prints the reason to standard error and kills the agent.
+//! 3. It exits. With that the kernel's FUSE connection closes, and waiting requests fail.
+//!
+//! It holds the device until then, so requests to a dead agent wait instead of failing.
+//!
+//! **Survival.** Batch systems kill process groups, sessions and control groups. The watchdog
+//! leaves all three if it may, and blocks all signals. It needs little memory, and knows nothing of
+//! files.
+//!
+//! **Errors.** `start` fails if the process does not report within five seconds. Then nothing is
+//! mounted. A job's own mounts need no watchdog, because they end with their name space. See
+//! `docs/decisions/0014-mount-watchdog.md`.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

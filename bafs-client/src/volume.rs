@@ -26,7 +26,7 @@ use crate::tree::{Completion, Tree};
 use crate::usage::{VolumeUsage, without_counts};
 use crate::volume_health::VolumeHealth;
 
-/// What the kernel may believe, and for how long: the volume's kind decides.
+/// What the kernel may cache, and for how long. The kind of the volume decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeMode {
     /// How long names and attributes may be believed.
@@ -86,7 +86,7 @@ impl VolumeMode {
     }
 }
 
-/// Who owns files as the job sees them.
+/// Owners of files, as the job sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
     /// As the tree says.
@@ -100,7 +100,8 @@ pub enum Ownership {
     },
 }
 
-/// A volume that is being shown.
+/// A volume of a job: a tree, its mode, its owners and its counters. After the first data loss
+/// every operation fails.
 #[derive(Debug)]
 pub struct Volume {
     name: String,

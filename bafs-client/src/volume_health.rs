@@ -19,7 +19,7 @@ pub struct VolumeLoss {
     pub error: Error,
 }
 
-/// The fate of one volume. Cheap to clone; clones share it.
+/// Health of one volume: it exists, or its first data loss. Clones share it.
 #[derive(Debug, Clone)]
 pub struct VolumeHealth(Arc<VolumeHealthState>);
 

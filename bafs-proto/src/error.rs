@@ -139,7 +139,7 @@ impl<'de> Deserialize<'de> for ErrorCode {
     }
 }
 
-/// An error as it travels: a code to act on and a text to read.
+/// An error on the wire: a code that programs act on, and a text for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{detail} ({code:?})")]
 pub struct Error {

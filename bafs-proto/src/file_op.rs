@@ -28,7 +28,7 @@ impl fmt::Debug for Errno {
     }
 }
 
-/// On whose behalf an operation runs: new files belong to this user and group.
+/// The process for which an operation runs. New files belong to its user and group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     /// User id of the calling process.
@@ -142,7 +142,8 @@ pub struct BodyRange {
     pub length: u32,
 }
 
-/// One operation.
+/// One file operation on a tree, with inode numbers and handles of a session. Each corresponds to a
+/// request of the FUSE kernel interface (fuse(4)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // fields carry the names of the system call's arguments
 pub enum FileOp {
@@ -311,7 +312,7 @@ pub struct TreeStat {
     pub disk_free_files: Option<u64>,
 }
 
-/// Answer to one operation.
+/// Result of a successful operation. The bytes of a read travel in the body of the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // see FileOp
 pub enum FileReply {

@@ -31,7 +31,8 @@ const TOKEN: &str = "token";
 const TOKEN_KEY: &str = "token.key";
 const TOKEN_PUBLIC: &str = "token.pub";
 
-/// What a process needs to prove that it belongs to a cluster, and to check others.
+/// Identity of a process: its key and certificate prove that it belongs to a cluster. With the
+/// authority's public keys it checks the certificates and tokens of others.
 #[derive(Clone)]
 pub struct Identity {
     /// What the process is.

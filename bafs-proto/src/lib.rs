@@ -1,7 +1,31 @@
-//! What BAFS says on the wire: ids, volumes, messages, errors, identity and transports.
+//! The wire protocol of BAFS: ids, volumes, calls, errors, tokens, identities and transports.
 //!
-//! This crate takes no decisions. Servers, agents and schedulers depend on it and never on each
-//! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
+//! Servers, agents and schedulers depend on this crate and never on each other. It takes no
+//! decisions: it defines what can be said, checks that a message is well formed, and carries it.
+//!
+//! A call passes these layers:
+//!
+//! ```text
+//!  caller                                                server
+//!  message::Call ── codec ──▶ RequestHead + body         net::Service::serve
+//!    net::pool       retries, one connection a server      ▲
+//!    net::channel    chooses QUIC or TCP                   │ token, request, body, deadline
+//!    net::quic, tcp  TLS 1.3 ══════════ frames ══════════ net::channel::Listener
+//! ```
+//!
+//! * [`message`] defines each call and its reply, [`file_op`] the POSIX operations inside
+//!   [`message::RunFileOps`].
+//! * [`error`] numbers the errors. The class of an error says who acts on it: the caller, the
+//!   agent, the scheduler, or nobody.
+//! * [`token`] says what a caller may do, [`identity`] who it is, and [`bearer`] which part of a
+//!   token a call shows.
+//! * [`limits`] has the bounds that hold on the wire: a header has at most 1 MiB, a body 4 MiB.
+//! * [`fd_passing`] is apart. It defines the packets between a node and an agent on one machine.
+//!
+//! Sizes are in bytes, durations in milliseconds, and integers are little endian. Every message
+//! from a peer is untrusted: decoding checks lengths before it allocates.
+//!
+//! Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
 pub mod bearer;
 pub mod buffer;

@@ -1,7 +1,30 @@
-//! Every call: what is asked and what is answered. Takes no decision, moves no byte.
+//! The calls: one struct for each request and one for each reply.
 //!
-//! A call is one struct with an imperative name, tied to its reply by [`Call`]. Requests are safe
-//! to repeat: the caller chooses the ids. Bulk data travels as the raw body beside the header.
+//! [`Call`] ties a request to its reply. The macro `calls!` lists all pairs and generates two
+//! closed sets from them, [`Request`] and [`Reply`]. So a server matches on one enum, and a caller
+//! gets the type that belongs to its call. A reply of another call is `Malformed`.
+//!
+//! A request on the wire is a [`RequestHead`] and a body. The head has the token, the request and
+//! the time that is left until the caller's deadline. Times of two machines are never compared. The
+//! body has raw data: the bytes of a write, of an upload or of blocks. A reply is a [`ReplyHead`]
+//! and a body.
+//!
+//! **Repetition.** Each call is safe to repeat, because its caller chooses the ids. A volume, an
+//! execution or an extraction of a known id is the one that exists, and a batch of a known number
+//! is answered from memory. An id that was used for something else gives `Conflict`.
+//!
+//! **Errors.** A server answers with one [`Error`], of a numbered code. Its class says who acts on
+//! it (see [`crate::error`]). A failed file operation is no error of the call. It is an errno in
+//! [`FileResults`], and the other operations of the batch have their own results.
+//!
+//! **Limits.** A head has at most 1 MiB, so listings come in pages. Each page names where the next
+//! one begins. A body has at most 4 MiB, so longer data takes several calls.
+//!
+//! **Compatibility.** The encoding of [`Hello`] is frozen. Everything else may change with
+//! [`crate::PROTOCOL_VERSION`]: peers of different versions refuse each other with an error that
+//! names both.
+//!
+//! This file decides nothing and does no I/O. `docs/reference/protocol.md` is the reference.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,7 +55,7 @@ pub use crate::source::{
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
-/// What a process is, as its certificate says.
+/// Kind of a process, as its hello says. The certificate proves only the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -44,7 +67,8 @@ pub enum Role {
     Agent,
 }
 
-/// First words on every connection; its bytes are frozen.
+/// First message on every connection. Its encoding never changes, so that other versions are
+/// refused with a clear error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`crate::PROTOCOL_VERSION`] of the speaker.
@@ -69,7 +93,7 @@ pub struct RequestHead {
 /// Header of a reply.
 pub type ReplyHead = Result<Reply, Error>;
 
-/// A call with its reply.
+/// A request that has one type of reply.
 pub trait Call: Into<Request> + Send {
     /// What a server answers.
     type Reply: Send;
@@ -481,7 +505,7 @@ pub struct ExtractFile {
 
 // ------------------------------------------------------------------------------------ trees
 
-/// A tree that takes file operations.
+/// Names a tree that takes file operations.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TreeRef {
     /// A scratch volume of a storage server.
@@ -505,7 +529,7 @@ pub struct OpenTree {
     pub resumed_incarnation: Option<u64>,
 }
 
-/// A session of an agent with a tree.
+/// A session of an agent with a tree, as its server opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeSession {
     /// Names the session in later calls.

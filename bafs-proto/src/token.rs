@@ -1,8 +1,31 @@
-//! Capability tokens: what the bearer may do, until when. The only user of biscuit-auth.
+//! Capability tokens: who holds one may use the rights in it until a time.
 //!
-//! A token grants rights on resources that start with a prefix. Whoever holds one can narrow it
-//! without asking anyone; servers verify with the authority's public key alone. Keeps no clock:
-//! `now` is an argument.
+//! A token grants [`Right`]s on [`Resource`]s. Each resource has a text form, such as `volume/ID/`
+//! or `home/path/`. A grant covers every resource whose text begins with its own text. So a grant
+//! on the empty text ([`Resource::Cluster`]) covers everything.
+//!
+//! * [`Signer`] has the secret key (Ed25519) of the cluster. It signs the first block, which
+//!   contains the grants and the expiry.
+//! * [`Verifier`] has the public key, and every process has one. It checks tokens. It also narrows
+//!   them: it appends a block with a check, and asks nobody. The new token grants what the old one
+//!   and the check both allow.
+//! * [`OpenToken`] is a token whose signatures were checked. Signatures are most of the work, so
+//!   servers keep open tokens and evaluate them for many requests.
+//!
+//! A check names rights, resources, an expiry, and if wanted one server by its address. Another
+//! server rejects a token that is narrowed to one server.
+//!
+//! **Errors.** `TokenInvalid`: no token, not signed by this cluster, too large, or extended by
+//! another program than BAFS. `TokenExpired`: its time is over. `RightMissing`: it does not grant
+//! this. All three are of the class `Denied`, so callers do not repeat the call.
+//!
+//! **Limits.** A token has at most 8 KiB and nine blocks. Whoever holds a token can append blocks
+//! of any content, and some checks take hours to evaluate. So a verifier accepts only the forms of
+//! checks that this file writes.
+//!
+//! Nothing here has state or reads a clock: callers pass the time. This file is the only user of
+//! `biscuit-auth`, which implements the Biscuit format (biscuitsec.org). The choice is recorded in
+//! `docs/decisions/0003-capability-tokens.md`.
 
 use std::fmt;
 
@@ -18,7 +41,7 @@ use crate::ids::{RunId, VolumeId};
 use crate::limits::{TOKEN_BLOCKS_MAX, TOKEN_BYTES_MAX};
 use crate::time::Time;
 
-/// What may be done to a resource.
+/// A right that a token grants on a resource. No right includes another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Right {
     /// Read data and attributes.
@@ -39,7 +62,7 @@ impl Right {
     }
 }
 
-/// What a right is asked or given for.
+/// The object of a right. A grant on a resource covers everything whose text begins with its text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// Everything in the cluster.

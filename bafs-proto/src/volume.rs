@@ -8,7 +8,7 @@ use crate::ids::{ServerId, VolumeId};
 use crate::source_warning::SourceWarnings;
 use crate::time::Time;
 
-/// What a volume is made of.
+/// Kind of a volume: it decides what a job may do with it and where its data are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VolumeKind {
     /// A read-write tree on one server.
@@ -62,7 +62,7 @@ pub enum ReplacementPolicy {
     Mru,
 }
 
-/// How the limit of a scratch volume is kept.
+/// How the limit of a scratch volume is enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LimitKind {
@@ -80,7 +80,8 @@ const MARGIN_BYTES_MIN: u64 = 256 << 20;
 /// Least margin of a watched volume, in files.
 const MARGIN_FILES_MIN: u64 = 10_000;
 
-/// A request for a volume.
+/// Description of a volume, as its creator asks for it. The server reserves its size in bytes and
+/// files before it makes the volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSpec {
     /// Chosen by the caller; creating the same id with the same specification again is harmless.
@@ -138,7 +139,7 @@ impl LimitKind {
     }
 }
 
-/// Where a volume is in its life.
+/// State of a volume: it is being made, ready, or its making failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeState {
@@ -150,7 +151,7 @@ pub enum VolumeState {
     Failed,
 }
 
-/// What a server knows of one of its volumes.
+/// Description, state and use of a volume, as its server reports them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
     /// As it was asked for.

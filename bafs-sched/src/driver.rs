@@ -1,4 +1,40 @@
-//! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
+//! Runs a workflow on a real cluster: collects events, journals them, steps the core, obeys it.
+//!
+//! [`run_workflow`] opens the journal and loops until the core has an outcome:
+//!
+//! ```text
+//!  tasks ─ DriverMessage ─▶ receive_batch ─▶ Journal::append ─▶ Scheduler::step ─▶ actions
+//!    ▲                                                                               │
+//!    └── one task for each action: a call, repeated until its timeout ◀──────────────┘
+//! ```
+//!
+//! * A batch has up to 256 events of one time. It is one record of the journal, synced to disk
+//!   before the core sees it. So no action has an unrecorded cause.
+//! * `execute_action` spawns a task, and never waits. [`crate::io`] has the calls.
+//! * One task for each node waits for the ends of its executions (long polling).
+//! * Timer tasks ask the catalog each second, look for silent nodes and commands of users, and
+//!   renew volumes.
+//! * The core names the time of its next timer. If nothing else comes before, the driver sends a
+//!   tick.
+//!
+//! **Recovery.** If the journal exists, its events are stepped again, without their actions. Then
+//! actions without a recorded answer are repeated, and running executions are watched again. All
+//! actions are safe to repeat. Settings in the journal take precedence over those of the command
+//! line.
+//!
+//! **Errors.** [`run_workflow`] fails if the journal cannot be used, belongs to another workflow
+//! (`Conflict`), or another scheduler has it. It fails if the catalog refuses the run before any
+//! node was seen. A journal that cannot be written ends the run at once, because nothing may happen
+//! unrecorded. Failed calls are events. Failed jobs are part of the [`RunReport`].
+//!
+//! **Concurrency.** The loop owns the scheduler and the journal, and nothing else touches them.
+//! Tasks get what they need by value, or share `Servers`. Journal writes run on a blocking thread,
+//! and the loop waits for them.
+//!
+//! **Time.** `clock.rs` gives one time that never goes back, even if the clock of the machine does.
+//!
+//! [`CancelHandle`] stops a run: its jobs are killed, its volumes deleted, and it ends as
+//! cancelled.
 
 mod clock;
 mod maintenance;
@@ -48,7 +84,7 @@ const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 /// Facts that are journaled and applied together at most.
 const EVENT_BATCH_MAX: usize = 256;
 
-/// What a run needs to know beside the workflow.
+/// Options of a run, apart from the workflow.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
     /// Address of the catalog, `host:port`.
@@ -67,7 +103,7 @@ pub struct RunOptions {
     pub cancel_handle: CancelHandle,
 }
 
-/// A handle that stops a run: jobs are killed, volumes deleted, and the run ends as cancelled.
+/// Cancels a run: its jobs are killed, its volumes deleted, and it ends as cancelled.
 #[derive(Debug, Clone)]
 pub struct CancelHandle(Arc<watch::Sender<bool>>);
 

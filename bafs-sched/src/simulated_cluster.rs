@@ -1,9 +1,37 @@
-//! A cluster in one thread: simulated nodes, virtual time, a seed, chosen faults, and the real
-//! scheduler core. Models what servers do to volumes and jobs, not how long data take.
+//! A simulated cluster with faults, in virtual time, around the real scheduler core.
 //!
-//! Allowed faults: nodes die and return (with their volumes or wiped), replies get lost, volumes
-//! vanish, jobs fail at most as often as they are retried. In the end all nodes return for good,
-//! so every workflow must end complete.
+//! [`SimulatedCluster`] plays nodes, catalog and network in one thread. It tests that a workflow
+//! ends complete and correct, whatever fails:
+//!
+//! ```text
+//!  due_events, by time ─▶ serve_action: a node makes, copies or deletes a volume, starts a job
+//!         ▲                    │ reply, or a lost reply, some milliseconds later
+//!         │                    ▼
+//!         └── actions ◀── Scheduler::step, then Scheduler::check (invariants)
+//! ```
+//!
+//! * A seed and [`Faults`] decide what fails: nodes die and return, with or without their volumes;
+//!   replies get lost; volumes vanish; jobs fail at most as often as they are retried.
+//! * `chaos.rs` adds stopped nodes, cut links, full disks, and a catalog and a scheduler that die.
+//!   The scheduler then continues from its recorded events, as from a journal.
+//! * Each volume holds a digest of each job's output, over all that this job saw. So a job that
+//!   reads wrong input changes what arrives at home, and the test compares that.
+//! * `link_cuts.rs` cuts the scheduler off, and `observed_access.rs` makes jobs use other volumes
+//!   than they declare.
+//!
+//! It models what servers do to volumes and jobs. Apart from a few milliseconds for each action, it
+//! does not model how long data take: that is [`crate::sim`].
+//!
+//! **Result.** [`SimulatedCluster::run_to_end`] returns the [`Outcome`]. It panics if an invariant
+//! of the core breaks, or if the run is not over at the time limit. It also panics if a node that
+//! did not fail still has a volume or an execution. In the end all nodes return for good, so every
+//! run must end complete.
+//!
+//! **Determinism.** Time is virtual, in milliseconds, and all choices come from the seed. Equal
+//! arguments give the same run, so a failed seed can be repeated.
+//!
+//! `bafs-sched/tests/chaos.rs` runs a hundred seeds as an ordinary test. `cargo xtask bench chaos`
+//! runs more.
 
 mod chaos;
 mod faults;
@@ -82,7 +110,7 @@ enum ClusterEvent {
     SecondPasses,
 }
 
-/// The simulated cluster.
+/// A simulated cluster that runs one workflow, in virtual time.
 #[derive(Debug, Clone)]
 pub struct SimulatedCluster {
     /// The core under test.

@@ -1,5 +1,34 @@
-//! Runs jobs of this node, each in an agent process of its own; obeys. Which job runs where, and
-//! how many at once, is the scheduler's policy: here is only a hard limit.
+//! Runs the jobs of this node, each in an agent process of its own.
+//!
+//! The scheduler decides which job runs where. It starts an execution under an id that it chose,
+//! waits for its end, and reads what the job printed:
+//!
+//! ```text
+//!  StartJob ──▶ record the id on disk ──▶ start the agent ──▶ JobReport
+//!  WatchJobs ◀─ reports: as soon as an execution has ended, or after the asked time
+//! ```
+//!
+//! * [`Executor::start`] notes the execution in `started_executions.rs` before it starts the agent.
+//!   So no execution starts twice, not even after a restart of the node.
+//! * `agent.rs` runs one agent: it writes the job to standard input, and reads the report from
+//!   standard output. The pipe stays open while the node lives. If it ends, the agent kills the
+//!   job.
+//! * `agent_log.rs` keeps what agents and jobs print: at most 4,000 files and 128 MiB, for at most
+//!   30 days.
+//! * `temporary_directory.rs` makes the directory for `/tmp` and `/var/tmp`. It kills a job that
+//!   takes more than its share.
+//!
+//! **Errors.** `start` fails with `Busy` when four jobs for each slot run, `Unsupported` on a node
+//! without slots, and `Conflict` when the id is another job. It fails with `WrongState` for an
+//! execution that the node began before its restart: its volumes may be half written. An agent that
+//! cannot start is no error, but a report with `EnvironmentFailed`.
+//!
+//! **Reports.** The executor keeps the last 10,000 reports, 128 MiB at most. One reply holds 768
+//! KiB of them. A report that does not fit counts as running until the next call.
+//!
+//! **Concurrency.** A mutex guards the table of executions. One task supervises each agent, and a
+//! watch channel wakes the waiting calls at each start and end. [`Executor::stop`] aborts the
+//! tasks, and each kills its agent.
 
 mod agent;
 mod agent_log;
@@ -48,7 +77,7 @@ const WATCHED_EXECUTIONS_MAX: usize = 16_384;
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const REPLY_MARGIN_MS: u64 = 200;
 
-/// What an executor needs.
+/// Configuration of an executor.
 #[derive(Debug, Clone)]
 pub struct ExecutorConfig {
     /// Jobs that the node is meant to run at once; 0 for a node that runs none.
@@ -71,7 +100,7 @@ pub struct ExecutorConfig {
     pub temporary_quota: TemporaryQuota,
 }
 
-/// Jobs of this node.
+/// Starts the jobs of this node, and keeps the reports of those that ended.
 #[derive(Debug)]
 pub struct Executor {
     config: ExecutorConfig,

@@ -1,5 +1,34 @@
-//! The node's door for agents on the same machine: tickets, and a Unix socket where they are shown.
-//! What is handed over, and to whom it may be, others decide.
+//! Passes open files to agents on this machine, so that they do without calls.
+//!
+//! Most jobs run on the node that holds their volumes. There an agent works on open files of the
+//! node, which costs no message.
+//!
+//! ```text
+//!  agent ── GetHandoffTicket (a call with a token) ──▶ node checks rights, issue_ticket
+//!  agent ── HandoffHello: the ticket ────────────────▶ Unix socket in the store
+//!  agent ◀─ HandoffHeader and open files (SCM_RIGHTS)
+//!  agent ◀▶ HandoffCall and HandoffMessage, until one end closes
+//! ```
+//!
+//! * [`HandoffServer`] has the socket and the tickets. A ticket has 32 random bytes, is valid once
+//!   and for ten seconds, and stands for a [`HandoffFactory`].
+//! * The factory makes the [`Handoff`] when the agent shows the ticket: header, open files, and a
+//!   [`HandoffHandler`], which answers requests from then on. `storage` and `cache` provide these.
+//! * The connection is a sign of life. Each end sees at once when the other dies. Then the handler
+//!   is dropped.
+//! * A node that wants something back sets `Handoff::recall`. The agent gets the reason.
+//!
+//! **Errors.** An agent that is refused uses the network: `TokenInvalid` for a wrong ticket or
+//! another user, `VersionMismatch` for another protocol version, `Busy` beyond 1,024 waiting
+//! tickets, and `Unsupported` without a socket. Agent and node must run as the same user, because
+//! the node could not read another user's files.
+//!
+//! **Concurrency.** Each connection has a task. Up to 64 requests of one agent run at once, and
+//! those that have begun are finished even if the agent is gone. A message of an agent may take
+//! five seconds. There are at most 2,048 connections.
+//!
+//! The packets are `SOCK_SEQPACKET` with `SCM_RIGHTS` (unix(7)), in [`bafs_proto::net::packets`].
+//! The choice is recorded in `docs/decisions/0010-descriptor-passing-on-one-machine.md`.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,10 +66,10 @@ const CONCURRENT_REQUESTS_MAX: usize = 64;
 /// Pause after a connection could not be accepted: descriptors are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes what is handed over, when its holder is at the door.
+/// Makes the [`Handoff`] when an agent shows the ticket.
 pub type HandoffFactory = Box<dyn FnOnce() -> BoxFuture<'static, Result<Handoff>> + Send>;
 
-/// What is handed over.
+/// Open files for an agent, and the handler that serves it afterwards.
 pub struct Handoff {
     /// What the agent is told.
     pub header: HandoffHeader,
@@ -55,14 +84,14 @@ pub struct Handoff {
 /// What an agent is told, with the open files beside it.
 pub type HandlerReply = Result<(HandoffReply, Vec<OwnedFd>)>;
 
-/// Looks after something that was handed over, until it is dropped.
+/// Serves an agent after a hand-over, until it is dropped.
 pub trait HandoffHandler: Send {
     /// Answers one request. Several may be under way at once; what was begun is done, even when the
     /// agent is gone.
     fn answer(&mut self, request: HandoffRequest) -> BoxFuture<'static, HandlerReply>;
 }
 
-/// Tickets of one node and the place where they are shown.
+/// The tickets of one node, and the Unix socket where agents show them.
 pub struct HandoffServer {
     directory: PathBuf,
     /// The socket's path, once there is one.

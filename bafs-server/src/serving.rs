@@ -32,7 +32,7 @@ const FAILURES_BEFORE_WARNING: u32 = 3;
 const CATALOG_UNREACHABLE_ADVICE: &str = "the catalog is not told of it. Is `bafs catalog` running at that address, \
                       with an identity of the same cluster? This server goes on trying";
 
-/// A server that is running.
+/// A running server: its listener and its background tasks.
 pub struct RunningServer {
     address: SocketAddr,
     listener: Arc<Listener>,

@@ -1,6 +1,35 @@
-//! Tree sessions behind a server: epochs, leases, fencing, answers that are remembered.
+//! Sessions of agents with trees: epochs, leases, fencing, and exactly-once batches.
 //!
-//! Executes no file operation itself (that is `bafs-tree`) and checks no right (the servers do).
+//! An agent opens a tree, sends batches of operations, and closes the tree. [`TreeSessions`] maps
+//! each tree and [`Epoch`] to a session of `bafs-tree`, which runs the operations. Nodes use it for
+//! scratch volumes, home servers for remote I/O.
+//!
+//! * **Epochs.** Each session has a number that only grows, also over restarts: its upper half is
+//!   the incarnation of the server.
+//! * **Fencing.** A volume has one writer. A new writer ends the sessions of all earlier ones. When
+//!   [`TreeSessions::open`] returns, none of their operations runs any more. Their later calls get
+//!   `Fenced`.
+//! * **Leases.** A session that sends nothing for 60 s ends ([`LEASE_MS`],
+//!   [`TreeSessions::sweep`]). An empty batch renews it.
+//! * **Exactly once.** The agent numbers its batches. The server keeps the answer to each
+//!   (`batch_replay.rs`), so a repeated batch is answered from memory and never runs twice.
+//! * **Chains.** Batches with `after_sequence` run one after the other. After the first failed
+//!   operation of a chain nothing later in it runs: it gets `ECANCELED`. So the state on disk shows
+//!   how far the chain came.
+//! * **Hand-over.** [`TreeSessions::hand_to_agent`] passes the tree to an agent on the same
+//!   machine. From then on this server only keeps the lease.
+//!
+//! **Errors.** The agent gets `SessionUnknown` after a restart and opens the tree again. `Fenced`
+//! and `VolumeLost` are final. `InProgress` after a second means that the batch still runs, and the
+//! agent asks again. `Busy` means that the batch before it has not come, or that 4,096 sessions are
+//! open. A failed operation is an errno in the results.
+//!
+//! **Concurrency.** One mutex guards the table, and is never held while an operation runs. A batch
+//! runs on a blocking thread, and goes on if its caller gives up. Each operation runs under the
+//! read lock of its session, and the end of the session takes the write lock.
+//!
+//! Rights are checked by the servers before ([`TreeSessions::authorise`]). See
+//! `docs/decisions/0013-resume-after-server-restart.md` for recovery.
 
 mod batch_replay;
 mod descriptors;
@@ -48,7 +77,7 @@ pub(crate) const IN_PROGRESS_AFTER: Duration = Duration::from_secs(1);
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
 
-/// Sessions of agents with trees. Cheap to clone; clones share the sessions.
+/// Table of the sessions of agents with trees. Clones share the sessions.
 #[derive(Clone)]
 pub struct TreeSessions(Arc<SessionsShared>);
 

@@ -1,8 +1,30 @@
-//! Exact accounting of a tree's use against its limit. Touches no file.
+//! Exact accounting: how many bytes and files a tree takes, against its limit.
 //!
-//! A file is charged what `st_blocks` says. Whoever is about to take space reserves the worst
-//! case first and settles afterwards with what was really taken, under the file's own lock; so
-//! the sum of charges and reservations never passes the limit.
+//! `Account` belongs to one tree. It holds two counters, for bytes and for files, and a table of
+//! the files by device and inode number of the host. Bytes are allocated blocks, as `st_blocks`
+//! counts them (inode(7)), so a sparse file costs only its data. Each inode counts as one file,
+//! except the root.
+//!
+//! An operation that takes space does this, while it holds the lock of the file
+//! (`FileState::lock`):
+//!
+//! 1. `try_reserve_worst_case` adds the most that the operation can take. If that does not fit,
+//!    `reserve_exactly` asks the operation for its exact need.
+//! 2. The operation runs its system call.
+//! 3. `settle` replaces the reservation by the new charge of the file.
+//!
+//! So the sum of all charges and reservations never exceeds the limit, whatever runs at once.
+//!
+//! **Errors.** `reserve_exactly` fails with `ENOSPC`. Reservations of others may be larger than
+//! what they take in the end. So it waits for them first: 16 attempts within a tenth of a second.
+//! While it waits, no operation reserves its worst case.
+//!
+//! **Deleted files.** A file without a name keeps its charge until its last reference is released,
+//! as on any POSIX file system.
+//!
+//! **Concurrency.** Counters are atomic, and the table has 16 shards with a mutex each. A thread
+//! may hold the lock of a file while it waits, but never a shard. The account touches no file: its
+//! callers tell it what is on disk.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -11,7 +33,7 @@ use std::time::Duration;
 
 use crate::errno::{self, Outcome};
 
-/// Space that a tree may take.
+/// Limit of a tree, in bytes and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     /// Bytes on disk, counted in allocated blocks.

@@ -1,8 +1,39 @@
-//! A volume's directory tree: POSIX operations on a local directory, with an exact limit.
+//! POSIX operations on a local directory, with an exact limit of space.
 //!
-//! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
-//! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them,
-//! [`measure_use`], [`remove_tree`] and [`private_directory`].
+//! A volume is a directory on a disk of the node. This crate runs file operations in it, for the
+//! server of the volume or for an agent to which the server handed the directory over. It knows no
+//! network, no token and no lease.
+//!
+//! ```text
+//!  FileOp ──▶ Session ──▶ Tree ──▶ system calls on the directory
+//!               │           └─ Account: bytes and files against the limit
+//!               └─ inode numbers and open handles of one agent
+//! ```
+//!
+//! * [`Tree`] is the directory with its limit. All sessions share it. A tree without a limit counts
+//!   nothing, which home servers use.
+//! * [`Session`] is the view of one agent: its inode numbers, its handles, and whether it may
+//!   write. [`Session::run`] takes one operation and returns its result.
+//! * The account charges each file what it takes on disk (`st_blocks`). It reserves the worst case
+//!   before a write, so use never exceeds the limit.
+//! * [`BlockMap`] says in shared memory ([`SharedWords`]) which blocks of a cache volume can be
+//!   read.
+//! * [`measure_use`], [`tree_fingerprint`], [`remove_tree`] and [`private_directory`] work on whole
+//!   directories.
+//!
+//! **Errors.** A failed operation returns the errno that the same system call returns on the host
+//! (errno(3)). The tree adds `ENOSPC` at its limit, `EROFS` in a session that may not write, and
+//! `ESTALE` for an unknown number.
+//!
+//! **Concurrency.** All operations block, and many threads run them at once. Exactly one process
+//! accounts for a tree: nobody else may change it meanwhile. The caller guarantees that by a lock
+//! file.
+//!
+//! **Limits.** A session takes file descriptors of its process. `descriptor_limits.rs` divides them
+//! among jobs, and names what happens when none is left (`EMFILE`, `ENFILE`).
+//!
+//! No lookup leaves the tree: names are single components, and no operation follows a symbolic
+//! link.
 
 mod kernel;
 

@@ -1,4 +1,28 @@
-//! An agent's view of a tree: which files it refers to, what it has open; runs its operations.
+//! The view that one agent has of a tree, and the operations that it runs there.
+//!
+//! A [`Session`] has two tables. The inode table maps numbers to files, and counts how often the
+//! kernel knows each. The handle table maps numbers to open files and directories. Both belong to
+//! the session, and dropping it closes everything.
+//!
+//! [`Session::run`] takes a [`FileOp`], the caller (user, group, process), and the data of a write.
+//! It appends what a read returns to `out`, and returns a [`FileResult`]. The kinds of operations
+//! are in files beside this one: `data.rs`, `attributes.rs`, `name_operations.rs`, `listing.rs`.
+//!
+//! **Numbers.** The session numbers files by the inode numbers of the host and handles from 1. An
+//! agent that replies early must name a file before it exists. So it sends numbers of its own with
+//! the operation, and [`Session::run_numbered`] makes the file under these.
+//!
+//! **Errors.** A failed operation returns the errno of the host. Others are `ESTALE` for an unknown
+//! number, `EROFS` for a change in a read-only session, and `ENOSPC` at the limit. `EMFILE` means
+//! that the job has used its share of descriptors, `ENFILE` that the process has none left. A
+//! session retries once after `ENOSPC`, if it can drop deleted files that only it refers to.
+//!
+//! **Concurrency.** `run` takes `&self`, and many threads call it. Each table has its own mutex.
+//! The order of two operations on one file is the order of their system calls.
+//!
+//! **Recovery.** A session that goes on after a restart of its server is made by
+//! [`Session::resumed`]. It may open files whose mode forbids that by now, because the earlier
+//! session had them open.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -24,7 +24,8 @@ pub const ROOT_FREE_BYTES: u64 = 4096;
 const EXT4_MAGIC: i64 = 0xef53;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// A directory tree with its accounting, shared by all sessions.
+/// A directory tree with its accounting, shared by all its sessions. Without a limit nothing is
+/// counted.
 #[derive(Debug)]
 pub struct Tree {
     root: Arc<OwnedFd>,

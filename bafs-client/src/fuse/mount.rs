@@ -30,7 +30,7 @@ use crate::volume::Volume;
 
 const DEVICE: &str = "/dev/fuse";
 
-/// How a mount comes about.
+/// How a volume is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountKind {
     /// By `mount(2)`: as root, or in a user name space of our own.
@@ -39,7 +39,7 @@ pub enum MountKind {
     Fusermount,
 }
 
-/// Why a volume could not be shown.
+/// Why a volume could not be mounted, with what to do about it.
 #[derive(Debug, Error)]
 pub enum MountError {
     /// There is no FUSE on this machine.

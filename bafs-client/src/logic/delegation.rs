@@ -1,6 +1,43 @@
-//! What the one writer of a volume may answer before the server has run it: only what is sure to
-//! succeed there. Decides with what is known of the tree ([`MetadataCache`]), of numbers
-//! ([`InodeMap`]) and of free space; what it answers goes to the [`OperationLog`].
+//! Decides which operations an agent may answer before the server has run them.
+//!
+//! A scratch volume has one writer, so its agent sees every change. The rule: an answer is given
+//! early only if the operation is certain to succeed at the server. Pure: the time and all results
+//! are arguments.
+//!
+//! [`Delegation::decide`] takes a [`DelegatedRequest`] and returns a [`Decision`]: answer now, ask
+//! the server after a position of the log, list a directory first, or provide a missing object
+//! first. It works with three tables:
+//!
+//! * [`MetadataCache`]: attributes, and the names of directories that were made or listed here.
+//! * [`InodeMap`]: numbers of files and handles. The agent numbers what it creates, so later
+//!   operations can name it before the server has made it.
+//! * [`OperationLog`]: the operations that were answered and have not run yet, in order.
+//!   `log_shipping` sends them, and [`Delegation::acknowledge`] removes each one that has run.
+//!
+//! | Operation | Answered early if |
+//! |---|---|
+//! | look-up, attributes | the attributes are known, or the name is known to be free |
+//! | create, make directory | the name is known to be free, and the caller owns what it makes |
+//! | write | the file is regular, without set-id bits |
+//! | unlink | the session holds the file, and the log has not touched the name |
+//! | rename | the file has one name, and the new name is free |
+//! | change of mode or times | size, owner and set-id bits stay |
+//! | open | the mode permits it, and a descriptor is left |
+//! | close of a file | always |
+//! | any other | never: it waits for the log, or for the last entry about its files |
+//!
+//! **Space.** The server reports its free space with each batch. An operation is answered early
+//! only if the worst case of the whole log still fits, with 1 MiB and 16 files to spare. Nearer to
+//! the limit the server decides, so `ENOSPC` is exact.
+//!
+//! **Recovery.** No two entries of the log make or remove the same name, renames apart. So after a
+//! restart of the server the names on disk show how many entries have run.
+//!
+//! **Errors.** An early answer that the server cannot keep means a broken disk or server. Then the
+//! volume is lost, which the shipping side detects. The owner of all this state is the remote
+//! session, behind one mutex. Limits of the log (32 MiB, 4,096 operations) are enforced there too.
+//!
+//! The choice is recorded in `docs/decisions/0018-write-delegation.md`.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +91,7 @@ type OperationEffect = (
     Space,
 );
 
-/// What becomes of an operation.
+/// How an operation is answered.
 #[derive(Debug)]
 pub enum Decision {
     /// This is the answer, and all that the server must be told is in the log.
@@ -67,7 +104,7 @@ pub enum Decision {
     ProvideObjects,
 }
 
-/// All that the writer of a volume needs to answer by itself.
+/// State by which the agent of a volume's writer decides what it may answer by itself.
 #[derive(Debug, Default)]
 pub struct Delegation {
     /// What is known of files and names.

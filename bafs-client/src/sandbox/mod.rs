@@ -1,5 +1,7 @@
-//! Runs a job in a name space of its own where each volume is at the job's path. Knows nothing
-//! of volumes beyond a directory each, and serves no file system.
+//! Runs a job in a name space of its own, where each volume is at the job's path.
+//!
+//! The sandbox knows a directory for each volume and nothing else of volumes. It serves no file
+//! system.
 //!
 //! ```text
 //! bafs exec   enter_private()     own mounts; FUSE sessions go on Sandbox::mount_point()
@@ -9,20 +11,35 @@
 //!           └ the job
 //! ```
 //!
-//! What holds, however a process ends:
+//! The agent makes a [`JobPlan`]: volumes at paths, program, environment, streams and user. The
+//! stages read it from the socket. [`RunningJob`] waits for the end, [`JobControl`] signals and
+//! kills, and a [`SandboxReport`] tells how the job ended and what it used.
+//!
+//! These properties hold, however a process ends:
 //!
 //! * No mount outlives the agent and its jobs, and none is visible on the host.
-//! * No process of a job outlives its init, the outer stage, or the agent: the kernel kills
-//!   the rest of a process name space together with its process 1.
-//! * Nothing stays on the host. A mount point that does not exist there is made for as long as jobs
-//!   use it, so that the directory above stays what it is. Where it cannot be made, and in `/`,
-//!   a stand-in in memory takes the place of that directory: it has the host's own entries, and
-//!   the job can make none in it.
-//! * The job's processes have ids that no other job of the machine has, as far as that is possible,
-//!   and `/tmp`, `/var/tmp` and `/dev/shm` are its own.
+//! * No process of a job outlives its init, the outer stage, or the agent. The kernel kills the
+//!   rest of a process name space together with its process 1 (pid_namespaces(7)).
+//! * Nothing stays on the host. A missing mount point is made while jobs use it. Where it cannot be
+//!   made, and in `/`, a copy of the directory in memory takes its place. The copy has the host's
+//!   own entries, and the job can make none in it.
+//! * The ids of the job's processes differ from those of other jobs on the machine, as far as
+//!   possible. `/tmp`, `/var/tmp` and `/dev/shm` are the job's own, unless it shares those of the
+//!   host.
 //!
-//! The order of calls: [`dispatch_job_init`] first in `main`, then [`enter_private`], both
-//! with one thread; [`Sandbox::create_directories`]; mount; [`Sandbox::start_job`].
+//! **Errors.** [`EnterError`] explains why there is no private name space, and what to do.
+//! [`PlanError`] is a plan that no machine can run. [`NotStarted`] separates faults of the job (no
+//! such program) from faults of the machine (no name space left).
+//!
+//! **Privilege.** As root the agent mounts directly. An ordinary user gets a user name space
+//! (user_namespaces(7)), in which one user exists. No helper with privileges is involved.
+//!
+//! **Concurrency.** [`dispatch_job_init`] comes first in `main`, then [`enter_private`]. Both need
+//! a process with one thread. Afterwards come [`Sandbox::create_directories`], the mounts, and
+//! [`Sandbox::start_job`].
+//!
+//! **Limits.** `limits.rs` has them: 1,024 volumes ([`VOLUMES_MAX`]), and two seconds until a kill
+//! is complete ([`KILL_MAX`]). See `docs/decisions/0008-one-name-space-per-job.md`.
 
 mod check;
 mod control;

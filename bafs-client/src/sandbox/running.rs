@@ -33,7 +33,7 @@ use crate::{clock, memory};
 /// agent needs them, and most are empty; one of them exists everywhere.
 const BASE_CANDIDATES: [&str; 6] = ["/boot", "/media", "/srv", "/mnt", "/opt", "/proc/fs"];
 
-/// The agent's private place for mount points, and the starter of jobs.
+/// Private name space of an agent: has mount points for its volumes, and starts jobs.
 #[derive(Debug)]
 pub struct Sandbox {
     privilege: Privilege,
@@ -42,7 +42,7 @@ pub struct Sandbox {
     descriptor_limit: Option<u64>,
 }
 
-/// Why a job could not even be attempted.
+/// Why a job could not be started.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The plan contradicts itself.

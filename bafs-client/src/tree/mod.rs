@@ -1,5 +1,33 @@
-//! The trees that a volume can show, behind one way to run an operation. Knows no kernel
-//! interface; where a volume comes from decides which tree it is.
+//! The trees behind a volume: one interface to run an operation, five ways to do it.
+//!
+//! [`Tree::run`] takes the caller, an operation and the data of a write. It calls a [`Completion`]
+//! once, with the result and the data of a read. Operations name files by inode number and open
+//! files by handle.
+//!
+//! | Tree | Serves | How an operation runs |
+//! |---|---|---|
+//! | [`RemoteTree`] | a scratch volume of another node, or a home | a call to the server |
+//! | [`CacheTree`] | a cache volume | names from memory, data from blocks |
+//! | [`InlineTree`] | a scratch volume of this machine | in this process, on its directory |
+//! | [`LocalTree`] | a directory, without a server | in this process |
+//! | [`BindMountTree`] | a watched volume of this machine | by the kernel alone |
+//!
+//! [`take_handoff`] turns a remote tree into an inline tree or a bind mount, if the server is on
+//! this machine. [`MountLocation`] says whether a job or the host sees the volume.
+//!
+//! The rest of [`Tree`] tells the FUSE side what the tree can do: passthrough, read-ahead, and
+//! whether operations end in the calling thread.
+//!
+//! **Errors.** A result is an errno. A failure of the server is reported to
+//! [`crate::volume_health::VolumeHealth`], which loses the volume. Its readers and writers get
+//! errors until the job is killed.
+//!
+//! **Concurrency.** `run` may be called from any thread. It never waits for the network: an
+//! operation that must wait is given to the runtime, and completes there. Operations on local disks
+//! wait in the calling thread, except the long ones (`blocking_operations.rs`).
+//!
+//! Each tree keeps its own state. [`Tree::close`] ends the session with the server. It waits until
+//! delegated operations have run.
 
 mod bind_mount;
 mod blocking_operations;
@@ -27,10 +55,10 @@ pub use tree_handoff::{MountLocation, take_handoff};
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 use crate::sandbox::is_root_of_machine;
 
-/// Takes the answer to one operation, with the data of a read. Called once.
+/// Receives the result of one operation, with the data of a read. It is called once, by any thread.
 pub type Completion = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
 
-/// A tree of files.
+/// A tree of files: runs the operations of one volume.
 #[derive(Debug)]
 pub enum Tree {
     /// Behind a server: each operation is a call.

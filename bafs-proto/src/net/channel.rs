@@ -27,7 +27,7 @@ const TCP_AVOIDED_MS: u64 = 60_000;
 /// Ports to try when any will do: one of both kinds must be free.
 const PORT_ATTEMPTS_MAX: u32 = 32;
 
-/// How a process talks to servers.
+/// Transport by which a process reaches servers (`--channel`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Channel {
     /// TCP to servers on networks that this machine is attached to, where it gets through; else
@@ -69,7 +69,7 @@ pub fn current_channel() -> Channel {
     configured_channel().unwrap_or_default()
 }
 
-/// Connects to servers by the channel that fits.
+/// Connects to servers over QUIC or TCP, as the [`Channel`] of the process says.
 #[derive(Debug)]
 pub struct Dialer {
     channel: Channel,
@@ -189,7 +189,7 @@ impl Dial for Dialer {
     }
 }
 
-/// Accepts connections of both kinds and hands requests to a service.
+/// Accepts QUIC and TCP connections at one port number, and gives each request to a [`Service`].
 #[derive(Debug)]
 pub struct Listener {
     quic: QuicListener,

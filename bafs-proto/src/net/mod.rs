@@ -1,9 +1,37 @@
-//! Calls over connections, whatever carries them; no retry policy (callers decide that).
+//! Calls over connections, independent of the transport.
 //!
-//! A request is one exchange: a bounded header and a raw body go out, a header and a body come
-//! back. [`quic`] and [`tcp`] carry exchanges between processes, [`channel`] chooses between them;
-//! [`memory`] carries them within one process, for tests.
-//! [`packets`] is apart: it carries open files between processes of one machine.
+//! A call is one exchange of frames. A [`Frame`] is an encoded head (at most 1 MiB) and a raw body
+//! (at most 4 MiB). The request frame goes out, and one reply frame comes back.
+//!
+//! ```text
+//!  Pool ──▶ Connection::call ──▶ dyn Exchange ═══ frames ═══ listener ──▶ dyn Service
+//!    retries   encodes, checks     QUIC, TCP                    decodes, enforces the deadline
+//! ```
+//!
+//! * [`Dial`] makes connections to an address, and [`Exchange`] carries frames on one of them.
+//!   [`quic`] and [`tcp`] implement both between processes, [`memory`] within a process for tests.
+//!   [`channel`] chooses between QUIC and TCP.
+//! * [`Connection`] is what callers hold. A clone is cheap, and many calls run on it at once.
+//! * [`Service`] is what a server implements. Each request runs in a task of its own.
+//! * [`pool`] keeps one connection for each server, and repeats calls if its caller asks for that.
+//! * [`packets`] is apart: it carries open files between processes of one machine.
+//!
+//! **Deadlines.** A request carries the time that its caller still waits, at most 24 hours. The
+//! server ends the call after that time with `DeadlineExceeded`. A caller that stops waiting drops
+//! its future. The service sees that in [`IncomingRequest::cancellation`]. The call goes on, until
+//! its deadline at most.
+//!
+//! **Errors.** `Unreachable`: no connection, or it broke during the call, so the call may have run.
+//! `DeadlineExceeded`: no answer in time. `Malformed`: a message does not decode or is too long.
+//! `PeerRefused`: the certificate is not of this cluster. All other errors are the server's own. A
+//! transport never repeats a call.
+//!
+//! **Liveness.** Each end sends at least one sign of life in a second. A peer that is silent for
+//! five seconds is gone, and the next call makes a new connection. Both ends show a certificate of
+//! the cluster (TLS 1.3, RFC 8446) and exchange a [`crate::message::Hello`] first.
+//!
+//! **Memory.** A server holds at most 64 MiB of requests for each connection and 512 MiB in all
+//! ([`set_request_memory_max`]). A request beyond that is answered with `Busy`.
 
 mod cancellation;
 pub mod channel;
@@ -42,7 +70,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Header and body of a message in encoded form.
 pub type Frame = (Bytes, Bytes);
 
-/// Who is at the other end of a connection.
+/// The peer of a connection, as a service sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// What it says it is; its certificate only proves that it belongs to the cluster.
@@ -51,7 +79,7 @@ pub struct Peer {
     pub address: String,
 }
 
-/// A request as a service receives it.
+/// A request as a [`Service`] receives it: decoded, but with unchecked rights.
 #[derive(Debug)]
 pub struct IncomingRequest {
     /// Who asks.
@@ -68,7 +96,7 @@ pub struct IncomingRequest {
     pub cancellation: Cancellation,
 }
 
-/// What a server does with requests.
+/// A server: answers requests, each in a task of its own.
 pub trait Service: Send + Sync + 'static {
     /// Which server this is, the same in all its lives; told whoever connects. `None` where calls
     /// say themselves which server they mean, as those to nodes do.
@@ -83,7 +111,8 @@ pub trait Service: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
 }
 
-/// One way to carry an exchange.
+/// A connection of some transport: carries one frame to the server and one back, for many calls at
+/// once. It never repeats an exchange.
 pub trait Exchange: Send + Sync {
     /// Sends a frame and waits for the frame that answers it, at most until the deadline.
     fn exchange(&self, frame: Frame, deadline: Deadline) -> BoxFuture<'_, Result<Frame>>;
@@ -98,7 +127,7 @@ pub trait Exchange: Send + Sync {
     fn server(&self) -> Option<ServerId>;
 }
 
-/// One way to make connections.
+/// Makes connections by some transport.
 pub trait Dial: Send + Sync {
     /// Connects to `address` (`host:port`).
     fn dial<'a>(

@@ -35,7 +35,8 @@ struct PoolEntry {
     first_server: Option<ServerId>,
 }
 
-/// Connections by address. Cheap to clone.
+/// Connections by address: one for each server, made at first use and again when broken. Clones
+/// share the connections.
 #[derive(Clone)]
 pub struct Pool {
     dialer: Arc<dyn Dial>,

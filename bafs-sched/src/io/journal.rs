@@ -1,11 +1,38 @@
-//! The scheduler's durable memory: an append-only file of facts. Replaying it is recovery. Knows
-//! nothing about what the facts mean.
+//! The journal: the durable events of a run, in one append-only file. Replaying it is recovery.
 //!
-//! The file starts with [`JOURNAL_MAGIC`]. Frames follow: payload length (u32, little endian), the
-//! first 16 bytes of the payload's BLAKE3 digest, the payload (JSON). The first frame is a
-//! [`JournalHeader`], every other one a list of events with their times. A frame is written and
-//! synced as a whole, so only the last one can be torn; nothing was done yet because of it, and it
-//! is cut off.
+//! The file starts with [`JOURNAL_MAGIC`], which contains the version. Frames follow:
+//!
+//! | Bytes | Content |
+//! |---|---|
+//! | 4 | length of the payload (little endian), at most 1 GiB |
+//! | 16 | first half of the payload's BLAKE3 digest |
+//! | length | payload (JSON) |
+//!
+//! The first frame is a [`JournalHeader`]: the run, its workflow, its settings. Every other frame
+//! is a list of events with their times ([`JournalRecord`]). The journal does not know what events
+//! mean.
+//!
+//! * [`Journal::open`] creates the file, or reads it and returns its [`History`]. A new journal is
+//!   written under another name and synced before it gets its own, so it is never half there.
+//! * [`Journal::append`] writes a frame and syncs it (`fdatasync`). The driver applies the events
+//!   afterwards.
+//! * [`read_history`] reads a journal that another process may be writing.
+//!
+//! **Crashes.** A frame is written as a whole, so only the last one can be incomplete. Nothing was
+//! done yet because of it, and it is cut off. A frame with a wrong digest in the middle is damage.
+//!
+//! **Errors.** They go to the user, through the driver. `Conflict`: another scheduler has the
+//! journal open. `VersionMismatch`: another version wrote it. `Malformed`: it is damaged.
+//! `NotFound`: its directory is missing. `ServerFault`: the file cannot be read or written. After a
+//! failed append the scheduler must stop.
+//!
+//! **Concurrency.** The file is locked while it is open (flock(2)), so one scheduler at a time
+//! writes it. [`Journal`] belongs to the loop of the driver.
+//!
+//! **Security.** Only the owner may read the file, because it contains the environments of jobs.
+//!
+//! Versions change with the decisions of the core, not only with the form: an old journal that led
+//! to other decisions could not be replayed.
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -72,7 +99,7 @@ const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
 /// Largest payload: the workflow of a million jobs has some 600 MB of JSON.
 const PAYLOAD_BYTES_MAX: u32 = 1 << 30;
 
-/// What a journal is about.
+/// First record of a journal: the run, its workflow and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalHeader {
     /// The run.
@@ -83,10 +110,10 @@ pub struct JournalHeader {
     pub settings: Settings,
 }
 
-/// A fact and when it was noted.
+/// An event, and the time at which the scheduler received it.
 pub type JournalRecord = (Time, Event);
 
-/// What a journal holds.
+/// Content of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     /// What it is about.
@@ -95,7 +122,7 @@ pub struct History {
     pub records: Vec<JournalRecord>,
 }
 
-/// A journal that is open for writing; no other process can open it meanwhile.
+/// A journal that is open for writing. No other process can open it meanwhile.
 #[derive(Debug)]
 pub struct Journal {
     file: File,

@@ -1,7 +1,7 @@
 //! What was run before, as a workload of the simulator: a run of our own from its journal, jobs of
 //! another batch system from its accounting. Table of contents; simulates nothing.
 //!
-//! `docs/PLANNING.md` says what is taken over and what is not known.
+//! `docs/explanation/planning.md` says what is taken over and what is not known.
 
 mod csv;
 mod journal;

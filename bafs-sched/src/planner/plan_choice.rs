@@ -28,7 +28,7 @@ pub struct StrategyCandidate {
     pub printed_s: Option<f64>,
 }
 
-/// What is best.
+/// The chosen strategy, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StrategyChoice {
     /// The strategy.

@@ -1,7 +1,7 @@
 //! How long a strategy takes by the model that BAFS uses. Seconds in `f64`. It neither says what is
 //! possible nor chooses.
 //!
-//! `docs/PLANNING.md` gives the reason of each correction; the numbers (C1) to (C12) are the same.
+//! `docs/explanation/planning.md` gives the reason of each correction, by the same numbers.
 
 use super::environment::{Environment, NodeClass};
 use super::expected_times::{ComputeTimes, expected_maximum_normal, expected_response_s};

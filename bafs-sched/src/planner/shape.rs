@@ -16,7 +16,8 @@ use crate::workflow::{Job, JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 /// Sizes of scratch volumes up to which each of them is kept.
 const SIZES_MAX: usize = 10_000;
 
-/// Sizes and work of a workload. Bytes are exact; `f64` fields only serve predictions.
+/// Sizes and work of a workload, as strategies need them. Bytes are exact. The `f64` fields serve
+/// predictions only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
     /// Pipelines, of jobs that scratch volumes or their order connect.

@@ -80,7 +80,7 @@ pub enum Shortage {
     },
 }
 
-/// A strategy in an environment.
+/// A strategy in an environment: whether it is possible, and what it implies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     /// The strategy.

@@ -3,8 +3,9 @@
 //!
 //! Blocks are modelled as amounts. The first reader of what is missing makes it cross the link to
 //! home, others wait for the same transfer; when it is over, what those miss who read more comes
-//! with the next one. Where a cache has less space than what falls on its nodes (`imbalance.rs`), a
-//! scan finds under MRU as much as there is space, under LRU little or nothing of what stayed.
+//! with the next one. Where a cache has less space than what falls on its nodes
+//! (`load_imbalance.rs`), a scan finds under MRU as much as there is space, under LRU little or
+//! nothing of what stayed.
 
 use std::collections::BTreeMap;
 

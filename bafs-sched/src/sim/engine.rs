@@ -1,5 +1,5 @@
 //! The simulation itself: what is due next, and who is told. Decides nothing: the scheduler core
-//! does, and `serve.rs` obeys.
+//! does, and `action_handling.rs` obeys.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -135,7 +135,7 @@ pub(super) enum FillSource {
     Node(u32),
 }
 
-/// A workflow on machines that are not there.
+/// A simulated run of a workflow.
 #[derive(Debug)]
 pub struct Simulation {
     pub(super) scheduler: Scheduler,

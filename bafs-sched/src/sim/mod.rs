@@ -1,8 +1,38 @@
-//! How long a workflow takes on machines that are not there: the real scheduler core in front of
-//! simulated nodes, links and caches. Table of contents.
+//! Simulates how long a workflow takes: the real scheduler core before simulated nodes and links.
 //!
-//! [`Simulation`] runs one workflow under one [`Policy`]; the same [`Scenario`] gives the same
-//! [`SimulationResult`], byte for byte, on every machine. `docs/PLANNING.md` says what is modelled.
+//! [`Simulation`] runs a workflow in a [`Scenario`]: an environment, a [`Policy`], a [`LoadModel`]
+//! and a seed. It returns a [`SimulationResult`].
+//!
+//! ```text
+//!  engine.rs: next due time ─▶ Scheduler::step ─▶ actions ─▶ action_handling.rs
+//!      ▲                                                       │
+//!      └── transfers (links), computing jobs, cache fetches ◀──┘
+//! ```
+//!
+//! * `link.rs` models a link or a disk. Flows under way at once get equal parts of its rate.
+//! * `cluster_caches.rs` and `cache_reads.rs` model cooperative caches as amounts: how much of a
+//!   volume is on the nodes, and what a reader waits for. `load_imbalance.rs` models uneven spread.
+//! * `action_handling.rs` plays the servers, and [`LoadModel`] says what each job reads, computes
+//!   and writes: as declared, or as measured.
+//! * `outages.rs` lets nodes fail and return. `random.rs` varies run times.
+//! * `strategy_trials.rs` simulates the best candidates of a plan ([`decide_by_simulation`]).
+//!   [`study`] compares all strategies over many workloads, as the thesis does in its figures 4.20
+//!   to 4.28.
+//!
+//! It models bytes and their time. It does not model files, digests or wire messages.
+//! `crate::simulated_cluster` is the opposite: faults of every kind, but no transfer times.
+//!
+//! **Units.** The simulator counts microseconds and bytes in integers. So the same scenario gives
+//! the same result, byte for byte, on every machine.
+//!
+//! **Errors.** A run that makes no progress ends with [`StalledRunError`], after a bounded number
+//! of attempts and records.
+//!
+//! **Limits.** Trials are bounded by the number of simulated jobs ([`PLAN_JOBS_MAX`]) and of
+//! records, not by a clock. Results must not depend on the speed of the machine.
+//!
+//! A simulation is one thread with its own state. `docs/explanation/planning.md` says what is
+//! modelled, and decision 0031 compares it with journals of real runs.
 
 mod action_handling;
 mod cache_reads;

@@ -50,7 +50,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// What a simulation needs to know beside the workflow.
+/// Conditions of a simulation: the environment, the policy, the loads and the seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     /// The nodes and their links.

@@ -47,7 +47,7 @@ pub struct Workflow {
     pub extracts: Vec<Extract>,
 }
 
-/// One run of one program.
+/// A job: one program with its volumes, and the jobs before it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The name, unique among jobs.
@@ -110,7 +110,7 @@ pub struct Mount {
     pub write_back: bool,
 }
 
-/// Space with a name, a size and a kind.
+/// A volume that the workflow declares: a name, a kind and a size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
     /// The name, unique among volumes.
@@ -158,7 +158,7 @@ pub enum CachePolicy {
     Mru,
 }
 
-/// A file that is committed to a home when the volume's last writer is done.
+/// A result: a file of a scratch volume that goes home when the last writer of the volume is done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extract {
     /// The scratch volume that holds the file; some job mounts it writable.

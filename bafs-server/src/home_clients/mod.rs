@@ -1,8 +1,40 @@
-//! Homes as a node reaches them, of whatever kind: one trait, an implementation for each kind, and
-//! the choice between them. Keeps no data; checks rights where no home server does.
+//! Homes of every kind, as a node calls them.
 //!
-//! An address without `://` is that of a home server; any other is a URL of scheme and host, and
-//! the path is below it.
+//! [`HomeClients`] is what the caches and the storage of a node use. It chooses a backend by the
+//! address of the home. All backends implement one trait, `HomeBackend`: list, read, and the upload
+//! in three steps (begin, write, commit).
+//!
+//! | Address | Backend | Uploads |
+//! |---|---|---|
+//! | `host:port` | `server_home`: a home server | chunks in parallel, packs of small files |
+//! | `file://` | `directory_home`: a directory on the node's machine | as a home server |
+//! | `s3://` | `object_home::bucket`: an object store | one put, or parts |
+//! | `http://`, `https://` | `object_home::web`: a web server | none |
+//! | `sftp://` | `sftp`: over `ssh` | a temporary file, then a rename |
+//! | `ftp://` | `ftp` (RFC 959, RFC 3659) | a temporary file, then a rename |
+//!
+//! A URL names scheme and host, and the path is below it.
+//!
+//! **Data.** A listing gives entries with an identity (size and times, or an ETag). A read names
+//! the identity, and returns up to 4 MiB with one digest for each block. A changed file gives
+//! `SourceChanged`. An upload has the id of its extraction, so repeating it resumes or returns the
+//! receipt.
+//!
+//! **Rights.** A home server checks the token itself. For all other homes `HomeClients` checks it,
+//! because they do not know tokens. Credentials of such homes are in `homes.toml` (`settings.rs`),
+//! and no message shows them.
+//!
+//! **Errors.** `Unsupported`: no backend for the address, or the home takes no files.
+//! `RightMissing`, `BadPath`: the caller is at fault. `DeadlineExceeded`: no answer in time.
+//! Everything else is the home's answer. Methods with `retry` in their name, and `list`, repeat
+//! transient failures until the deadline, after 50 ms to 2 s. The others run once, because their
+//! callers retry.
+//!
+//! **Concurrency.** Backends are made at first use and shared behind a mutex, one for each address
+//! and server id. `home_locations.rs` maps the id of a home server to its present address. A late
+//! call is dropped by its caller. Caches bound their calls to one home by the origin limiter.
+//!
+//! `docs/decisions/0017-homes-of-other-kinds.md` has the reasons.
 
 mod directory_home;
 mod ftp;
@@ -90,7 +122,7 @@ impl HomeUpload {
     }
 }
 
-/// A home of some kind, at one address. A call is made once; a late one is dropped by the caller.
+/// A home of some kind, at one address. Each call runs once, and its caller drops a late one.
 trait HomeBackend: Send + Sync {
     /// A page of what is below a path, in path order.
     fn list<'a>(

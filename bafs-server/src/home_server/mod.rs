@@ -1,7 +1,39 @@
-//! The home server: the user's own data, listed, read and written on behalf of a cluster.
+//! The home server: exports one directory of the user to a cluster.
 //!
-//! Mechanism only. A link limit holds for all data in both directions together. Remote I/O uses
-//! the same tree sessions as volumes do, without a limit of space.
+//! ```text
+//!  HomeServer ─┬─ export.rs, listing.rs, source_reading.rs   lists and reads files
+//!              ├─ puts.rs, packs.rs, receipts.rs             takes results, exactly once
+//!              ├─ tree_sessions                              file operations (remote I/O)
+//!              └─ throttle.rs                                one byte limit for all of these
+//! ```
+//!
+//! * **Listing and reading.** Listings come in pages, in path order. A read names the file with the
+//!   identity (size and times) from its listing. If the file is another one now, the read fails
+//!   with `SourceChanged`. Each block of a reply has a digest.
+//! * **Uploads.** Nothing is visible before the commit. A large file grows in `.bafs-put/`, and its
+//!   state is durable before each next step. Small files come many in one call, and share a log of
+//!   receipts. A repeated upload gets the same receipt.
+//! * **Remote I/O.** A tree session on a directory of the export has no limit of space. It shows no
+//!   `.bafs-put/`.
+//!
+//! Paths are confined to the export by `openat2` (openat2(2)). A symbolic link is followed within
+//! the export, and the token must grant both the path as written and the place where the link
+//! leads.
+//!
+//! **Errors.** The caller gets `NotFound`, `BadPath`, `SourceChanged`, `RightMissing`,
+//! `NoSpaceBytes` with what the disk has free, and `DeadlineExceeded` if the byte limit does not
+//! let it pass in time. `ServerFault` says that the exported directory is gone, or that the disk
+//! fails.
+//!
+//! **Rate limit.** It covers both directions together. Two transfers above 64 KiB pass at once, so
+//! each ends soon, and smaller ones pass between them. A waiting read holds no memory.
+//!
+//! **Concurrency.** Disk access runs on blocking threads, to its end even if the caller gives up.
+//! Each part has its own lock. One process at a time writes the log of receipts: where another has
+//! it, small files take the way of large ones.
+//!
+//! State that survives `kill -9` is in `.bafs-put/` of the export: uploads, receipts, and the id of
+//! the server. Nodes find a home by that id, not by its address.
 
 mod arrivals;
 mod data;

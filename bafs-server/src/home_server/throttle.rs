@@ -1,4 +1,4 @@
-//! Applies the byte limit of a home server: waits as `logic/bucket.rs` says.
+//! Applies the byte limit of a home server: waits as `logic/token_bucket.rs` says.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -1,5 +1,39 @@
-//! A node: volumes, caches and jobs of one machine behind one address. Wires the parts together;
-//! each of them decides and acts for itself.
+//! A node: the volumes, caches and jobs of one machine behind one address.
+//!
+//! [`Node`] connects the parts and answers calls. The parts do not know the network:
+//!
+//! ```text
+//!  calls ─▶ service.rs  required_rights ─▶ access ─▶ storage   volumes, trees, extraction
+//!                                                ├─▶ caches    blocks, manifests, peers
+//!                                                ├─▶ executor  jobs
+//!                                                └─▶ handoff   tickets for agents on this machine
+//!  membership.rs  advertises the node to the catalog each second, and learns peers and homes
+//! ```
+//!
+//! * [`start`] binds the listener, opens the store and starts the tasks. [`RunningServer`] ends
+//!   them.
+//! * [`Node::open`] opens the store and takes up the volumes in it. Half-made ones are removed. One
+//!   process at a time may have a store open: another one gets `Conflict`.
+//! * [`Node::start_background_tasks`] starts the work without a caller: adverts, the catalog's
+//!   list, the handoff socket, and a sweep each second. The sweep ends expired volumes and silent
+//!   sessions, frees space if the disk is full, and looks whether the store still exists.
+//!
+//! **Rights.** `service.rs` derives the needed rights from the request, and checks them before
+//! anything is done. Only calls of tree sessions are checked later, because the session knows the
+//! right.
+//!
+//! **Errors.** Every part returns its own errors to the caller. A node whose store is removed stops
+//! itself: its volumes are lost, and callers that meant the old store get `StoreLost`. A catalog
+//! that does not answer is no error. The node retries, and its jobs go on.
+//!
+//! **Concurrency.** A request runs in a task of the transport. Each part owns its state behind its
+//! own locks.
+//!
+//! **End.** When a node stops, its jobs are killed and its volumes stay. When it is killed, its
+//! agents notice the closed pipe and kill their jobs.
+//!
+//! The price of one process for storage and jobs is that a restart of the node ends its jobs. The
+//! scheduler runs them again.
 
 mod handoff;
 mod membership;

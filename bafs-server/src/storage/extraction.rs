@@ -1,5 +1,38 @@
-//! Sends a file of a volume home: resumes where home is, repeats what failed, proves what arrived.
-//! Remembers nothing itself; exactly-once is the caller's table plus home's own memory of the id.
+//! Sends one file of a scratch volume home.
+//!
+//! `Extraction` runs one attempt after the other until home answers with a receipt, or until the
+//! deadline. The home is of any kind ([`crate::home_clients`]).
+//!
+//! * A file of up to 1 MiB goes with one call. Small files to a home server share calls with
+//!   others.
+//! * A larger file goes in chunks of 1 MiB. `begin` says how much home already has, so a retry
+//!   resumes there. Several chunks travel at once, if the home accepts that. `commit` checks size
+//!   and digest, makes the file durable and gives it its name.
+//!
+//! The digest is computed while the file is read, in its order. A retry hashes no byte again. Bytes
+//! that home has from an earlier call are read but not sent. The file must not change meanwhile:
+//! its identity is compared before the digest is used.
+//!
+//! **Exactly once.** The scheduler chooses the id of the extraction, and home remembers it. A
+//! repeated upload of a known id gets the same receipt. `extractions.rs` joins callers of the same
+//! id, and keeps receipts in the table of the store.
+//!
+//! **Errors.** They go through the call to the scheduler.
+//!
+//! | Error | Meaning |
+//! |---|---|
+//! | `NotFound`, `BadPath` | the file is not in the volume, or is no file: the job is at fault |
+//! | `VolumeLost` | the volume is gone |
+//! | `WrongState` | the file changed, or home lacks the directory |
+//! | `Unsupported` | home can never have a file at that path |
+//! | `HomeUnreachable` | nothing was heard of home for 20 s |
+//! | `ServerFault` | home or this disk fails, for 20 s without progress |
+//!
+//! Transient errors are retried after 50 ms to 2 s. An upload that home takes for another state
+//! (`Conflict`, `WrongState`, `DigestMismatch`) is retried four times without progress.
+//!
+//! **Limits.** All extractions together hold 48 MiB of chunks, and 256 run at once. An extraction
+//! waits for memory until its deadline. It has no state beyond one call.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};

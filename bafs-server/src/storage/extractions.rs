@@ -1,5 +1,5 @@
 //! Exactly-once extraction: joins callers that ask for the same, remembers what is proven. The
-//! sending itself is in `extract.rs`.
+//! sending itself is in `extraction.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,41 @@
-//! The volumes of a storage server: what is there, what it uses, how long it lives. What may be
-//! done is decided in `logic/volumes.rs`; rights are checked by the node before it calls.
+//! The volumes of a node: their life, their content, and the space that they reserve.
+//!
+//! [`Storage`] answers the calls about volumes. It consists of a pure part that decides and parts
+//! that act:
+//!
+//! ```text
+//!  calls ─▶ Storage ─▶ logic::volumes::VolumeTable   decides: reserve, make, ready, expire, delete
+//!              │       logic::space                  reserved ≤ capacity, in bytes and files
+//!              ├─ lifecycle.rs     acts: makes, renews and deletes volumes
+//!              │    fill.rs        fills a scratch volume from home or from another node
+//!              │    cache          makes a cache volume (crate::cache)
+//!              ├─ scratch_trees.rs sessions of agents with scratch volumes, and their hand-over
+//!              ├─ extractions.rs   sends results home
+//!              ├─ database.rs      the durable table (redb): volumes, deleted ids, receipts
+//!              └─ store.rs         the directories on disk, and atomic moves between them
+//! ```
+//!
+//! * **Making.** A volume is reserved, filled out of sight in `making/`, recorded, and then moved
+//!   to `volumes/`. After a crash it is either whole or gone.
+//! * **Space.** A reservation is released when the bytes are gone from the disk, not earlier. So
+//!   reservations never exceed the capacity.
+//! * **Life.** A volume expires some time after the last sign of interest: a renewal or any use.
+//!   Its lifetime grows when it holds results, and that is durable.
+//! * **Deletion.** The id stays in the table, so a late creation does not bring the volume back.
+//!   Creating and deleting may be repeated.
+//!
+//! **Errors.** The caller gets `NoSpaceBytes` or `NoSpaceFiles` with what is free. `VolumeLost`
+//! means that the volume is gone, `Busy` that it is being made, and `WrongState` that it is of
+//! another kind. An id that names another volume gives `Conflict`. `ServerFault` means that the
+//! disk failed, and the call may be repeated. A volume whose making failed stays in the table with
+//! its error.
+//!
+//! **Concurrency.** The table is behind a mutex, which is never held during I/O. Changes of one
+//! volume take turns by one of 64 locks. All disk access runs on blocking threads. Work goes on if
+//! its caller gives up.
+//!
+//! The node checks rights before it calls. `docs/decisions/0006-redb-volume-table.md` has the
+//! reasons for the table.
 
 mod base_copy;
 mod confined_directory;
@@ -61,7 +97,7 @@ const VOLUME_LOCKS: usize = 64;
 /// the check of a right.
 const PAGE_VOLUMES_MAX: usize = 128;
 
-/// The volumes of one server.
+/// The volumes of one node, with the space that they reserve.
 #[derive(Debug)]
 pub struct Storage {
     store: Arc<Store>,

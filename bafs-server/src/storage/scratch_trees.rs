@@ -1,5 +1,5 @@
 //! Trees of scratch volumes that agents work on. Who accounts for a tree is in `tree_owner.rs`, the
-//! sessions themselves are in `trees.rs` of the crate.
+//! sessions themselves are in `tree_sessions.rs` of the crate.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

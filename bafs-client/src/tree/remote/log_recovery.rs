@@ -1,6 +1,7 @@
-//! What became of operations of the log when the server forgot the session. They ran in their
-//! order, so those that ran are the first of them; how many is told by names, which
-//! `logic/settling.rs` chooses. The rest runs once more: to write or set the same changes nothing.
+//! Finds out which operations of the log have run when the server forgot the session. They ran in
+//! their order, so those that ran are the first of them. Names show how many these are, and
+//! `logic/recovery_search.rs` chooses the names. The rest runs once more: to write or set the same
+//! again changes nothing.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,39 @@
-//! A tree behind a server: a scratch volume, or a home path without any caching. One call per
-//! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
-//! call waits is in `call_retry.rs`; what happens when the server forgot the session in
-//! `session_recovery.rs`.
+//! A tree behind a server: a scratch volume of another node, or a directory of a home.
+//!
+//! [`RemoteTree`] has one session with the server. Each operation is a call with a batch of one.
+//! The writer of a scratch volume may reply to the program before the server does (delegation).
+//!
+//! ```text
+//!  run ─┬─ not delegated ─▶ run_operation ─▶ translate numbers ─▶ RunFileOps ─▶ server
+//!       └─ delegated ─▶ logic::delegation decides ─┬─ reply now, append to the operation log
+//!                                                  └─ ask the server after a position of the log
+//!                           log_shipping.rs: log ─▶ batches in order ─▶ server
+//! ```
+//!
+//! * `InodeMap` maps the kernel's inode numbers and handles to those of the session. The kernel's
+//!   numbers stay, but each incarnation of the server has its own.
+//! * `call_retry.rs` repeats a call until its deadline. `InProgress`, or any reply to this session,
+//!   extends the deadline, up to 20 times.
+//! * Batches carry numbers, so a repeated call never runs an operation twice.
+//! * `session_recovery.rs` acts when the server answers `SessionUnknown` after a restart. It opens
+//!   the tree again, finds files and handles by what they are, and finds out whether operations
+//!   under way have run.
+//! * `forget_queue.rs` tells the server which files the kernel dropped. That also renews the lease,
+//!   as does an empty batch each second.
+//!
+//! **Errors.** An operation returns its errno. Every other error loses the volume: the deadline
+//! passed, `Fenced`, `VolumeLost`, or a state that cannot be proven after a restart. `NoSpace`
+//! alone is survivable. `VolumeHealth` reports the first loss to the job, and the program gets an
+//! errno.
+//!
+//! **Concurrency.** Operations run as tasks of the runtime. The inode map has a mutex that is held
+//! over no call. One task at a time recovers a session (`recovery_lock`), and the others wait for
+//! it.
+//!
+//! **End.** [`RemoteTree`] is closed after the log is at the server. An agent that is killed leaves
+//! the session to its lease (60 s) or to the next writer.
+//! `docs/decisions/0013-resume-after-server-restart.md` and `0018-write-delegation.md` have the
+//! reasons.
 
 mod call_retry;
 mod delegation;
@@ -70,7 +102,7 @@ pub struct RemoteTree {
     shipping_task: OnceLock<JoinHandle<()>>,
 }
 
-/// What the agent does with a tree, over all lives of its server.
+/// State of an agent's session with a tree, over all incarnations of its server.
 #[derive(Debug)]
 pub(super) struct RemoteSession {
     pub(super) server: Server,

@@ -1,8 +1,34 @@
-//! Exchanges over TLS over TCP: a few connections for each server, many calls on each.
+//! TLS over TCP: at most four connections to a server, with many calls on each.
 //!
-//! The same certificates, hello and frames as over QUIC; `chunks.rs` says how frames are mixed. The
-//! faster channel where packets need no address translation and are hardly lost: it leaves
-//! acknowledgements, batches and pacing to the kernel.
+//! This transport serves networks to which the machine is attached. The kernel does
+//! acknowledgements, batching and pacing, so a byte costs about half the processor time that it
+//! costs over QUIC. It uses the same certificates, hello and frames as QUIC
+//! (`docs/decisions/0019-tcp-on-local-networks.md`).
+//!
+//! * [`TlsTcpDialer`] makes a TCP connection, sets up TLS and exchanges the hello. The result is a
+//!   [`Connection`] with one TCP connection.
+//! * `TcpConnections` holds the TCP connections to one server behind a mutex. A call takes the one
+//!   with the fewest calls. If all have calls, a background task adds one, up to four. An
+//!   additional connection ends when it has had no call for ten seconds. The first one stays.
+//! * `TcpConnection` (`connection.rs`) numbers the calls of one connection, and gives each reply to
+//!   its caller.
+//! * `chunks.rs` cuts frames into chunks of at most 256 KiB and mixes those of several calls. So a
+//!   small call never waits for the end of a large one. It also sends keepalives and cancellations.
+//! * [`TlsTcpListener`] accepts connections and runs each request in a task. A request that has
+//!   begun goes on without its caller, until its deadline at most.
+//!
+//! **Errors.** `Unreachable`: no TCP connection, or it broke. All calls on a broken connection fail
+//! with that. `PeerRefused`: one end does not accept the certificate of the other.
+//! `VersionMismatch`: the hello shows another version. `DeadlineExceeded`: no reply in time.
+//!
+//! **Limits.** Calls and request bodies under way on one connection hold at most 32 MiB at the
+//! caller and 64 MiB at the server. A call counts as 128 KiB at least. Each connection needs a file
+//! descriptor. A connection that the system does not grant is tried again after a second at the
+//! earliest.
+//!
+//! A connection ends when the last [`Connection`] to the server is dropped. A server that was
+//! replaced at its address never mixes with its successor, because all connections must show the
+//! same server id.
 
 mod chunks;
 mod connection;
