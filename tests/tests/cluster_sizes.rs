@@ -213,7 +213,7 @@ fn cluster_blames_no_job_for_a_full_disk() -> Result<()> {
     fs::remove_file(&filler)?;
     let output = running.wait_with_output()?;
     ensure!(output.status.success(), printed_text(&output));
-    let told = "'j' failed and runs again: volume 'w' had no space although it may hold 16.0 MB";
+    let told = "'j' failed and runs again: volume 'w' ran out of space below its limit of 16.0 MB";
     ensure!(printed_text(&output).contains(told), printed_text(&output));
     drop(node.stdin.take());
     node.wait()?;

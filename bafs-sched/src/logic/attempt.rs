@@ -304,7 +304,7 @@ impl Scheduler {
                 self.own_fault(job, format!("was ended by {signal}{space}"), tail);
             }
             JobOutcome::NotStarted(why) => {
-                self.refused(job, format!("could not be started: {why}"), tail);
+                self.refused(job, format!("cannot start: {why}"), tail);
             }
             JobOutcome::EnvironmentFailed(error) => self.environment_ended(job, &error, tail),
             JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),

@@ -330,7 +330,7 @@ impl Scheduler {
             true => "this is not tried again".to_owned(),
             false => {
                 let time = describe_ms(self.settings.extract_timeout_ms);
-                format!("mend that, it is tried again for {time}")
+                format!("correct that; the scheduler retries it for {time}")
             }
         };
         let text = format!(
