@@ -31,7 +31,7 @@ fn status_names_missing_resources_and_node_usage() {
     };
     see(&mut scheduler, 0, 1);
     assert_eq!(told(&scheduler, "a"), "", "it has what it needs");
-    assert!(told(&scheduler, "b").contains("waits for 'a' to be done"));
+    assert!(told(&scheduler, "b").contains("waits for 'a' to finish"));
     assert!(told(&scheduler, "c").contains("1 free slot on the only node"));
     see(&mut scheduler, 1, 2);
     let c = told(&scheduler, "c");
@@ -40,7 +40,7 @@ fn status_names_missing_resources_and_node_usage() {
         "{c}"
     );
     let node = told(&scheduler, "n1");
-    assert!(node.contains("1 of 2 slots taken"), "{node}");
+    assert!(node.contains("1 of 2 slots in use"), "{node}");
 }
 
 #[test]
@@ -84,7 +84,10 @@ fn waiting_job_names_slots_of_other_runs() {
         &mut Vec::new(),
     );
     let after = told(&scheduler);
-    assert!(after.contains("on 1 node other runs have"), "{after}");
+    assert!(
+        after.contains("other runs hold the needed slots of 1 node"),
+        "{after}"
+    );
 }
 
 #[test]

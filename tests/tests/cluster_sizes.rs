@@ -84,7 +84,7 @@ fn cluster_jobs_of_unknown_size_await_other_runs() -> Result<()> {
         .output()?;
     ensure!(output.status.success(), printed_text(&output));
     ensure!(
-        !printed_text(&output).contains("found no space"),
+        !printed_text(&output).contains("ran out of space"),
         printed_text(&output)
     );
     ensure!(other.wait()?.success(), "the other run fails");
