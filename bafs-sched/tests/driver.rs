@@ -267,7 +267,7 @@ async fn run_fails_when_nodes_and_catalog_disappear() {
         let Outcome::Failed { messages, .. } = &report.outcome else {
             panic!("{:?}", report.outcome)
         };
-        let is_told = messages.iter().any(|m| m.contains("no node is left"));
+        let is_told = messages.iter().any(|m| m.contains("no node is live"));
         assert!(is_told, "{messages:?}");
         let told = report.warnings.join("\n");
         let names_all = told.contains("node n2") && told.contains("bafs volume delete");

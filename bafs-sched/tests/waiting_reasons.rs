@@ -103,10 +103,14 @@ fn unstarted_job_explains_itself_after_the_end() {
     }
     assert!(scheduler.outcome().is_some(), "no node came");
     let told = |name: &str| describe_status(&scheduler, name).unwrap_or_default();
-    assert!(told("a").contains("no node was seen"), "{}", told("a"));
+    assert!(
+        told("a").contains("the catalog lists no node"),
+        "{}",
+        told("a")
+    );
     let b = told("b");
     assert!(
-        b.contains("waits for 'a'") && b.contains("no node was seen"),
+        b.contains("waits for 'a'") && b.contains("the catalog lists no node"),
         "{b}"
     );
 }

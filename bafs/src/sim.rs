@@ -401,7 +401,7 @@ mod tests {
         let remote = Policy::Strategy(Strategy::Remote);
         let left = simulate_policy(&args, &workload, &environment, &[], remote).unwrap();
         let why = left.unwrap().run.failure().unwrap();
-        assert!(why.contains("no node is left"), "{why}");
+        assert!(why.contains("no node is live"), "{why}");
         // No run is known that comes to no end.
         let endless = [StalledPolicy {
             policy: remote.to_string(),

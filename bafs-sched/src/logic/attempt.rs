@@ -262,7 +262,7 @@ impl Scheduler {
             attempt.fault.clone(),
         ) {
             (true, fault) => self.stopped(job, fault),
-            (false, _) => self.node_went(job, "its node restarted and knows it no more"),
+            (false, _) => self.node_went(job, "its node restarted and no longer knows it"),
         }
     }
 

@@ -201,9 +201,9 @@ mod tests {
 
     /// The beginning of what is told of a result, and the whole.
     fn result_message(volume: &str) -> (&'static str, String) {
-        let before = "file 'out' of volume 'w' could not be sent to bafs://home/out: no; ";
-        let stays = "it stays on node n2 for 7 days after the run; mend the cause, then: bafs \
-                     volume extract";
+        let before = "file 'out' of volume 'w' failed to reach bafs://home/out: no; ";
+        let stays = "it stays on node n2 for 7 days after the run; correct the cause, then run: \
+                     bafs volume extract";
         (
             before,
             format!("{before}{stays} {volume} out bafs://home/out"),
