@@ -123,7 +123,7 @@ fn looked_at_volume_counts_as_used() {
         };
         run.end_job("a", 0, "", &used);
         assert_eq!(
-            run.warning_texts().contains("did nothing in volume 'w'"),
+            run.warning_texts().contains("did not use volume 'w'"),
             is_warned
         );
     }

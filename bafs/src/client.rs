@@ -303,7 +303,7 @@ mod tests {
         let said = found("n1").unwrap_err();
         assert!(said.contains("several nodes"), "{said}");
         assert!(said.ends_with("of one: a:1 or c:3"), "{said}");
-        assert!(found("n3").unwrap_err().contains("live are: n1, n2, n1"));
+        assert!(found("n3").unwrap_err().contains("live nodes: n1, n2, n1"));
     }
 
     #[test]

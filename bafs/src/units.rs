@@ -66,7 +66,7 @@ mod tests {
     fn limit_requires_a_rate_per_second() {
         assert_eq!(parse_rate_limit(Some("5 MB/s")).unwrap(), Some(5_000_000));
         let said = format!("{:#}", parse_rate_limit(Some("5MB")).unwrap_err());
-        assert!(said.contains("as 5MB/s"), "{said}");
+        assert!(said.contains("write 5MB/s"), "{said}");
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
         "volume w scratch 1 MB\njob a {\nexecutable = true\ndirectory = /\n}\nmount w a /w\n";
     let report = run_to_completion(&world, idle)?;
     let told = report["warnings"].to_string();
-    ensure!(told.contains("did nothing in volume 'w'"), "{told}");
+    ensure!(told.contains("did not use volume 'w'"), "{told}");
     Ok(())
 }
 

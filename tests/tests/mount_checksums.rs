@@ -82,7 +82,7 @@ const PASSTHROUGH: AccessPath = AccessPath {
     name: "passthrough",
     method: MountMethod::HostMount,
     options: &["--read-only"],
-    messages: &["inline: ", "whole files: the kernel reads"],
+    messages: &["inline: ", "the kernel reads"],
 };
 
 const TCP: AccessPath = AccessPath {
@@ -503,7 +503,7 @@ fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
     let expected = list_files(vec![large])?;
     create_cache(world, "whole", "n2", "large")?;
     for turn in ["while it comes", "when it is here"] {
-        let found = list_cache_files(world, "whole", "whole files: the kernel reads")?;
+        let found = list_cache_files(world, "whole", "the kernel reads")?;
         check_equal(
             &format!("a cache of large files, {turn}"),
             &found,

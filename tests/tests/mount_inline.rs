@@ -306,7 +306,7 @@ fn mount_inline_reader_sees_overwrites_of_large_files() -> Result<()> {
     read?;
     ensure!(&after == b"new\0", "{after:?}");
     ensure!(
-        printed_text(&mount).contains("whole files: the kernel reads"),
+        printed_text(&mount).contains("the kernel reads"),
         printed_text(&mount)
     );
     Ok(())
