@@ -54,19 +54,19 @@ use crate::volume::{Ownership, Volume, VolumeMode};
 use crate::volume_health::{VolumeHealth, VolumeLoss};
 
 /// How a volume is reached, for people.
-const EXPLAIN_INLINE: &str = "inline: each operation runs in this process, on the directory that the \
-    server on this machine handed over; no messages";
-const EXPLAIN_BIND_MOUNT: &str = "directory: the job works on the directory itself, which the server on this \
-    machine watches; no messages";
+const EXPLAIN_INLINE: &str = "inline: this process runs each operation on the server's local \
+                              directory, without messages";
+const EXPLAIN_BIND_MOUNT: &str = "directory: the job uses the server's local directory itself, \
+    without messages; the server watches its size";
 const EXPLAIN_CALLS: &str = "calls: each operation is a call to the server";
-const EXPLAIN_DELEGATED: &str = "calls: what is sure to succeed is answered first and brought to the server in \
-    order; fsync and the end of the job wait until it has run";
-const EXPLAIN_DELEGATED_CLOSE: &str = "calls: what is sure to succeed is answered first and brought to the \
-    server in order; close, fsync and changes of names wait until it has run";
-const EXPLAIN_HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
-const EXPLAIN_PASSTHROUGH: &str = "whole files: what is here wholly is read by the kernel itself";
+const EXPLAIN_DELEGATED: &str = "calls: operations that are certain to succeed return early and \
+    reach the server in order; fsync and the end of the job wait for the server";
+const EXPLAIN_DELEGATED_CLOSE: &str = "calls: operations that are certain to succeed return early \
+    and reach the server in order; close, fsync and name changes wait for the server";
+const EXPLAIN_HOME: &str = "calls: each operation is a call to the home server, without a cache";
+const EXPLAIN_PASSTHROUGH: &str = "whole files: the kernel reads complete local files directly";
 const EXPLAIN_BLOCKS: &str =
-    "blocks: names are in memory, data come in blocks from the node's server";
+    "blocks: names are in memory, and the node's server sends data in blocks";
 
 /// What all volumes of one agent process share.
 #[derive(Debug, Clone)]
@@ -108,7 +108,7 @@ impl TemporaryLocation {
                 && let Err(error) = bafs_tree::remove_tree(&entry.path())
             {
                 let path = entry.path();
-                tracing::warn!(%error, path = %path.display(), "temporary files stay");
+                tracing::warn!(%error, path = %path.display(), "cannot remove temporary files");
             }
         }
     }
@@ -252,8 +252,11 @@ impl Agent {
         // Mostly the connection by which the volume was opened.
         let deadline = Deadline::after_ms(self.op_deadline_ms);
         match self.pool.connection(server, deadline).await {
-            Ok(connection) => format!("; {server} is reached over {}", connection.transport_name()),
-            Err(error) => format!("; {server} is not reached any more: {error}"),
+            Ok(connection) => format!(
+                "; calls reach {server} over {}",
+                connection.transport_name()
+            ),
+            Err(error) => format!("; {server} is unreachable: {error}"),
         }
     }
 

@@ -482,7 +482,7 @@ async fn wait_for_request(
 /// Passes on what somebody asked of this process.
 fn forward_signal(control: &JobControl, signal: StopSignal) {
     if let Err(error) = control.signal(signal.signal()) {
-        tracing::warn!(%error, "the job is not told that it is to end");
+        tracing::warn!(%error, "cannot signal the job to end");
     }
 }
 
@@ -497,12 +497,12 @@ async fn end_job(control: JobControl, reason: String, mounts: &[JobVolume]) {
     if matches!(killed, Ok(Ok(()))) {
         return;
     }
-    tracing::warn!("job does not die; aborting the connections of its volumes");
+    tracing::warn!("job does not end after SIGKILL; aborting the connections of its volumes");
     for mounted in mounts.iter().filter_map(|bound| bound.mount.as_ref()) {
         mounted.abort();
     }
     if let Ok(Err(error)) = tokio::task::spawn_blocking(move || again.kill(&reason)).await {
-        tracing::error!(%error, "job does not die");
+        tracing::error!(%error, "job does not end after SIGKILL");
     }
 }
 
@@ -533,7 +533,7 @@ async fn release_volumes(
                 volumes.push(volume);
                 unsent = unsent.or(loss);
             }
-            Err(error) => tracing::error!(%error, "a volume was not released"),
+            Err(error) => tracing::error!(%error, "cannot release a volume"),
         }
     }
     (volumes, unsent)

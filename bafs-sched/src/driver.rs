@@ -257,8 +257,8 @@ impl Driver {
         let header = history.header;
         if header.workflow != workflow {
             let text = format!(
-                "the journal {} tells of another workflow (or of an earlier text of this one): \
-                 choose another journal, or remove it to start afresh",
+                "the journal {} belongs to another workflow, or to an earlier version of this one; \
+                 name another journal, or delete it to start afresh",
                 options.journal.display()
             );
             return Err(Error::new(ErrorCode::Conflict, text));
@@ -446,7 +446,7 @@ impl Driver {
         if records.is_empty() {
             return Ok(());
         }
-        let gone = || Error::new(ErrorCode::ServerFault, "the journal is not usable any more");
+        let gone = || Error::new(ErrorCode::ServerFault, "the journal is no longer usable");
         let mut journal = self.journal.take().ok_or_else(gone)?;
         let written = tokio::task::spawn_blocking(move || {
             journal.append(&records).map(|()| (journal, records))
@@ -504,7 +504,7 @@ impl Driver {
         if is_due && !self.servers.is_reported_outage(error) {
             self.failure_reported_at = Some(now);
             let what = self.scheduler.describe_failed_call(event);
-            tracing::warn!(%error, "{what} failed; what can help is tried");
+            tracing::warn!(%error, "{what} failed; the scheduler recovers if possible");
         }
     }
 
@@ -635,7 +635,7 @@ impl Driver {
                 remote_io::remove_run_directory(&self.servers, self.scheduler.workflow()).await
         {
             let left = remote_io::run_directory(self.servers.run);
-            tracing::warn!(%error, "could not remove {left} at home; remove it by hand");
+            tracing::warn!(%error, "cannot remove {left} at home; remove it by hand");
         }
         let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;

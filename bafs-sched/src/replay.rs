@@ -138,22 +138,22 @@ impl HistoryWriter {
             }
             Event::ServerSilent { server } => {
                 let node = self.node_name(*server);
-                self.add_line(&[&node], format!("node {node} answers no call: it is lost"));
+                self.add_line(&[&node], format!("node {node} does not answer: it is lost"));
             }
             Event::CutOff { has_catalog, .. } => self.write_cut_off(*has_catalog),
             Event::Reconnected => {
-                self.add_line(&[], "nodes answer again: the run goes on".to_owned())
+                self.add_line(&[], "nodes answer again: the run continues".to_owned())
             }
             Event::VolumeCreateFailed { volume, error } => {
-                self.write_volume(*volume, &format!("could not be made: {error}"));
+                self.write_volume(*volume, &format!("cannot be created: {error}"));
             }
             Event::VolumeCopied { volume, .. } => {
                 let copied = self.volumes.get(volume).map(|(volume, _)| *volume);
                 self.touched_volumes.extend(copied);
             }
             Event::VolumesFound { found, .. } => {
-                let text = "is there again with its node, and is used if nothing has begun in its \
-                            place";
+                let text = "is back with its node; the run uses it unless a replacement has \
+                            started";
                 found.iter().for_each(|id| self.write_volume(*id, text));
             }
             Event::VolumesProbed { lost, .. } => {
@@ -165,15 +165,15 @@ impl HistoryWriter {
                 refetched_bytes,
             } => {
                 let text = format!(
-                    "keeps {primary_bytes} bytes as primary, and refetched {refetched_bytes}"
+                    "holds {primary_bytes} bytes as primary, and fetched {refetched_bytes} bytes again"
                 );
                 self.write_volume(*volume, &text);
             }
             Event::JobStartFailed { execution, error } => {
-                self.write_job(*execution, &format!("could not be started: {error}"));
+                self.write_job(*execution, &format!("cannot start: {error}"));
             }
             Event::JobUnknown { execution } => {
-                self.write_job(*execution, "is not known there any more");
+                self.write_job(*execution, "is no longer known there");
             }
             Event::JobEnded { execution, report } => {
                 self.write_job(*execution, &describe_end(report));
@@ -182,12 +182,12 @@ impl HistoryWriter {
                 self.write_extract(*extract, &format!("is at home: {bytes} bytes"));
             }
             Event::ExtractFailed { extract, error } => {
-                self.write_extract(*extract, &format!("was not sent: {error}"));
+                self.write_extract(*extract, &format!("failed to reach home: {error}"));
             }
             Event::CommandReceived { command, .. } => self.write_command(*command),
             Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
             Event::SchedulerResumed { .. } => {
-                self.add_line(&[], "a scheduler takes up the journal".to_owned())
+                self.add_line(&[], "a scheduler resumes the run".to_owned())
             }
             Event::VolumeCreated { .. }
             | Event::SourceWarningsReceived { .. }
@@ -202,9 +202,9 @@ impl HistoryWriter {
     fn write_cut_off(&mut self, has_catalog: bool) {
         let who = match has_catalog {
             true => "no node",
-            false => "neither a node nor the catalog",
+            false => "neither the catalog nor any node",
         };
-        let text = format!("{who} answers: the scheduler is cut off, and waits");
+        let text = format!("{who} answers: the scheduler is cut off and waits");
         self.add_line(&[], text);
     }
 
@@ -213,8 +213,8 @@ impl HistoryWriter {
         self.strategy_changes_written += followed.len();
         for last in followed {
             let what = match last.strategy {
-                Some(strategy) => format!("the strategy {strategy} is followed"),
-                None => "no strategy is followed".to_owned(),
+                Some(strategy) => format!("the run follows strategy {strategy}"),
+                None => "the run follows no strategy".to_owned(),
             };
             self.add_line(&[], format!("{what}: {}", last.reason));
         }
@@ -226,7 +226,7 @@ impl HistoryWriter {
             Outcome::Complete => "complete",
             Outcome::Failed { jobs, messages } => {
                 for failure in jobs {
-                    let text = format!("{failure}; it is not tried again");
+                    let text = format!("{failure}; the scheduler does not retry it");
                     self.add_line(&[&failure.name], text);
                 }
                 for message in messages {
@@ -264,20 +264,26 @@ impl HistoryWriter {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 self.add_line(&names, text);
             }
-            _ => self.add_line(&[], "the user wishes what is not understood".to_owned()),
+            _ => self.add_line(
+                &[],
+                "the scheduler ignores an unknown command of the user".to_owned(),
+            ),
         }
     }
 
     fn write_nodes(&mut self, nodes: &[NodeInfo], missed: &[ServerId]) {
         for node in nodes {
             if self.listed.insert(node.id) {
-                let text = format!("node {} is listed, with {} slots", node.name, node.slots);
+                let text = format!(
+                    "the catalog lists node {} with {} slots",
+                    node.name, node.slots
+                );
                 self.add_line(&[&node.name], text);
             }
         }
         for server in missed {
             let node = self.node_name(*server);
-            self.add_line(&[&node], format!("node {node} is not listed any more"));
+            self.add_line(&[&node], format!("the catalog no longer lists node {node}"));
             self.listed.remove(server);
         }
     }
@@ -321,7 +327,7 @@ impl HistoryWriter {
                 size,
             } => {
                 self.volumes.insert(*id, (*volume, *server));
-                self.write_volume(*id, &format!("is made, with {} bytes", size.bytes));
+                self.write_volume(*id, &format!("is created with {} bytes", size.bytes));
             }
             Action::CopyVolume {
                 id,
@@ -332,13 +338,13 @@ impl HistoryWriter {
             } => {
                 self.volumes.insert(*id, (source.volume, *server));
                 let what = match base {
-                    Some(_) => "is made as a copy, with what is the same in the older one there",
-                    None => "is made as a copy",
+                    Some(_) => "is created as a copy, from an older copy there",
+                    None => "is created as a copy",
                 };
                 self.write_volume(*id, what);
             }
             Action::WarmCache { id, .. } => {
-                self.write_volume(*id, "is fetched before its readers start");
+                self.write_volume(*id, "is warmed before its readers start");
             }
             Action::DeleteVolume { id, .. } => self.write_volume(*id, "is deleted"),
             Action::StartJob {
@@ -354,7 +360,7 @@ impl HistoryWriter {
             Action::ExtractFile { extract, index, .. } => {
                 self.extracts.insert(*extract, *index);
                 let what = match self.scheduler.is_failed_log(*extract) {
-                    true => "is sent home, as the log of a job that failed",
+                    true => "is sent home as the log of a failed job",
                     false => "is sent home",
                 };
                 self.write_extract(*extract, what);
@@ -407,31 +413,28 @@ impl HistoryWriter {
 
     fn describe_copy_reason(&self, receipt: &CopyDecision) -> String {
         let further = match receipt.has_base_copy {
-            true => " with what the older copy there has",
+            true => " from an older copy there",
             false => "",
         };
         let cost = match receipt.copy_ms {
             Some(ms) => format!(
-                "takes {} s, for {} s of which jobs wait",
+                "takes {} s, and jobs wait for {} s of it",
                 format_seconds(ms),
                 format_seconds(receipt.wait_ms)
             ),
-            None => "takes a time that is not known yet".to_owned(),
+            None => "takes an unknown time".to_owned(),
         };
         let waits = match receipt.space_ms {
             0 => String::new(),
-            ms => format!(
-                ", and its space keeps {} s of work waiting",
-                format_seconds(ms)
-            ),
+            ms => format!(", and its space delays {} s of work", format_seconds(ms)),
         };
         let anyway = match receipt.is_cheap {
-            true => ", and so little is spent in any case",
+            true => ", and a copy this cheap is always made",
             false => "",
         };
         let weighed = format!(
-            "{cost}{further}{waits}; without one a loss costs {} s, which happens with a \
-             probability of {:.4} % in the {} s that it is needed: that is worth {:.3} s{anyway}",
+            "{cost}{further}{waits}; without it a loss costs {} s, with a probability of {:.4} % \
+             in the {} s of its use: the expected gain is {:.3} s{anyway}",
             format_seconds(receipt.redo_ms),
             receipt.risk_ppm as f64 / 1e4,
             format_seconds(receipt.exposure_ms),
@@ -439,28 +442,28 @@ impl HistoryWriter {
         );
         match receipt.outcome {
             CopyOutcome::NotWorthwhile => format!("is not made: it {weighed}"),
-            CopyOutcome::NoRoom => format!("finds no room on another node; it {weighed}"),
+            CopyOutcome::NoRoom => format!("does not fit on another node; it {weighed}"),
             CopyOutcome::Copying(to) => {
                 format!("goes to node {}: it {weighed}", self.node_name(to))
             }
             CopyOutcome::Copied(on, moved) => {
                 format!(
-                    "is complete on node {}, after {} s: {} bytes crossed the network for the {} \
-                     that it holds",
+                    "is complete on node {} after {} s: {} bytes crossed the network for its {} \
+                     bytes",
                     self.node_name(on),
                     format_seconds(moved.duration_ms),
                     moved.received_bytes,
                     moved.held_bytes
                 )
             }
-            CopyOutcome::Failed => "could not be made".to_owned(),
+            CopyOutcome::Failed => "failed".to_owned(),
             CopyOutcome::UsedForRecovery(ms) => format!(
-                "takes its place: {} s of work are saved",
+                "replaces the lost volume and saves {} s of work",
                 format_seconds(ms)
             ),
-            CopyOutcome::Replaced(_) => "gives way to a newer one".to_owned(),
+            CopyOutcome::Replaced(_) => "is replaced by a newer one".to_owned(),
             CopyOutcome::Unused(moved) => format!(
-                "was never needed: {} s and {} bytes over the network were in vain",
+                "was never needed: it cost {} s and {} bytes over the network",
                 format_seconds(moved.duration_ms),
                 moved.received_bytes
             ),
@@ -479,14 +482,17 @@ pub(crate) fn describe_end(report: &JobReport) -> String {
         JobOutcome::Exited(0) => format!("is done {after}"),
         JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
         JobOutcome::Signaled(signal) => {
-            format!("is ended by {} {after}", describe_signal(*signal))
+            format!("is killed by {} {after}", describe_signal(*signal))
         }
-        JobOutcome::NotStarted(why) => format!("could not be started: {why}"),
+        JobOutcome::NotStarted(why) => format!("cannot start: {why}"),
         // Its agent ended before it could say how long it took.
         JobOutcome::EnvironmentFailed(error) if report.wall_ms == 0 => {
-            format!("loses its environment: {error}")
+            format!("fails with its environment: {error}")
         }
-        JobOutcome::EnvironmentFailed(error) => format!("loses its environment {after}: {error}"),
-        JobOutcome::Killed => format!("was killed {after}"),
+        JobOutcome::EnvironmentFailed(error) => format!(
+            "fails with its environment {after}: \
+            {error}"
+        ),
+        JobOutcome::Killed => format!("is killed {after}"),
     }
 }

@@ -82,13 +82,13 @@ impl RunReportBuilder {
         let journal = journal.display();
         if scheduler.outcome().is_some() {
             self.warnings.push(format!(
-                "nothing was run: by the journal {journal} this run was over already; remove it to \
+                "nothing to run: the journal {journal} shows that this run has ended; delete it to \
                  run the workflow again"
             ));
         } else if scheduler.settings() != wanted {
             let text = format!(
-                "the run goes on as it began: other options (--order, --checkpoint, --resource-timeout, …) \
-                 have no effect with the journal {journal}"
+                "the run resumes with its first options: other options (--order, --checkpoint, \
+                 --resource-timeout, …) have no effect with the journal {journal}"
             );
             tracing::warn!("{text}");
             self.warnings.push(text);

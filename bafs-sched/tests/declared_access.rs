@@ -121,7 +121,7 @@ fn unused_mount_is_named_with_its_path() {
     let found = run_with_access(&[("w", "f", true, false), ("r", "b", false, false)]);
     assert_mentions(
         single_warning(&found),
-        &["'r'", "did nothing in", "'b'", "/b"],
+        &["'r'", "did not use volume", "'b'", "/b"],
     );
 }
 

@@ -52,7 +52,7 @@ fn remote_run_fails_when_all_nodes_leave() {
         .expect("the run ends")
         .failure()
         .expect("it cannot be done");
-    assert!(why.contains("no node is left"), "{why}");
+    assert!(why.contains("no node is live"), "{why}");
 }
 
 fn decide_failures(text: &str, environment: &Environment) -> (Vec<Option<String>>, Option<String>) {

@@ -231,7 +231,7 @@ fn missing_directory_starts_no_run_and_drafts_expire() {
     let missing = directory.path().join("misspelt");
     let error =
         Journal::open(&missing.join("w.bafs.journal"), journal_header).expect_err("refused");
-    assert!(error.detail.contains("there is no directory"), "{error}");
+    assert!(error.detail.contains("does not exist"), "{error}");
     assert!(!missing.exists());
     let draft = |run: u64| {
         directory

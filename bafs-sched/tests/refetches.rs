@@ -70,7 +70,7 @@ fn heavy_refetching_is_reported_once() {
         let (asked, told) = run_cache_readers(nodes, 3 * MB);
         assert!(asked > 1, "{asked}");
         assert_eq!(told.len(), 1, "{told:?}");
-        let says = ["volume 'a'", "a cache of 40.0 MB", "a tenth more"];
+        let says = ["volume 'a'", "a cache of 40.0 MB", "10 % above"];
         assert!(says.iter().all(|word| told[0].contains(word)), "{told:?}");
     }
 }

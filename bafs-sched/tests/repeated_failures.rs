@@ -89,7 +89,7 @@ fn job_killing_every_node_is_held_alone() {
         let names: Vec<&str> = jobs.iter().map(|failure| &*failure.name).collect();
         assert_eq!(names, ["j5"], "seed {seed}");
         assert!(
-            jobs[0].reason.starts_with("is held: each node that ran it"),
+            jobs[0].reason.starts_with("is held: every node was lost"),
             "{}",
             jobs[0].reason
         );

@@ -123,7 +123,7 @@ fn looked_at_volume_counts_as_used() {
         };
         run.end_job("a", 0, "", &used);
         assert_eq!(
-            run.warning_texts().contains("did nothing in volume 'w'"),
+            run.warning_texts().contains("did not use volume 'w'"),
             is_warned
         );
     }
@@ -162,7 +162,7 @@ fn full_disk_under_watched_volumes_blames_no_job() {
         let told = run.warning_texts();
         for part in [
             "'a' failed and runs again",
-            "may hold 16.0 MB",
+            "limit of 16.0 MB",
             "the disk of node",
         ] {
             assert!(told.contains(part), "{part} is not in: {told}");

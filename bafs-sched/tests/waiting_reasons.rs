@@ -31,7 +31,7 @@ fn status_names_missing_resources_and_node_usage() {
     };
     see(&mut scheduler, 0, 1);
     assert_eq!(told(&scheduler, "a"), "", "it has what it needs");
-    assert!(told(&scheduler, "b").contains("waits for 'a' to be done"));
+    assert!(told(&scheduler, "b").contains("waits for 'a' to finish"));
     assert!(told(&scheduler, "c").contains("1 free slot on the only node"));
     see(&mut scheduler, 1, 2);
     let c = told(&scheduler, "c");
@@ -40,7 +40,7 @@ fn status_names_missing_resources_and_node_usage() {
         "{c}"
     );
     let node = told(&scheduler, "n1");
-    assert!(node.contains("1 of 2 slots taken"), "{node}");
+    assert!(node.contains("1 of 2 slots in use"), "{node}");
 }
 
 #[test]
@@ -84,7 +84,10 @@ fn waiting_job_names_slots_of_other_runs() {
         &mut Vec::new(),
     );
     let after = told(&scheduler);
-    assert!(after.contains("on 1 node other runs have"), "{after}");
+    assert!(
+        after.contains("other runs hold the needed slots of 1 node"),
+        "{after}"
+    );
 }
 
 #[test]
@@ -100,10 +103,14 @@ fn unstarted_job_explains_itself_after_the_end() {
     }
     assert!(scheduler.outcome().is_some(), "no node came");
     let told = |name: &str| describe_status(&scheduler, name).unwrap_or_default();
-    assert!(told("a").contains("no node was seen"), "{}", told("a"));
+    assert!(
+        told("a").contains("the catalog lists no node"),
+        "{}",
+        told("a")
+    );
     let b = told("b");
     assert!(
-        b.contains("waits for 'a'") && b.contains("no node was seen"),
+        b.contains("waits for 'a'") && b.contains("the catalog lists no node"),
         "{b}"
     );
 }

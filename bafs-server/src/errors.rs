@@ -38,8 +38,8 @@ pub(crate) async fn run_in_task<T: Send + 'static>(
     match alone.join_next().await {
         Some(Ok(result)) => result,
         Some(Err(error)) => {
-            tracing::error!(%error, "{doing} failed by a mistake in this program");
-            let text = format!("{doing}: a mistake in this program: {error}; please report it");
+            tracing::error!(%error, "{doing} failed because of a bug in this program");
+            let text = format!("{doing}: a bug in this program: {error}; please report it");
             Err(Error::new(ErrorCode::ServerFault, text))
         }
         None => unreachable!("one task was spawned"),

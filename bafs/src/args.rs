@@ -23,23 +23,24 @@ fn path_text() -> impl TypedValueParser<Value = String> {
 
 /// A user-space, batch-aware distributed file system.
 ///
-/// BAFS gives each job of a workflow a private name space of volumes: scratch volumes for what
-/// jobs pass to each other, cooperative caches for the inputs that all jobs read. Only first
-/// inputs and last outputs cross the wide-area link.
+/// BAFS gives each job of a workflow a private name space of volumes: scratch volumes for
+/// intermediate files, cooperative caches for shared inputs. Only first inputs and last outputs
+/// cross the wide-area link.
 #[derive(Debug, Parser)]
 #[command(name = "bafs", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done; 1 failed; 2 wrong usage; \
-3 bafs doctor found something broken; \
-75 the environment failed (bafs exec: the reason is on standard error, as JSON); \
-129, 143 bafs run was left as it is, at SIGHUP or SIGTERM; 130 it was interrupted twice; \
-141 nobody reads standard output any more; otherwise that of the job.\n\n\
-Options whose help shows [env: BAFS_...] can be set by that variable.")]
+#[command(
+    after_help = "Exit codes: 0 success; 1 failure; 2 usage error; 3 bafs doctor found a \
+fault; 75 the environment failed (bafs exec prints the reason to standard error, as JSON); 129, \
+143 SIGHUP or SIGTERM ended bafs run, and the run can be resumed; 130 a second Ctrl-C ended it; \
+141 standard output is closed; any other code is the job's.\n\n\
+The variable in [env: BAFS_...] sets an option, too."
+)]
 pub(crate) struct Cli {
-    /// Print results for machines, as JSON.
+    /// Print results as JSON.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// How this process talks to servers, and for which channels its servers listen.
+    /// Transport for calls to servers; for a server, also the transports it accepts.
     #[arg(
         long,
         global = true,
@@ -53,25 +54,24 @@ pub(crate) struct Cli {
     pub(crate) command: CliCommand,
 }
 
-/// What carries calls, always encrypted, both ends known.
+/// Transport of calls. All are encrypted and authenticate both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ChannelChoice {
-    /// TCP to servers of networks that this machine is attached to, where it gets through; else
-    /// QUIC.
+    /// TCP to servers in this machine's own networks, if TCP connects; else QUIC.
     Auto,
     /// QUIC only.
     Quic,
-    /// TCP only, to servers elsewhere too.
+    /// TCP only, also to servers in other networks.
     Tcp,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// Run a real workload on a throw-away cluster on this machine, beside remote I/O.
+    /// Run a real workload on a temporary local cluster, and compare it with remote I/O.
     Demo(DemoArgs),
     /// Create the authority of a new cluster and the identities of its parts.
     Init(InitArgs),
-    /// Serve a directory of yours as a home.
+    /// Export a directory as a home.
     Home(HomeArgs),
     /// Serve the list of live servers.
     Catalog(CatalogArgs),
@@ -85,39 +85,41 @@ pub(crate) enum CliCommand {
     /// Create, list, show, copy and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Make an identity that can only mount the volumes that are named: for machines of others.
+    /// Create an identity that can mount only the named volumes, for use on other people's
+    /// machines.
     Grant(GrantArgs),
-    /// Mount a volume on a directory, until it is unmounted or the command is ended.
+    /// Mount a volume on a directory until the command ends or you unmount it.
     Mount(MountArgs),
-    /// Run a program with volumes at paths of its own name space.
+    /// Run a program in a private name space with volumes mounted.
     Exec(ExecArgs),
     /// Run a workflow.
     Run(RunArgs),
     /// Check a workflow file without running it.
     Check(CheckArgs),
-    /// Say which allocation strategy suits a workload, and why, without running it.
+    /// Choose an allocation strategy for a workload, and explain the choice.
     Plan(PlanArgs),
-    /// Run a workload on simulated machines under one strategy or all.
+    /// Simulate a workload under one strategy or all.
     Sim(SimArgs),
-    /// Let a pipeline (jobs that share scratch volumes) of a run that goes on go before others.
+    /// Raise or lower the priority of a pipeline (jobs that share scratch volumes) in an active
+    /// run.
     Prefer(PreferArgs),
-    /// Give up what is not done of a pipeline of a run that goes on.
+    /// Cancel the unfinished jobs of a pipeline in an active run.
     Cancel(CancelArgs),
-    /// Tell all that happened in a run and what was decided, from its journal.
+    /// Print all events and decisions of a run, from its journal.
     Replay(ReplayArgs),
-    /// Tell what happened to a job, a volume or a node of a run, and why.
+    /// Explain the history or the waiting of a job, volume or node of a run.
     Why(WhyArgs),
-    /// Print what a job printed: its standard output and standard error.
+    /// Print the standard output and standard error of a job.
     Logs(LogsArgs),
-    /// Show how far a run is, from the journal that it writes.
+    /// Show the progress of a run, from its journal.
     Status(StatusArgs),
-    /// Write what a run did as one page: who ran where and when, space, failures, copies, ledger.
+    /// Write an HTML report of a run: schedule, space, failures, copies, use of time.
     Report(ReportArgs),
-    /// Print a workflow, or how far a run of it is, as a graph in the DOT language.
+    /// Print a workflow, or the progress of a run, as a graph in the DOT language.
     Graph(GraphArgs),
-    /// Say what this machine has, lacks, and has left over; mend it if told to. Never hangs.
+    /// Check this machine for missing requirements and leftovers, and repair them on request.
     Doctor(DoctorArgs),
-    /// The agent of one job; started by nodes.
+    /// Run the agent of one job; nodes start it.
     #[command(hide = true)]
     Agent(AgentArgs),
 }
@@ -125,7 +127,7 @@ pub(crate) enum CliCommand {
 /// What an agent may use.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MemoryArgs {
-    /// Memory for the data that pass through, over all volumes; about 64 MiB more are for the rest.
+    /// Memory for data in transit, over all volumes. The process uses about 64 MiB more.
     #[arg(
         long,
         env = "BAFS_MEMORY",
@@ -138,7 +140,7 @@ pub(crate) struct MemoryArgs {
 /// How to reach a cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClientArgs {
-    /// Directory that `bafs init` made.
+    /// Directory that `bafs init` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: PathBuf,
     /// Address of the catalog.
@@ -161,7 +163,7 @@ pub(crate) struct DemoArgs {
     /// Pipelines to run over BAFS.
     #[arg(long, default_value_t = 16)]
     pub(crate) pipelines: u32,
-    /// Pipelines to run with remote I/O for comparison; 0 leaves it out.
+    /// Pipelines to run with remote I/O for comparison; 0 skips the comparison.
     #[arg(long, default_value_t = 3)]
     pub(crate) remote_pipelines: u32,
     /// Size of the protein database in MiB of residues.
@@ -173,10 +175,10 @@ pub(crate) struct DemoArgs {
     /// Seed of the synthetic sequences: the same seed gives the same bytes.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Kill one node (SIGKILL) when this many jobs are done.
+    /// Kill one node (SIGKILL) after this many jobs.
     #[arg(long, alias = "kill-node", value_name = "JOBS")]
     pub(crate) kill_node_after: Option<u32>,
-    /// Keep the cluster's directory for inspection and say where it is.
+    /// Keep the cluster's directory for inspection, and print its path.
     #[arg(long)]
     pub(crate) keep: bool,
 }
@@ -187,7 +189,7 @@ bafs catalog --identity ~/bafs-cluster --listen 10.0.0.1:7000")]
 pub(crate) struct InitArgs {
     /// Directory to create.
     pub(crate) directory: PathBuf,
-    /// Capability tokens expire after so many days.
+    /// Lifetime of the capability tokens, in days.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
 }
@@ -204,7 +206,7 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     /// List the volumes of all nodes.
     #[command(after_help = "Example:\n  bafs volume list\n  bafs volume list --json")]
     List(ClientArgs),
-    /// Show a volume, or all volumes of a name.
+    /// Show a volume, or all volumes with a given name.
     #[command(after_help = "Example:\n  bafs volume show work\n  bafs volume show data --json")]
     Show(VolumeArgs),
     /// Delete a volume.
@@ -217,20 +219,20 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     #[command(after_help = "Example:\n  bafs volume extract work out/summary \
 bafs://home/results/summary")]
     Extract(VolumeExtractArgs),
-    /// Start a new generation of a cache volume: its source is listed again.
+    /// Start a new generation of a cache volume from a new listing of its source.
     #[command(
-        after_help = "Blocks of files that did not change are kept. Jobs that work with the old \
-generation end with exit code 75 and the reason SourceChanged. It is for one volume: where \
-several share their blocks, do it for each (warm is for all of them at once).\n\n\
+        after_help = "The cache keeps the blocks of unchanged files. Jobs that use the old \
+generation exit with code 75, reason SourceChanged. The command changes one volume; repeat it for \
+each volume of a cooperative cache (warm handles all of them at once).\n\n\
 Example:\n  bafs volume invalidate data"
     )]
     Invalidate(VolumeArgs),
-    /// Fetch what a cache volume does not have yet, behind all that jobs ask for.
+    /// Fetch the missing blocks of a cache volume in the background; reads of jobs go first.
     #[command(
-        after_help = "It is for a whole cooperative cache: every node that shares the blocks of \
-the volume fetches its own share, and nothing where the source has no such path (invalidate is \
-for one volume). How far it is: bafs volume show. With --wait it fails (exit code 1) where not \
-everything found room.\n\nExample:\n  bafs volume warm data --path db/nr --pin --wait"
+        after_help = "The command warms the whole cooperative cache: each member node fetches its \
+own share. A node whose source lacks the path fetches nothing. bafs volume show prints the \
+progress. With --wait, the command fails (exit code 1) if some blocks do not fit.\n\n\
+Example:\n  bafs volume warm data --path db/nr --pin --wait"
     )]
     Warm(VolumeWarmArgs),
 }
@@ -241,16 +243,16 @@ pub(crate) struct VolumeWarmArgs {
     pub(crate) client: ClientArgs,
     /// Id or name of the volume, or name of a cooperative cache.
     pub(crate) volume: String,
-    /// Only this file or directory, named as in the volume: from the top of its source on.
+    /// Fetch only this file or directory, a path relative to the root of the volume.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = path_text())]
     pub(crate) path: String,
-    /// The blocks stay until they are unpinned.
+    /// Pin the blocks: the cache does not evict them until you unpin them.
     #[arg(long)]
     pub(crate) pin: bool,
-    /// Fetch nothing: blocks that were pinned may leave again.
+    /// Unpin the blocks, so that the cache may evict them; fetch nothing.
     #[arg(long, conflicts_with_all = ["pin", "wait"])]
     pub(crate) unpin: bool,
-    /// Wait until all is fetched, or no more finds room; fail in that case.
+    /// Wait until all blocks are fetched; fail if some do not fit.
     #[arg(long)]
     pub(crate) wait: bool,
 }
@@ -263,7 +265,7 @@ pub(crate) struct VolumeArgs {
     pub(crate) volume: String,
 }
 
-/// How the limits of a scratch volume are kept.
+/// How a node enforces the limits of a scratch volume.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum LimitEnforcement {
     Exact,
@@ -274,10 +276,10 @@ pub(crate) enum LimitEnforcement {
 pub(crate) struct VolumeCreateArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
-    /// Name of the volume: without '/'. Others may have the same, here or elsewhere; commands for
-    /// one volume then want its id.
+    /// Name of the volume, without '/'. Names need not be unique; if several volumes have this
+    /// name, other commands need the id.
     pub(crate) name: String,
-    /// Node to create it on, by name or address.
+    /// Name or address of the node.
     #[arg(long)]
     pub(crate) node: String,
     /// Space to reserve.
@@ -286,21 +288,22 @@ pub(crate) struct VolumeCreateArgs {
     /// Files to reserve.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) files: u64,
-    /// How the limits are kept: `exact`, or `watched`, where jobs on the node work on the directory
-    /// itself, as fast as its disk, and a job past a limit is ended (exit code 75).
+    /// How the node enforces the limits. `exact` rejects writes over a limit. `watched` gives jobs
+    /// on the node the directory itself, at disk speed, and kills a job over a limit (exit code
+    /// 75).
     #[arg(long, default_value = "exact", conflicts_with = "cache")]
     pub(crate) limit: LimitEnforcement,
-    /// Fill the scratch volume from this home path.
+    /// Fill the scratch volume from this home path (a URL).
     #[arg(long, value_name = "URL", conflicts_with = "cache", value_parser = path_text())]
     pub(crate) from: Option<String>,
-    /// Make a cache volume of this home path.
+    /// Create a cache volume for this home path (a URL).
     #[arg(long, value_name = "URL", value_parser = path_text())]
     pub(crate) cache: Option<String>,
-    /// Cooperative cache to take part in; the volume's name when not given. Volumes share blocks if
-    /// they have this name and show the same source.
+    /// Cooperative cache to join; defaults to the volume's name. Volumes with the same cooperative
+    /// cache and source share blocks.
     #[arg(long, requires = "cache")]
     pub(crate) cooperative: Option<String>,
-    /// Delete the volume when nobody shows interest for so many hours.
+    /// Delete the volume after this many hours without use.
     #[arg(long, alias = "hours", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
     pub(crate) lifetime_hours: u64,
 }
@@ -311,7 +314,7 @@ pub(crate) struct VolumeReplicateArgs {
     pub(crate) client: ClientArgs,
     /// Id or name of the volume.
     pub(crate) volume: String,
-    /// Node that shall hold the copy, by name or address.
+    /// Name or address of the node for the copy.
     #[arg(long)]
     pub(crate) to: String,
 }
@@ -325,7 +328,7 @@ pub(crate) struct VolumeExtractArgs {
     /// Path of the file in the volume.
     #[arg(value_parser = path_text())]
     pub(crate) path: String,
-    /// Where it shall be at home.
+    /// URL of the target at home.
     #[arg(value_parser = path_text())]
     pub(crate) target: String,
 }
@@ -339,7 +342,8 @@ scp -rp ~/for-node7 node7:\n  ssh node7 bafs mount work /mnt/work --identity for
 pub(crate) struct GrantArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
-    /// Ids or names of the volumes, as they are now: one made later is another volume.
+    /// Ids or names of existing volumes. The identity cannot mount volumes created later, even with
+    /// the same name.
     #[arg(required = true)]
     pub(crate) volumes: Vec<String>,
     /// Directory to create for the identity.
@@ -348,7 +352,7 @@ pub(crate) struct GrantArgs {
     /// Permit reading only.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// It expires after so many days.
+    /// Lifetime of the identity, in days.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
 }
@@ -365,13 +369,13 @@ pub(crate) struct MountArgs {
     /// Mount read-only.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Let the kernel collect what is written to a scratch volume and send it later: small writes
-    /// are as fast as memory, and only close or fsync say what found no space or was lost.
+    /// Let the kernel cache writes to a scratch volume and send them later. Small writes run at
+    /// memory speed, but only close and fsync report lack of space or data loss.
     #[arg(long, conflicts_with = "read_only")]
     pub(crate) write_back: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
-    /// Deadline of each remote operation in seconds; past it the volume is lost.
+    /// Timeout of each remote operation, in seconds. After a timeout the volume counts as lost.
     #[arg(
         long, alias = "op-deadline",
         env = "BAFS_OPERATION_TIMEOUT",
@@ -379,7 +383,7 @@ pub(crate) struct MountArgs {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) operation_timeout: u64,
-    /// Say on standard error how each volume is reached, and why not better.
+    /// Print to standard error how the agent accesses each volume, and why not faster.
     #[arg(long)]
     pub(crate) explain: bool,
     #[command(flatten)]
@@ -394,11 +398,11 @@ blastp -db /data/nr -query q.fa -out /scratch/raw"
 pub(crate) struct ExecArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
-    /// A volume and its path in the program's name space; `:ro` for read-only, `:write-back` to let
-    /// the kernel collect writes (the program is ended, with exit code 75, if any does not fit).
+    /// A volume and its path in the program's name space. `:ro` mounts read-only. `:write-back`
+    /// lets the kernel cache writes; if one does not fit, the program is killed (exit code 75).
     #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro|:rw|:write-back]")]
     pub(crate) mounts: Vec<String>,
-    /// Deadline of each remote operation in seconds; past it the volume is lost.
+    /// Timeout of each remote operation, in seconds. After a timeout the volume counts as lost.
     #[arg(
         long, alias = "op-deadline",
         env = "BAFS_OPERATION_TIMEOUT",
@@ -406,15 +410,15 @@ pub(crate) struct ExecArgs {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) operation_timeout: u64,
-    /// Say on standard error how each volume is reached, and why not better.
+    /// Print to standard error how the agent accesses each volume, and why not faster.
     #[arg(long)]
     pub(crate) explain: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
-    /// Show the program the host's directory of this name; else /tmp, /var/tmp and /dev/shm are
-    /// empty, its own, and gone with it.
+    /// Share this directory of the host with the program. By default, /tmp, /var/tmp and /dev/shm
+    /// are private, start empty, and are deleted when the program ends.
     #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
     pub(crate) share: Vec<String>,
     /// The program and its arguments.
@@ -423,91 +427,92 @@ pub(crate) struct ExecArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs run blast.bafs --local 4\n  \
-bafs run blast.bafs --identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
-After a crash of this command, run it again with the same journal: it goes on where it was. A run \
-that has ended does not.\n\n\
-Exit codes: 0 all jobs are done and all results are at home; 1 the run failed, was cancelled or \
-could not go on, or, with --local, was asked to end by a signal; 2 wrong usage; 129, 143 SIGHUP or \
-SIGTERM came, and the run was left as it is: start it again, and it goes on; 130 it was left at \
-the second Ctrl-C; 141 it is over, but nobody reads standard output any more.")]
+#[command(
+    after_help = "Example:\n  bafs run blast.bafs --local 4\n  bafs run blast.bafs \
+--identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
+After a crash of this command, start it again with the same journal: it resumes the run. A run \
+that has ended does not resume.\n\n\
+Exit codes: 0 all jobs are done and all results are at home; 1 the run failed or was cancelled, \
+or, with --local, a signal ended it; 2 usage error; 129, 143 SIGHUP or SIGTERM ended the command, \
+and the same command resumes the run; 130 a second Ctrl-C ended it; 141 the run is over, but \
+standard output is closed."
+)]
 pub(crate) struct RunArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
-    /// Start a throw-away cluster of so many nodes on this machine; no other is asked then,
-    /// whatever --identity and --catalog say.
+    /// Start a temporary cluster of this many nodes on this machine. --identity and --catalog are
+    /// ignored.
     #[arg(long, value_name = "NODES")]
     pub(crate) local: Option<u32>,
-    /// With --local: directory to export as `bafs://home/`; the workflow's own when not given.
+    /// With --local: directory to export as `bafs://home/`; defaults to the workflow's directory.
     #[arg(long, value_name = "DIR", requires = "local")]
     pub(crate) export: Option<PathBuf>,
-    /// With --local: space of each node; 10 GB when not given.
+    /// With --local: space of each node; defaults to 10 GB.
     #[arg(long, value_name = "SIZE", requires = "local")]
     pub(crate) node_size: Option<String>,
     /// With --local: rate of the link to home.
     #[arg(long, alias = "limit", value_name = "RATE", requires = "local")]
     pub(crate) home_rate: Option<String>,
-    /// Directory that `bafs init` made.
+    /// Directory that `bafs init` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
     /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
-    /// Journal of the run; `WORKFLOW.journal` when not given, and with --local none is kept then.
-    /// Delete it to start afresh.
+    /// Journal of the run; defaults to `WORKFLOW.journal`, with --local to no journal. Delete it to
+    /// start afresh.
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
-    /// Publish figures for Prometheus at this address while it runs.
+    /// Publish metrics for Prometheus at this address during the run.
     #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
-    /// Access home directly, with nothing cached and no volumes: the way without BAFS.
+    /// Read and write home directly, without caches and volumes, for comparison.
     #[arg(long)]
     pub(crate) remote_io: bool,
-    /// Cache batch data near the jobs, but keep private data at home: for comparison.
+    /// Cache shared inputs on the nodes, but keep scratch data at home, for comparison.
     #[arg(long, conflicts_with = "remote_io")]
     pub(crate) cache_only: bool,
-    /// Wait so long, such as 2d, for nodes when there is none, for space when nothing else goes on,
-    /// and for a home that does not take a result or give what a job needs, before the run ends as
-    /// failed; 1 min for the first node and 5 s for further ones on which the workflow fits, later
-    /// 30 s, and 12 h for a home if not given.
+    /// Timeout, such as 2d, after which the run fails for lack of nodes, space or a reachable home.
+    /// By default, the run waits 1 min for the first node, 5 s for further nodes that the workflow
+    /// needs, 30 s for nodes or space later, and 12 h for a home.
     #[arg(long, alias = "patience", value_name = "TIME")]
     pub(crate) resource_timeout: Option<String>,
-    /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your
-    /// login name when not given; of no meaning with `--local`.
+    /// User whose fair share of the nodes the run uses; all users get equal shares. Defaults to
+    /// your login name; has no effect with `--local`.
     #[arg(long, env = "BAFS_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// In which order jobs start; another than `need` is for comparison.
+    /// Order in which jobs start. Orders other than `need` are for comparison.
     #[arg(long, value_enum, default_value = "need")]
     pub(crate) order: StartOrder,
-    /// When to copy what jobs wrote to another node, in case theirs is lost.
+    /// When to copy scratch data to another node, in case a node fails.
     #[arg(long, value_enum, default_value = "cost-benefit")]
     pub(crate) checkpoint: CheckpointTiming,
-    /// Follow the allocation strategy that `bafs plan` chooses for this environment, and another
-    /// one when what is left goes faster with it. Jobs run on the nodes of the catalog; where these
-    /// are others than those of the file, the model chooses with its links.
+    /// Follow the allocation strategy that `bafs plan` chooses for this environment, and change it
+    /// when another is faster for the remaining jobs. Jobs run on the nodes of the catalog; if
+    /// these differ from the nodes in the file, the model uses the link rates of the file.
     #[arg(long, value_name = "ENVIRONMENT", conflicts_with_all = ["order", "remote_io"])]
     pub(crate) plan: Option<PathBuf>,
 }
 
-/// In which order jobs start.
+/// Order in which jobs start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StartOrder {
-    /// Those first for which the least has to be made.
+    /// Jobs that need the least new space first.
     Need,
-    /// Those first that have fewer jobs before them.
+    /// Jobs at a smaller depth of the graph first.
     BreadthFirst,
-    /// Those first that have more jobs before them.
+    /// Jobs at a greater depth of the graph first.
     DepthFirst,
 }
 
-/// When what jobs wrote is copied to another node.
+/// When scratch data are copied to another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CheckpointTiming {
-    /// What is lost is computed again.
+    /// Never; a run recomputes lost data.
     Never,
-    /// After each stage, as far as there is room.
+    /// After each job, if there is space.
     Always,
-    /// After a stage whose loss would cost more than the copy.
+    /// After a job, if the expected cost of a loss exceeds that of the copy.
     CostBenefit,
 }
 
@@ -524,7 +529,7 @@ impl From<CheckpointTiming> for CheckpointPolicy {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs replay blast.bafs")]
 pub(crate) struct ReplayArgs {
-    /// Journal of the run, which may be under way, or its workflow if the journal is beside it.
+    /// Journal of an active or ended run, or its workflow if the journal is in the same directory.
     #[arg(value_name = "JOURNAL")]
     pub(crate) run: Option<PathBuf>,
 }
@@ -532,7 +537,7 @@ pub(crate) struct ReplayArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs why blast.bafs work3")]
 pub(crate) struct WhyArgs {
-    /// Journal of the run, which may be under way, or its workflow if the journal is beside it.
+    /// Journal of an active or ended run, or its workflow if the journal is in the same directory.
     #[arg(value_name = "JOURNAL")]
     pub(crate) run: PathBuf,
     /// Name of the job, volume or node.
@@ -542,17 +547,17 @@ pub(crate) struct WhyArgs {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "bafs logs [OPTIONS] [RUN] JOB",
-    after_help = "Of each stream the first 64 KiB and the last 192 KiB are kept, also where \
-`output` and `error` name files. Without RUN it is the only run whose logs are in this \
-directory.\n\nExample:\n  bafs logs blast.bafs search7\n  \
-bafs logs blast.bafs search7 --attempt 1 --stderr"
+    after_help = "BAFS keeps the first 64 KiB and the last 192 KiB of each stream, even if \
+`output` and `error` name files. RUN defaults to the only run with logs in the current \
+directory.\n\n\
+Example:\n  bafs logs blast.bafs search7\n  bafs logs blast.bafs search7 --attempt 1 --stderr"
 )]
 pub(crate) struct LogsArgs {
-    /// Journal of the run, which may be under way, or its workflow if the journal is beside it;
+    /// Journal of an active or ended run, or its workflow if the journal is in the same directory;
     /// then the name of the job.
     #[arg(value_name = "[RUN] JOB", num_args = 1..=2, required = true)]
     pub(crate) run_and_job: Vec<String>,
-    /// This attempt of those that ended, from 1 on; the last one when not given.
+    /// Number of an ended attempt, from 1; defaults to the last.
     #[arg(long, value_name = "N")]
     pub(crate) attempt: Option<u32>,
     /// Only standard output.
@@ -566,23 +571,26 @@ pub(crate) struct LogsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs prefer blast.bafs search7")]
 pub(crate) struct PreferArgs {
-    /// Journal of the run, or its workflow if the journal is beside it.
+    /// Journal of the run, or its workflow if the journal is in the same directory.
     pub(crate) run: PathBuf,
-    /// Any job of the pipeline: of the jobs that share scratch volumes, directly or through others.
+    /// Any job of the pipeline. A pipeline is a set of jobs that share scratch volumes, directly or
+    /// through other jobs.
     pub(crate) pipeline: String,
-    /// Those with a higher one go first; a pipeline begins with what `priority` says in the
-    /// descriptions of its jobs, else with 0.
+    /// New priority; pipelines of higher priority start first. The initial priority is `priority`
+    /// of the job descriptions, or 0.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) priority: i32,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs cancel blast.bafs search7\n\n\
-The run goes on with the others, and ends with exit code 1. Ctrl-C at `bafs run` stops the whole.")]
+The run continues with the other pipelines, and exits with code 1. Ctrl-C at `bafs run` stops the \
+whole run.")]
 pub(crate) struct CancelArgs {
-    /// Journal of the run, or its workflow if the journal is beside it.
+    /// Journal of the run, or its workflow if the journal is in the same directory.
     pub(crate) run: PathBuf,
-    /// Any job of the pipeline: of the jobs that share scratch volumes, directly or through others.
+    /// Any job of the pipeline. A pipeline is a set of jobs that share scratch volumes, directly or
+    /// through other jobs.
     pub(crate) pipeline: String,
 }
 
@@ -591,9 +599,9 @@ pub(crate) struct CancelArgs {
     after_help = "Example:\n  bafs status blast.bafs\n  bafs status blast.bafs.journal --json"
 )]
 pub(crate) struct StatusArgs {
-    /// Journal of the run, or its workflow if the journal is beside it.
+    /// Journal of the run, or its workflow if the journal is in the same directory.
     pub(crate) run: PathBuf,
-    /// Show it once, on a terminal too.
+    /// Print the progress once, even on a terminal.
     #[arg(long)]
     pub(crate) once: bool,
 }
@@ -604,31 +612,31 @@ pub(crate) struct StatusArgs {
 bafs report blast.bafs --json | jq .goodput.total"
 )]
 pub(crate) struct ReportArgs {
-    /// Journal of the run, or its workflow if the journal is beside it.
+    /// Journal of the run, or its workflow if the journal is in the same directory.
     pub(crate) run: PathBuf,
-    /// File of the page, `-` for standard output; the journal's name with `.html` when not given.
+    /// File of the report, `-` for standard output; defaults to the journal's name with `.html`.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  bafs graph blast.bafs | dot -Tsvg > blast.svg\n  \
-bafs graph blast.bafs.journal -o run.dot\n\n\
-Jobs of a run: white waits, yellow may start, orange is held back, blue is under way, green is \
+    after_help = "Example:\n  bafs graph blast.bafs | dot -Tsvg > blast.svg\n  bafs graph \
+blast.bafs.journal -o run.dot\n\n\
+Colours of jobs: white waits for other jobs, yellow is ready, orange is held, blue runs, green is \
 done, red failed, grey is skipped."
 )]
 pub(crate) struct GraphArgs {
     /// A workflow file, or the journal of a run.
     pub(crate) workflow: PathBuf,
-    /// File to write to instead of printing; `-` prints.
+    /// Output file; defaults to `-`, standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs check blast.bafs\n\n\
-Exit codes: 0 it has no errors, though there may be warnings; 1 it has errors, or cannot be read.")]
+Exit codes: 0 no errors (warnings are possible); 1 errors, or the file cannot be read.")]
 pub(crate) struct CheckArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
@@ -637,23 +645,23 @@ pub(crate) struct CheckArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  bafs doctor\n  sudo bafs doctor --repair --store /var/tmp/bafs\n\n\
-Exit codes: 0 all is well or was repaired; 1 jobs cannot run here; 3 something is broken, and \
-the remedy says what to do."
+Exit codes: 0 no fault, or all faults repaired; 1 jobs cannot run here; 3 a fault remains, and the \
+output says how to repair it."
 )]
 pub(crate) struct DoctorArgs {
-    /// Mend what can be mended: dead mounts, stale sockets, permissions, volumes that failed.
+    /// Repair dead mounts, stale sockets, permissions and failed volumes.
     #[arg(long)]
     pub(crate) repair: bool,
-    /// Look at the directory of a node as well.
+    /// Check the store of a node, too.
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
-    /// Look at the directory that a home exports as well: at what unfinished uploads hold there.
+    /// Check the exported directory of a home, too, for unfinished uploads.
     #[arg(long, value_name = "DIR")]
     pub(crate) export: Option<PathBuf>,
-    /// Look at the files of an identity as well.
+    /// Check the files of an identity, too.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
-    /// Look at the servers and volumes of a cluster as well.
+    /// Check the servers and volumes of a cluster, too.
     #[arg(
         long,
         env = "BAFS_CATALOG",
@@ -670,7 +678,7 @@ pub(crate) struct AgentArgs {
     /// Directory of the agent's identity.
     #[arg(long)]
     pub(crate) identity: PathBuf,
-    /// Directory for the temporary files of its job; the host's when not given.
+    /// Directory for the temporary files of the job; defaults to the host's.
     #[arg(
         long,
         alias = "temporary",
@@ -681,19 +689,19 @@ pub(crate) struct AgentArgs {
     /// Memory that processes of the job may share by name.
     #[arg(long, value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
-    /// What files with the job's output begin with.
+    /// Prefix of the files with the job's output.
     #[arg(long, alias = "printed", value_name = "PREFIX")]
     pub(crate) output_prefix: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
 }
 
-/// How the writer of a volume on another node works.
+/// Delegation of writes to a volume on another node.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct DelegateArgs {
-    /// Whether programs that write a volume on another node go on before its server has run what
-    /// is sure to succeed: fast for many small files. fsync and the end of a job wait; on a mount
-    /// of the host close waits too.
+    /// Reply early to writes to a volume on another node that are certain to succeed; this speeds
+    /// up many small files. fsync and the end of a job wait for the server; on a mount of the host,
+    /// close waits, too.
     #[arg(long, env = "BAFS_DELEGATE", default_value_t = true, action = ArgAction::Set)]
     pub(crate) delegate: bool,
 }

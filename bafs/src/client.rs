@@ -163,8 +163,8 @@ impl ClusterClient {
         if volumes.is_empty() {
             if !silent.is_empty() {
                 bail!(
-                    "volume '{wanted}' is on none of the nodes that answer; not asked could be: \
-                     {}; try again when they do",
+                    "volume '{wanted}' is on no reachable node; these nodes do not answer: {}; \
+                     repeat the command when they do",
                     silent.join("; ")
                 );
             }
@@ -217,11 +217,11 @@ fn select_node(nodes: Vec<Advert>, wanted: &str) -> Result<Advert> {
     if meant.len() > 1 {
         let addresses: Vec<_> = meant.into_iter().map(|node| node.address).collect();
         bail!(
-            "several nodes are named '{wanted}': give the address of one: {}",
+            "several nodes are named '{wanted}'; give the address of one: {}",
             addresses.join(" or ")
         );
     }
-    let none = || format!("no live node '{wanted}'; live are: {}", known.join(", "));
+    let none = || format!("no live node '{wanted}'; live nodes: {}", known.join(", "));
     meant.pop().with_context(none)
 }
 
@@ -303,7 +303,7 @@ mod tests {
         let said = found("n1").unwrap_err();
         assert!(said.contains("several nodes"), "{said}");
         assert!(said.ends_with("of one: a:1 or c:3"), "{said}");
-        assert!(found("n3").unwrap_err().contains("live are: n1, n2, n1"));
+        assert!(found("n3").unwrap_err().contains("live nodes: n1, n2, n1"));
     }
 
     #[test]

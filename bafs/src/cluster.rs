@@ -310,7 +310,7 @@ fn slot_temporary_space(spec: &ClusterSpec, directory: &Path) -> Result<Temporar
     let offered = sizes.sum::<Result<u64>>().context("the size of a node")?;
     let nodes = u32::try_from(spec.node_sizes.len())?;
     let slots = nodes.saturating_mul(spec.slots);
-    let disk = DiskSpace::measure(directory).context("cannot look at the disk")?;
+    let disk = DiskSpace::measure(directory).context("cannot inspect the disk")?;
     let share = TemporaryQuota::beside_volumes_quota(disk, offered, offered, slots);
     Ok(share)
 }

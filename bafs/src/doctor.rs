@@ -62,8 +62,8 @@ fn examine_cluster(identity: &Path, catalog: &str, treatment: RepairMode) -> Res
     if is_node_identity(identity) {
         // Nodes are started with a catalog, and have nobody who may ask it.
         let found = format!(
-            "the catalog at {catalog} was not looked at, as {} has neither `scheduler` nor an \
-             identity of `bafs grant`",
+            "the catalog at {catalog} is not checked: {} has neither `scheduler` nor an identity \
+             of `bafs grant`",
             identity.display()
         );
         return Ok(vec![new_check("cluster", CheckStatus::Fine, found, "")]);
@@ -122,7 +122,7 @@ async fn check_cluster(client: &ClusterClient, treatment: RepairMode) -> Vec<Che
         checks.push(match asked.await {
             Ok(_) => new_check(subject, CheckStatus::Fine, "answers", ""),
             Err(error) => {
-                let remedy = "is it stopped, and are its UDP and TCP ports open from here?";
+                let remedy = "check that it runs and that its UDP and TCP ports are open from here";
                 new_check(subject, CheckStatus::Broken, format!("{error:#}"), remedy)
             }
         });
@@ -154,7 +154,7 @@ async fn check_volume(
             ));
         }
         let why = volume.error.as_ref().map(ToString::to_string);
-        let found = format!("it could not be made: {}", why.unwrap_or_default());
+        let found = format!("its creation failed: {}", why.unwrap_or_default());
         return Some(new_check(
             subject,
             CheckStatus::Broken,
@@ -168,10 +168,10 @@ async fn check_volume(
     }
     let silent_h = volume.spec.lifetime_ms.saturating_sub(left_ms) / HOUR_MS;
     let found = format!(
-        "nobody has shown interest for {silent_h} h; it is deleted in {} h",
+        "unused for {silent_h} h; the node deletes it in {} h",
         left_ms / HOUR_MS
     );
-    let remedy = format!("to have its space now: bafs volume delete {id}");
+    let remedy = format!("to free its space now: bafs volume delete {id}");
     Some(new_check(subject, CheckStatus::Degraded, found, remedy))
 }
 
@@ -200,7 +200,7 @@ fn check_export(export: &Path, treatment: RepairMode) -> Vec<Check> {
 fn check_upload(upload: &UnfinishedUpload, treatment: RepairMode) -> Check {
     let subject = format!("upload to '{}'", upload.target);
     let found = format!(
-        "{} bytes of it are in {}; the last came {} min ago",
+        "{} bytes of it are in {}; the last arrived {} min ago",
         upload.bytes,
         upload.directory.display(),
         upload.idle_ms / MINUTE_MS
@@ -216,8 +216,8 @@ fn check_upload(upload: &UnfinishedUpload, treatment: RepairMode) -> Check {
             "",
         );
     }
-    let remedy = "if nobody sends it any more: bafs doctor --export DIR --repair; it is removed \
-                  after 7 days, and earlier when the disk is full";
+    let remedy = "if its sender is gone: bafs doctor --export DIR --repair; the home removes it \
+                  after 7 days, or earlier when the disk is full";
     new_check(subject, CheckStatus::Degraded, found, remedy)
 }
 

@@ -16,7 +16,7 @@ use crate::output::Printer;
 pub(crate) async fn grant(args: GrantArgs, output: Printer) -> Result<()> {
     if args.to.exists() {
         bail!(
-            "--to {}: it exists already; choose a directory that does not",
+            "--to {}: the directory exists already; name a new one",
             args.to.display()
         );
     }
@@ -38,7 +38,7 @@ pub(crate) async fn grant(args: GrantArgs, output: Printer) -> Result<()> {
     let verifier = &client.identity.verifier;
     let token = verifier
         .narrow_per_resource(&client.identity.token, &granted, asked)
-        .context("cannot narrow the token")?;
+        .context("cannot restrict the token")?;
     // A token is good no longer than the one that it was made of.
     let expires = verifier.expiry_of(&token)?.unwrap_or(asked);
     let shortened = match expires < asked {

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
         let start = history::read_prefix(&args.workflow, 4_096)?;
         if start.is_empty() || start.contains(&0) {
             bail!(
-                "{} is no workflow and no journal: name the one or the other",
+                "{} is neither a workflow nor a journal; name one of them",
                 args.workflow.display()
             );
         }

@@ -15,7 +15,7 @@ use crate::output::Printer;
 /// Tells all that happened in a run.
 pub(crate) fn print_history(args: &ReplayArgs, output: Printer) -> Result<()> {
     let Some(run) = &args.run else {
-        bail!("of which run? Name its journal; {}", describe_journals());
+        bail!("no run is named; give its journal: {}", describe_journals());
     };
     print_lines(&read_lines(run)?, output)
 }
@@ -25,8 +25,8 @@ pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
     let Some(name) = &args.name else {
         let run = args.run.display();
         bail!(
-            "`bafs why` needs two words: the journal of a run and the name of a job, a volume or a \
-             node of it, not '{run}' alone; {}",
+            "`bafs why` needs the journal of a run and the name of a job, volume or node of it, \
+             not '{run}' alone; {}",
             describe_journals()
         );
     };
@@ -41,8 +41,8 @@ pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
     }));
     if told.is_empty() {
         bail!(
-            "the journal {} says nothing about '{name}': give the name of a job, a volume or a \
-             node of that run (`bafs replay` lists everything)",
+            "the journal {} has no entry for '{name}'; name a job, volume or node of that run \
+             (`bafs replay` lists all events)",
             path.display()
         );
     }
@@ -69,7 +69,7 @@ pub(crate) fn describe_journals() -> String {
         true => String::new(),
         false => format!(" (here: {})", named.join(", ")),
     };
-    format!("`bafs run` keeps it beside the workflow, as WORKFLOW.journal{here}")
+    format!("`bafs run` writes it to the workflow's directory, as WORKFLOW.journal{here}")
 }
 
 /// How every journal begins, of whatever version.
@@ -104,8 +104,8 @@ pub(crate) fn find_journal(path: &Path) -> Result<PathBuf> {
         return Ok(beside);
     }
     bail!(
-        "{} is no journal, and there is no {}: name the file that `bafs run --journal` was given \
-         (with --local no journal is kept unless one is named)",
+        "{} is not a journal, and {} does not exist; name the file of `bafs run --journal` (with \
+         --local, a run writes a journal only with --journal)",
         path.display(),
         beside.display()
     );
@@ -143,7 +143,7 @@ mod tests {
         let begin = "cannot read /nowhere/nosuch: No such file or directory";
         assert!(said.starts_with(begin), "{said}");
         assert!(
-            said.contains("; name a journal: `bafs run` keeps it"),
+            said.contains("; name a journal: `bafs run` writes it"),
             "{said}"
         );
     }

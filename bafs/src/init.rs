@@ -24,8 +24,8 @@ pub(crate) fn init(args: &InitArgs, output: Printer) -> Result<()> {
         .find(|part| args.directory.join(part).exists())
     {
         bail!(
-            "{0} holds '{there}' of a cluster already; a new cluster's would cut this machine off \
-             from it. Choose another directory, or remove {0} if that cluster is over",
+            "{0} already holds '{there}' of a cluster, and a new cluster would overwrite it; name \
+             another directory, or remove {0} if you no longer need that cluster",
             args.directory.display()
         );
     }
@@ -35,10 +35,9 @@ pub(crate) fn init(args: &InitArgs, output: Printer) -> Result<()> {
     )?;
     output.print_result(
         &format!(
-            "created the authority and the identities in {0}\n\
-             Next: copy only {0}/server and {0}/agent to your nodes ('scheduler' may do \
-             everything, and 'authority' more: they stay with you), then start\n  \
-             bafs catalog --identity {0} --listen HOST:7000",
+            "created the authority and the identities in {0}\nNext: copy only {0}/server and \
+             {0}/agent to your nodes (keep 'scheduler' and 'authority' to yourself: they have all \
+             rights), then start\n  bafs catalog --identity {0} --listen HOST:7000",
             args.directory.display()
         ),
         &serde_json::json!({ "identity": args.directory }),

@@ -14,7 +14,7 @@ pub(crate) fn open_regular(path: &Path) -> Result<File> {
     // A pipe would be waited for as soon as it is opened.
     if !path.metadata().with_context(failed)?.is_file() {
         bail!(
-            "{} is no regular file: write what it gives into one first",
+            "{} is not a regular file; copy its content into one",
             path.display()
         );
     }
@@ -31,7 +31,7 @@ pub(crate) fn read_text(path: &Path, bytes_max: usize) -> Result<String> {
     read.with_context(|| format!("cannot read {shown}"))?;
     if bytes.len() > bytes_max {
         bail!(
-            "{shown} has more than {} MiB: that is the most that is read",
+            "{shown} is larger than the limit of {} MiB",
             bytes_max >> 20
         );
     }
@@ -61,7 +61,7 @@ mod tests {
         let _listener = UnixListener::bind(&socket).unwrap();
         for path in [directory.path(), Path::new("/dev/zero"), &socket] {
             let said = open_error(path);
-            assert!(said.contains("is no regular file"), "{said}");
+            assert!(said.contains("is not a regular file"), "{said}");
         }
         let said = open_error(&directory.path().join("none"));
         assert!(
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(read_text(file.path(), MIB).unwrap().len(), 1 << 20);
         file.as_file().set_len((1 << 20) + 1).unwrap();
         let said = open_error(file.path());
-        assert!(said.contains("has more than 1 MiB"), "{said}");
+        assert!(said.contains("is larger than the limit of 1 MiB"), "{said}");
     }
 
     #[test]

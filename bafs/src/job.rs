@@ -84,7 +84,7 @@ fn prepare_job(
     let mounts = find_volumes_on_thread(&args.client, wanted)?;
     check_single_writer(&mounts)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
-    let directory = std::env::current_dir().context("the working directory is gone")?;
+    let directory = std::env::current_dir().context("the working directory no longer exists")?;
     let spec = JobSpec {
         name: executable.clone(),
         command: JobCommand {
@@ -159,9 +159,9 @@ fn check_mount_point(directory: &Path) -> Result<()> {
         Err(UsageError::from_reason(format!("{shown} {why}")))
     };
     match std::fs::metadata(directory) {
-        Ok(found) if !found.is_dir() => refused("is no directory: a volume is shown in one"),
+        Ok(found) if !found.is_dir() => refused("is not a directory; name a directory"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            refused("is not there: make the directory first, with mkdir")
+            refused("does not exist; create the directory with mkdir")
         }
         _ => Ok(()),
     }
@@ -229,12 +229,14 @@ fn check_mount_paths(wanted: &[MountRequest]) -> Result<()> {
         for other in &wanted[..at] {
             let (one, other) = (&one.path, &other.path);
             if one == other {
-                return usage_error(format!("two volumes at {one}; name two places"));
+                return usage_error(format!(
+                    "two volumes are mounted at {one}; give each its own path"
+                ));
             }
             let places = [Path::new(one), Path::new(other)];
             if places[0].starts_with(places[1]) || places[1].starts_with(places[0]) {
                 return usage_error(format!(
-                    "of {one} and {other} one is inside the other; name places apart"
+                    "mount paths {one} and {other} overlap; give separate paths"
                 ));
             }
         }
@@ -267,7 +269,7 @@ fn check_single_writer(mounts: &[MountSpec]) -> Result<()> {
         if mounts[..at].iter().find(again).is_some_and(writes) {
             let name = &one.name;
             return usage_error(format!(
-                "{name} twice, and one writes; mount it once, or both :ro"
+                "{name} is mounted twice, once for writing; mount it once, or both times with :ro"
             ));
         }
     }
@@ -291,8 +293,8 @@ fn parse_mount(text: &str) -> Result<MountRequest> {
         Some((path, "write-back")) => (path, MountAccess::WriteBack),
         Some((_, other)) => {
             return Err(UsageError::from_reason(format!(
-                "--mount {text}: '{other}' is neither 'ro' nor 'rw' nor 'write-back'; a path with \
-                 a colon needs one of them behind it"
+                "--mount {text}: unknown option '{other}'; append :ro, :rw or :write-back, also to \
+                 a path with a colon"
             )));
         }
     };
@@ -314,7 +316,7 @@ fn find_volumes_on_thread(
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
-                .context("cannot look for volumes")?;
+                .context("cannot search for volumes")?;
             let found = runtime.block_on(find_volumes(args, wanted));
             runtime.shutdown_background();
             found

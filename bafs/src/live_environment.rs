@@ -55,22 +55,22 @@ impl LinkRates {
 pub(crate) async fn load_environment(args: &PlanArgs) -> Result<Environment> {
     let (Some(identity), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
-            "say what to plan for: --environment FILE, or --identity DIR and --catalog HOST:PORT \
-             for the nodes of a cluster that is there"
+            "no environment is given; give --environment FILE, or --identity DIR and --catalog \
+             HOST:PORT for the nodes of a live cluster"
         );
     };
     let rates = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?.or_from_run(args)?;
     let (Some(home), Some(local)) = (rates.home, rates.local) else {
         bail!(
-            "no catalog knows rates of links: give --home-rate and --local-rate, or with \
-             --rates-from a run of this cluster that is over and moved enough to tell both"
+            "the catalog does not know link rates; give --home-rate and --local-rate, or an ended \
+             run of this cluster with --rates-from"
         );
     };
     let client = ClusterClient::connect(identity, catalog)?;
     let adverts = client.list_servers(Some(ServerKind::Node)).await?;
     if adverts.is_empty() {
         bail!(
-            "the catalog at {catalog} lists no node: start some (`bafs node`), or give \
+            "the catalog at {catalog} lists no node; start nodes (`bafs node`), or give \
              --environment"
         );
     }
@@ -113,7 +113,7 @@ fn group_nodes(adverts: &[Advert]) -> Vec<NodeClass> {
 /// What was planned for, in a sentence.
 pub(crate) fn describe_environment(environment: &Environment) -> String {
     format!(
-        "planned for what is free now on the {} nodes of the catalog: {} slots, {} bytes",
+        "planned for the free resources of the catalog's {} nodes: {} slots, {} bytes",
         environment.node_count(),
         environment.cpus(),
         environment.storage_bytes()

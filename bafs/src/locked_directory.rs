@@ -96,9 +96,10 @@ fn remove_stale(place: &Path) {
         };
         if owner.try_lock().is_ok() {
             match fs::remove_dir_all(&path) {
-                Ok(()) => tracing::info!(path = %path.display(), "removed what a dead run left"),
+                Ok(()) => tracing::info!(path = %path.display(), "removed the files of a dead run"),
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "a dead run's files stay");
+                    tracing::warn!(path = %path.display(), %error, "cannot remove the files of a \
+                        dead run");
                 }
             }
         }

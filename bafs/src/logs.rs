@@ -79,7 +79,7 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
             .find(|attempt| attempt.attempt == number)
             .with_context(|| {
                 let count = last.attempt;
-                format!("job '{name}' has no attempt {number} that ended: the last one is {count}")
+                format!("job '{name}' has no ended attempt {number}; the last is {count}")
             })?,
     };
     let all = !(args.stdout || args.stderr);
@@ -99,7 +99,7 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
     };
     output.print_result(&format_attempt(&told), &told)?;
     if args.attempt.is_none() && is_job_running(&run, name) {
-        eprintln!("bafs: job '{name}' runs again now; what it prints is kept when it has ended");
+        eprintln!("bafs: job '{name}' runs again now; its new output is available when it ends");
     }
     Ok(())
 }
@@ -108,7 +108,7 @@ fn format_attempt(told: &AttemptLog) -> String {
     let (job, attempt, node, ended) = (&told.job, told.attempt, &told.node, &told.outcome);
     let mut text = format!("job {job}, attempt {attempt} on node {node}: {ended}");
     if let Some(why) = &told.missing_reason {
-        return text + &format!("\nwhat it printed is not kept: {why}");
+        return text + &format!("\nits output is not kept: {why}");
     }
     let streams = [
         ("standard output", &told.stdout),
@@ -134,8 +134,8 @@ fn read_log(file: &Path, bytes: u64) -> Result<String> {
     match fs::read(file) {
         Ok(read) => Ok(String::from_utf8_lossy(&read).into_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(format!(
-            "[it was removed: the logs of a run take {} MiB at most, and old ones of jobs that \
-             succeeded go first]",
+            "[removed: the logs of a run take at most {} MiB; BAFS removes old logs of successful \
+             jobs first]",
             LOGS_BYTES_MAX >> 20
         )),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
@@ -153,7 +153,7 @@ fn find_run(path: &Path) -> Result<RunFiles> {
             workflow: workflow.is_file().then_some(workflow),
         });
     }
-    let told = |error| anyhow!("{error:#}; name a workflow that was run, or its journal");
+    let told = |error| anyhow!("{error:#}; name the workflow of a run, or its journal");
     if history::is_journal(path).map_err(told)? {
         let workflow = path.with_extension("");
         return Ok(RunFiles {
@@ -168,8 +168,8 @@ fn find_run(path: &Path) -> Result<RunFiles> {
     );
     if !logs.is_dir() && !journal.is_file() {
         bail!(
-            "there is neither {} nor {}: `bafs run {}` makes them; where it was given --journal, \
-             name that file",
+            "neither {} nor {} exists; `bafs run {}` creates them; if it used --journal, name that \
+             file",
             logs.display(),
             journal.display(),
             path.display()
@@ -194,11 +194,11 @@ fn find_only_run() -> Result<RunFiles> {
     match found.as_slice() {
         [only] => find_run(only),
         [] => bail!(
-            "no logs of a run are in this directory: name its workflow or journal too, as in \
-             `bafs logs WORKFLOW JOB`"
+            "this directory has no logs of a run; name its workflow or journal, too: `bafs logs \
+             WORKFLOW JOB`"
         ),
         [first, ..] => bail!(
-            "logs of {} runs are in this directory: say which is meant, as in `bafs logs {} JOB`",
+            "this directory has logs of {} runs; name one: `bafs logs {} JOB`",
             found.len(),
             first.display()
         ),
@@ -216,15 +216,15 @@ fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[LoggedAttempt]) -
         };
         return Ok(match scheduler.job_state(job) {
             JobState::Active => {
-                format!("job '{name}' still runs: what it prints is kept when it has ended")
+                format!("job '{name}' still runs; its output is available when it ends")
             }
             JobState::Done | JobState::Failed => format!(
-                "nothing is kept of what job '{name}' printed: it ended before any node could \
-                 tell, or {} could not be written",
+                "the output of job '{name}' is not kept: its node did not deliver it, or {} could \
+                 not be written",
                 run.logs.display()
             ),
             _ => describe_status(&scheduler, name)
-                .unwrap_or_else(|| format!("job '{name}' has not run yet, and printed nothing")),
+                .unwrap_or_else(|| format!("job '{name}' has not run yet")),
         });
     }
     let workflow = run.workflow.as_deref();
@@ -235,7 +235,7 @@ fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[LoggedAttempt]) -
     };
     Ok(match names.contains(&name) {
         true => format!(
-            "nothing of job '{name}' is in {}: it still runs, or has not run",
+            "job '{name}' has no output in {}: it still runs, or has not run",
             run.logs.display()
         ),
         false => unknown_job_message(name, names),
@@ -247,7 +247,7 @@ fn unknown_job_message(name: &str, mut names: Vec<&str>) -> String {
     names.dedup();
     let hint = match find_nearest(name, names.iter().copied()) {
         Some(nearest) => format!("did you mean '{nearest}'?"),
-        None if names.is_empty() => "it had none that ended".to_owned(),
+        None if names.is_empty() => "no attempt has ended".to_owned(),
         None => {
             let shown = names.iter().take(NAMES_SHOWN_MAX).copied();
             let more = if names.len() > NAMES_SHOWN_MAX {

@@ -20,7 +20,7 @@ pub(crate) struct StdoutClosed;
 
 impl std::fmt::Display for StdoutClosed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("nobody reads standard output any more")
+        f.write_str("standard output is closed")
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
     if !environment.is_uniform() {
         remarks.push(
             "nodes differ in more than processors and storage, or have latency, hash skew or a \
-             link to home of their own: the equations know nothing of it"
+             home link of their own: the model does not cover this"
                 .to_owned(),
         );
     }
@@ -94,9 +94,9 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
 fn too_many_jobs_message(environment: &Environment) -> String {
     let caveat = match environment.mtbf_s {
         None => "",
-        Some(_) => ", whose times do not hold where nodes fail",
+        Some(_) => ", whose times ignore node failures",
     };
-    format!("too many jobs, or nodes with caches, to simulate: chosen by the model{caveat}")
+    format!("too many jobs, or nodes with caches, to simulate: the model chooses{caveat}")
 }
 
 /// What is never chosen, but may be what the user wants.
@@ -121,8 +121,8 @@ fn remote_io_remark(plan: &Plan, tried: &[TrialResult]) -> Option<String> {
     };
     (remote_s < chosen_s).then(|| {
         format!(
-            "{source} remote I/O takes {remote_s:.0} s, less than any strategy that keeps data on \
-             nodes: `bafs run --remote-io`, if home may be asked for every byte"
+            "{source} remote I/O takes {remote_s:.0} s, less than any strategy with data on nodes; \
+             use `bafs run --remote-io` if home can serve every read"
         )
     })
 }
@@ -147,9 +147,7 @@ fn check_exclusive_sources(args: &PlanArgs) -> Result<()> {
         ("--catalog", "BAFS_CATALOG", catalog),
     ] {
         if given.is_some() && given != std::env::var_os(variable).as_deref() {
-            bail!(
-                "--environment says what there is, and {name} is to ask for it: give one of them"
-            );
+            bail!("--environment and {name} exclude each other; give one of them");
         }
     }
     Ok(())
@@ -190,7 +188,7 @@ pub(crate) fn find_oversized_job(
     let at = workflow.jobs.iter().position(|job| job.cpus > largest)?;
     let job = &workflow.jobs[at];
     let why = format!(
-        "job '{}' needs {} processors, and the largest node there is has {largest}",
+        "job '{}' needs {} processors, but the largest node has {largest}",
         job.name, job.cpus
     );
     Some((at, why))
@@ -278,8 +276,8 @@ fn unknown_sizes_remark(workflow: &Workflow) -> Option<String> {
     }
     (unknown > 0).then(|| {
         format!(
-            "{unknown} volumes of unknown size ({names}) count as empty, so more may be called \
-             possible than is: write a size such as 10 MB in the place of 'unknown'"
+            "{unknown} volumes of unknown size ({names}) count as empty, so some strategies may \
+             not be feasible; write a size such as 10 MB instead of 'unknown'"
         )
     })
 }
@@ -354,8 +352,8 @@ fn write_row(text: &mut String, candidate: &StrategyCandidate, untimed: &str) ->
         Some(Shortage::Cluster { missing_bytes }) => {
             format!("cluster lacks {}", format_bytes(missing_bytes))
         }
-        Some(Shortage::Files { batch_files }) => format!("no room for {batch_files} files"),
-        Some(Shortage::Placement { missing_volumes }) => format!("{missing_volumes} have no place"),
+        Some(Shortage::Files { batch_files }) => format!("no space for {batch_files} files"),
+        Some(Shortage::Placement { missing_volumes }) => format!("{missing_volumes} do not fit"),
     };
     let possible = match allocation.shortage {
         None | Some(Shortage::Files { .. }) => possible,
@@ -406,7 +404,7 @@ mod tests {
         let environment = Environment::parse(text).unwrap();
         let wide = parse_test_workflow("job wide {\nexecutable = x\nrequest_cpus = 2\n}\n");
         let error = check_processors(&wide, &environment).unwrap_err();
-        let expected = "job 'wide' needs 2 processors, and the largest node there is has 1";
+        let expected = "job 'wide' needs 2 processors, but the largest node has 1";
         assert_eq!(error.to_string(), expected);
     }
 
@@ -469,7 +467,7 @@ mod tests {
     fn environment_must_be_a_regular_file() {
         let error = read_environment(Path::new("/dev/zero")).unwrap_err();
         let error = format!("{error:#}");
-        assert!(error.contains("is no regular file"), "{error}");
+        assert!(error.contains("is not a regular file"), "{error}");
     }
 
     #[test]

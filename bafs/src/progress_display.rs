@@ -82,7 +82,7 @@ impl ProgressDisplay {
 }
 
 /// Until a job is done nothing is known about how long one takes.
-const TIME_LEFT_UNKNOWN: &str = "time left not known yet";
+const TIME_LEFT_UNKNOWN: &str = "time left unknown";
 
 /// The time that the jobs still to do take if they go on as those that were done since the first
 /// look.

@@ -110,7 +110,7 @@ fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
     match jobs.first() {
         Some(failure) if directory.is_dir() => {
             let name = &failure.name;
-            format!("\nmore of what a job printed: bafs logs {run} {name}")
+            format!("\nmore output of a job: bafs logs {run} {name}")
         }
         _ => String::new(),
     }
@@ -150,7 +150,7 @@ fn parse_timeout_ms(text: &str) -> Result<u64> {
     match parse_duration(text) {
         Ok(seconds) => Ok(seconds.saturating_mul(1000)),
         Err(error) => Err(UsageError::from_reason(format!(
-            "--resource-timeout cannot be read: {error}"
+            "--resource-timeout is invalid: {error}"
         ))),
     }
 }
@@ -220,12 +220,12 @@ async fn run_on_throw_away_cluster(
     let run = run_on_cluster(workflow, &mut cluster, &way);
     let hear = |_| {
         print_notice(
-            "stopping the jobs and the throw-away cluster; once more to end at once, and to lose \
-             all results that are not at home",
+            "stopping the jobs and the temporary cluster; press Ctrl-C again to end at once and \
+             lose all results that are not at home",
         );
     };
     let Some(report) = stop::run_until_stopped(run, &way.cancel, asked, hear).await else {
-        bail!("interrupted; the throw-away cluster was removed");
+        bail!("interrupted; the temporary cluster was removed");
     };
     let mut report = report?;
     let places = local_report::unsent_result_paths(&report, cluster.directory());
@@ -375,8 +375,8 @@ async fn run_on_existing_cluster(
 ) -> Result<RunReport> {
     let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
-            "say where to run: --local 4 for a throw-away cluster on this machine, or --identity \
-             DIR and --catalog HOST:PORT for one that is there"
+            "no cluster is named; give --local 4 for a temporary cluster on this machine, or \
+             --identity DIR and --catalog HOST:PORT for an existing one"
         );
     };
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
@@ -397,13 +397,15 @@ async fn run_on_existing_cluster(
         if asked != StopSignal::Interrupt {
             // Nobody has given the run up: a terminal was closed, or the machine stops.
             print_notice(&format!(
-                "the run was left as it is: start it again within {} minutes and it goes on, or \
-                 give it up with Ctrl-C then",
+                "the run is suspended: repeat the command within {} minutes to resume it; then \
+                 Ctrl-C cancels it",
                 left_ms / 60_000
             ));
             std::process::exit(asked.exit_code());
         }
-        print_notice("stopping the jobs and deleting the volumes; once more to leave at once");
+        print_notice(
+            "stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once",
+        );
     };
     let asked = wait_for_stop_signal();
     let shown = publish_progress(args)?;

@@ -31,7 +31,7 @@ pub(crate) fn prefer_pipeline(args: &PreferArgs, output: Printer) -> Result<()> 
 pub(crate) fn cancel_pipeline(args: &CancelArgs, output: Printer) -> Result<()> {
     send_command(&args.run, &args.pipeline, |job| UserCommand::Cancel { job })?;
     let text = format!(
-        "the pipeline of job {} is given up within two seconds, unless it ends before",
+        "the scheduler cancels the pipeline of job {} within two seconds, unless it ends first",
         args.pipeline
     );
     output.print_result(
@@ -48,12 +48,13 @@ fn send_command(
     let path = history::find_journal(run)?;
     if !history::is_journal_open(&path) {
         bail!(
-            "no scheduler runs with the journal {}: start it with `bafs run`, then wish",
+            "no scheduler uses the journal {}: start the run with `bafs run`, then repeat this \
+             command",
             path.display()
         );
     }
     let header = journal::read_history(&path)?.header;
-    let unknown = || format!("the run has no job '{name}': name any job of the pipeline");
+    let unknown = || format!("the run has no job '{name}'; name any job of the pipeline");
     let job = user_commands::find_job(&header.workflow, name).with_context(unknown)?;
     Ok(user_commands::send_command(&path, &header, command(job))?)
 }

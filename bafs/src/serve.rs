@@ -46,7 +46,7 @@ pub(crate) async fn run_home(args: HomeArgs, output: Printer) -> Result<()> {
 pub(crate) fn resolve_export(directory: &Path) -> Result<PathBuf> {
     directory.canonicalize().map_err(|error| {
         anyhow!(
-            "cannot export {}: {error}; --export names a directory that is there",
+            "cannot export {}: {error}; give an existing directory with --export",
             directory.display()
         )
     })
@@ -55,7 +55,7 @@ pub(crate) fn resolve_export(directory: &Path) -> Result<PathBuf> {
 /// What `--homes` says.
 fn read_home_settings(path: &Path) -> Result<HomeSettings> {
     HomeSettings::load(path).map_err(|error| match error.code {
-        ErrorCode::NotFound => anyhow!("{error}; --homes (BAFS_HOMES) names a file that is there"),
+        ErrorCode::NotFound => anyhow!("{error}; give an existing file with --homes (BAFS_HOMES)"),
         _ => error.into(),
     })
 }
@@ -75,26 +75,29 @@ fn start_error_remedy(refusal: &str) -> Option<&'static str> {
     let of_listening = [
         (
             "Address already in use",
-            "another process has this port: choose another --listen, or stop that one",
+            "another process uses this port; choose another --listen, or stop that process",
         ),
         (
             "Cannot assign requested address",
-            "--listen takes an address of this machine; `ip address` lists them",
+            "give an address of this machine with --listen; `ip address` lists them",
         ),
         (
             "Permission denied",
-            "ports below 1024 are for root: choose another --listen",
+            "ports below 1024 are for root; choose another --listen",
         ),
     ];
     let of_the_store = [
         (
             "Not a directory",
-            "--store takes a directory, which is made if it is not there",
+            "give a directory with --store; the node creates it if needed",
         ),
-        ("File exists", "--store takes a directory, and this is none"),
+        (
+            "File exists",
+            "it is not a directory; give a directory with --store",
+        ),
         (
             "Permission denied",
-            "--store takes a directory where this user may write",
+            "give a directory with --store that this user may write",
         ),
     ];
     let known = match refusal {
@@ -180,7 +183,8 @@ fn warn_of_oversized_offer(store: &Path, offered: u64) {
     };
     if offered > all {
         tracing::warn!(
-            "--size: it offers {}, but the disk of {} has {} in all, and jobs will meet its end",
+            "--size offers {}, but the disk of {} has only {} in all: jobs may find it full; give \
+             a smaller --size",
             format_bytes(offered.into()),
             store.display(),
             format_bytes(all.into())
@@ -201,8 +205,8 @@ fn check_home_name(name: &str) -> Result<()> {
         return Ok(());
     }
     Err(UsageError::from_reason(format!(
-        "--name '{}': no URL bafs://NAME/path can carry it; take letters from A to Z, digits and \
-         '-', '_', '.', without blanks, ':', '/' and control characters",
+        "--name '{}': the name cannot stand in a URL bafs://NAME/path; use letters A to Z, digits, \
+         '-', '_' and '.'",
         name.escape_debug()
     )))
 }
@@ -210,11 +214,11 @@ fn check_home_name(name: &str) -> Result<()> {
 /// Others must be able to reach the address that a server advertises.
 fn check_listen(listen: &str) -> Result<()> {
     let mut addresses = listen.to_socket_addrs().map_err(|error| {
-        let why = format!("--listen {listen} is no address such as 10.0.0.1:7000: {error}");
+        let why = format!("--listen {listen} is not an address such as 10.0.0.1:7000: {error}");
         UsageError::from_reason(why)
     })?;
     if addresses.any(|address| address.ip().is_unspecified()) {
-        let why = "name the address by which others reach this machine";
+        let why = "give the address by which other machines reach this one";
         return Err(UsageError::from_reason(format!("--listen {listen}: {why}")));
     }
     Ok(())
@@ -232,7 +236,7 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
     if is_loopback(listen) == Some(true) && is_loopback(catalog) == Some(false) {
         return Err(UsageError::from_reason(format!(
             "--listen {listen}: the cluster of the catalog {catalog} cannot reach this address; \
-             name this machine's own (`--listen ADDRESS:0`)"
+             give this machine's own (`--listen ADDRESS:0`)"
         )));
     }
     Ok(())
@@ -296,7 +300,7 @@ mod tests {
         let taken = "cannot listen at 10.0.0.1:1 (TCP): Address already in use (os error 98)";
         assert!(start_error_remedy(taken).is_some_and(|it| it.contains("choose another --listen")));
         let file = start_error_remedy("store env.sh: Not a directory (os error 20)");
-        assert!(file.is_some_and(|it| it.contains("--store takes a directory")));
+        assert!(file.is_some_and(|it| it.contains("give a directory with --store")));
         assert_eq!(start_error_remedy("store a: Not enough memory"), None);
         assert_eq!(start_error_remedy("the cluster is Not a directory"), None);
     }

@@ -64,7 +64,7 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
         (Some(choice), _) => {
             write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
         }
-        (None, Some(why)) if is_planned => write!(text, "\nnothing is planned: {why}")?,
+        (None, Some(why)) if is_planned => write!(text, "\nno strategy is chosen: {why}")?,
         _ => {}
     }
     output.print_result(&text, &shown)?;
@@ -76,7 +76,7 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
     // Of several policies one may well be impossible: that is what they are compared for.
     if rows.iter().all(|row| row.simulated_s.is_none()) {
         let why = describe_first_failure(&rows, &endless);
-        bail!("no simulated run came to its end{why}");
+        bail!("no simulated run finished{why}");
     }
     Ok(())
 }
@@ -151,7 +151,7 @@ struct SimulatedRun {
 fn describe_measured_run(before: &MeasuredRun) -> Result<String> {
     let mut text = String::new();
     if let Some(seconds) = before.duration_s {
-        writeln!(text, "it really took {seconds:.1} s")?;
+        writeln!(text, "the real run took {seconds:.1} s")?;
     }
     for remark in &before.remarks {
         writeln!(text, "{remark}")?;
@@ -191,35 +191,35 @@ fn select_policies(
     });
     let Some(candidate) = found else {
         bail!(
-            "--strategy {name}: known are All, AllPrivate, AllBatch, Slice, Minimal, Remote, need \
-             (the scheduler without a plan), breadth-first and depth-first (the same in an \
-             order), and adaptive (it chooses by itself)"
+            "--strategy {name}: unknown strategy; choose All, AllPrivate, AllBatch, Slice, \
+             Minimal, Remote, need, breadth-first, depth-first (no strategy, in that order) or \
+             adaptive (automatic choice)"
         );
     };
     let why = match candidate.allocation.shortage {
         None => return Ok(vec![Policy::from(candidate.allocation.strategy)]),
         Some(Shortage::Total { missing_bytes }) => format!(
-            "needs {} of storage, {} more than there are",
+            "needs {} of storage, {} more than available",
             format_bytes(candidate.allocation.required_bytes),
             format_bytes(missing_bytes)
         ),
         Some(Shortage::Node { missing_bytes }) => format!(
-            "keeps each scratch volume on one node, and the largest node lacks {} for one",
+            "keeps each scratch volume on one node, but the largest node lacks {} for one",
             format_bytes(missing_bytes)
         ),
         Some(Shortage::Cluster { missing_bytes }) => format!(
-            "keeps batch data in one cluster, and the largest lacks {} for them",
+            "keeps batch data in one cluster, but the largest lacks {} for them",
             format_bytes(missing_bytes)
         ),
         Some(Shortage::Files { batch_files }) => format!(
-            "keeps batch data in one cluster, and none has enough nodes with room for their \
+            "keeps batch data in one cluster, but none has enough nodes with space for their \
              {batch_files} files"
         ),
         Some(Shortage::Placement { missing_volumes }) => format!(
-            "keeps each scratch volume on one node, and {missing_volumes} of them have no place"
+            "keeps each scratch volume on one node, but {missing_volumes} of them fit on none"
         ),
     };
-    bail!("--strategy {name} {why}: `bafs plan` says what is possible")
+    bail!("--strategy {name} {why}; `bafs plan` lists the feasible strategies")
 }
 
 fn simulate_policy(
@@ -302,8 +302,8 @@ fn format_table(
         writeln!(text, "{policy:<11} {:>12}\n  FAILED: {why}", "-")?;
     }
     match chosen {
-        Some(strategy) => write!(text, "\nby the model alone {strategy} is chosen")?,
-        None => write!(text, "\nby the model alone no strategy is chosen")?,
+        Some(strategy) => write!(text, "\nthe model alone chooses {strategy}")?,
+        None => write!(text, "\nthe model alone chooses no strategy")?,
     }
     Ok(text)
 }
@@ -349,7 +349,7 @@ mod tests {
         );
         let all = choose_policies(&["--all"]).unwrap();
         assert_eq!(all, ["need", "AllBatch", "Slice", "Minimal", "Remote"]);
-        for (name, expected) in [("Sliced", "known are"), ("All", "needs 1.275 TB")] {
+        for (name, expected) in [("Sliced", "unknown strategy"), ("All", "needs 1.275 TB")] {
             let error = choose_policies(&["--strategy", name])
                 .unwrap_err()
                 .to_string();
@@ -401,7 +401,7 @@ mod tests {
         let remote = Policy::Strategy(Strategy::Remote);
         let left = simulate_policy(&args, &workload, &environment, &[], remote).unwrap();
         let why = left.unwrap().run.failure().unwrap();
-        assert!(why.contains("no node is left"), "{why}");
+        assert!(why.contains("no node is live"), "{why}");
         // No run is known that comes to no end.
         let endless = [StalledPolicy {
             policy: remote.to_string(),

@@ -163,7 +163,7 @@ fn format_status(status: &RunStatus) -> Result<String> {
         (Some(Outcome::Cancelled), _) => "cancelled",
         (None, true) => "under way",
         (None, false) => {
-            "not over, and no scheduler runs it: `bafs run` with the same journal goes on"
+            "not ended, but no scheduler runs it; `bafs run` with the same journal resumes it"
         }
     };
     let seconds = status.wall_ms as f64 / 1e3;

@@ -8,7 +8,7 @@ use crate::args::UsageError;
 /// Bytes per second from text such as `1MB/s`, `12 MiB/s` or `500KB`; not from bits.
 pub(crate) fn parse_rate(text: &str) -> Result<u64> {
     workflow::parse_rate(text)
-        .map_err(|e| UsageError::from_reason(format!("'{text}' is no rate such as 1MB/s: {e}")))
+        .map_err(|e| UsageError::from_reason(format!("'{text}' is not a rate such as 1MB/s: {e}")))
 }
 
 /// The rate that a server keeps to, from its argument.
@@ -16,7 +16,7 @@ pub(crate) fn parse_rate_limit(text: Option<&str>) -> Result<Option<u64>> {
     let rate = text.map(|text| match parse_rate(text) {
         // A limit might be of bytes in all as well.
         Ok(_) if !text.trim_end().ends_with("/s") => Err(UsageError::from_reason(format!(
-            "'{text}' is no rate: say how much in a second, as {}/s",
+            "'{text}' is not a rate; write {}/s",
             text.trim()
         ))),
         rate => rate,
@@ -28,7 +28,7 @@ pub(crate) fn parse_rate_limit(text: Option<&str>) -> Result<Option<u64>> {
 /// Bytes from text such as `10GB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64> {
     parse_size(text.trim())
-        .map_err(|e| UsageError::from_reason(format!("'{text}' is no size: {e}")))
+        .map_err(|e| UsageError::from_reason(format!("'{text}' is not a size: {e}")))
 }
 
 /// Bytes for people, to three decimals of the unit; the exact number is in the JSON.
@@ -66,7 +66,7 @@ mod tests {
     fn limit_requires_a_rate_per_second() {
         assert_eq!(parse_rate_limit(Some("5 MB/s")).unwrap(), Some(5_000_000));
         let said = format!("{:#}", parse_rate_limit(Some("5MB")).unwrap_err());
-        assert!(said.contains("as 5MB/s"), "{said}");
+        assert!(said.contains("write 5MB/s"), "{said}");
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn requested_size(args: &VolumeCreateArgs) -> Result<u64> {
     }
     .and_then(|bytes| match bytes {
         0 => Err(UsageError::from_reason(
-            "a volume of 0 bytes holds nothing; say how much it needs, as --size 10GB",
+            "--size is 0 bytes; give a size such as 10GB",
         )),
         bytes => Ok(bytes),
     })
@@ -139,12 +139,9 @@ async fn create_on_node(
         Ok(_) => String::new(),
         // A full disk cannot note that it is gone, which it is all the same.
         Err(_) if is_gone(client, node, volume).await => String::new(),
-        Err(error) => format!("; {volume} is left of it, delete that: {error}"),
+        Err(error) => format!("; its remains cannot be deleted ({error}): delete volume {volume}"),
     };
-    bail!(
-        "volume {} could not be made: {fault}{left}",
-        status.spec.name
-    )
+    bail!("cannot create volume {}: {fault}{left}", status.spec.name)
 }
 
 /// Whether a node knows a volume no more.
@@ -160,14 +157,14 @@ fn describe_wait(kind: &VolumeKind) -> Option<String> {
             source: VolumeSource::Home { address, path, .. },
             ..
         } => Some(format!(
-            "waits for home {address} to list '{path}', for ten minutes at most; if that home or \
-             path is wrong, delete the volume"
+            "waits up to ten minutes for home {address} to list '{path}'; if the home or path is \
+             wrong, delete the volume"
         )),
         VolumeKind::Scratch {
             fill: Some(VolumeSource::Home { address, path, .. }),
         } => Some(format!(
-            "fills it with '{path}' of home {address}; if that home is silent, it gives up after \
-             two minutes at most (`bafs servers` shows who lives)"
+            "fills it with '{path}' of home {address}; fails after two minutes without an answer \
+             (`bafs servers` lists live homes)"
         )),
         _ => None,
     }
@@ -176,7 +173,7 @@ fn describe_wait(kind: &VolumeKind) -> Option<String> {
 async fn list_volumes(args: ClientArgs, output: Printer) -> Result<()> {
     let (volumes, silent) = ClusterClient::new(&args)?.list_volumes().await?;
     for node in silent {
-        eprintln!("warning: the volumes of a node are not listed: {node}");
+        eprintln!("warning: cannot list the volumes of a node: {node}");
     }
     if output.is_json() {
         let all: Vec<_> = volumes
@@ -276,7 +273,7 @@ async fn replicate_volume(args: VolumeReplicateArgs, output: Printer) -> Result<
     }
     if holder.id == target.id {
         bail!(
-            "{} is on {} already; a copy protects it only on another node",
+            "{} is on {} already; name another node",
             status.spec.name,
             target.name
         );

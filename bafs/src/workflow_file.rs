@@ -30,7 +30,7 @@ pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
                 "{}",
                 terminal_text::sanitize_lines(&format_rejection(&rejected, &file, &text))
             );
-            bail!("{file} has errors: correct what is named above");
+            bail!("{file} has errors; correct those listed above");
         }
     }
 }

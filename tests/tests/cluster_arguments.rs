@@ -68,7 +68,7 @@ fn cluster_fails_jobs_with_too_many_arguments() -> Result<()> {
     let text = printed_text(&output);
     ensure!(output.status.code() == Some(1), text);
     ensure!(text.contains("Linux commonly takes 2097152"), text);
-    ensure!(text.contains("could not be started"), text);
+    ensure!(text.contains("cannot start"), text);
     ensure!(text.contains("Linux takes 128 KiB for each"), text);
     ensure!(text.contains("put them into a file"), text);
     ensure!(!text.contains("environment failed"), text);

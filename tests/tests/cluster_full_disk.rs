@@ -80,7 +80,7 @@ fn cluster_reruns_jobs_elsewhere_after_a_full_disk() -> Result<()> {
     // The larger node was tried first, and said what its disk has; nothing ran there.
     let told = world.bafs_command(&["replay", &path]).output()?;
     let told = String::from_utf8(told.stdout).context("a text")?;
-    let met = told.lines().find(|line| line.contains("could not"));
+    let met = told.lines().find(|line| line.contains("cannot be created"));
     let met = met.with_context(|| format!("the full disk was not met:\n{told}"))?;
     let full = format!("the disk of {store}/node has");
     ensure!(met.contains(&full) && met.contains("bytes"), "{met}");

@@ -236,7 +236,7 @@ fn cluster_reports_a_too_small_cache() -> Result<()> {
     let warned = report["warnings"].as_array().context("warnings")?;
     let names_cache = warned.iter().any(|warning| {
         let said = warning.as_str().unwrap_or_default();
-        said.contains("of volume 'many' came from home once more")
+        said.contains("of volume 'many' crossed the home link again")
     });
     ensure!(names_cache, "{report}");
     Ok(())

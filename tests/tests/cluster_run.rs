@@ -426,7 +426,7 @@ fn cluster_reruns_jobs_with_larger_volumes() -> Result<()> {
         "the whole file came"
     );
     for part in [
-        "'j' found no space in volume 'w'",
+        "'j' ran out of space in volume 'w'",
         "runs again with 20.0 MB",
     ] {
         ensure!(

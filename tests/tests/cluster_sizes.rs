@@ -84,7 +84,7 @@ fn cluster_jobs_of_unknown_size_await_other_runs() -> Result<()> {
         .output()?;
     ensure!(output.status.success(), printed_text(&output));
     ensure!(
-        !printed_text(&output).contains("found no space"),
+        !printed_text(&output).contains("ran out of space"),
         printed_text(&output)
     );
     ensure!(other.wait()?.success(), "the other run fails");
@@ -151,7 +151,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
         "volume w scratch 1 MB\njob a {\nexecutable = true\ndirectory = /\n}\nmount w a /w\n";
     let report = run_to_completion(&world, idle)?;
     let told = report["warnings"].to_string();
-    ensure!(told.contains("did nothing in volume 'w'"), "{told}");
+    ensure!(told.contains("did not use volume 'w'"), "{told}");
     Ok(())
 }
 
@@ -213,7 +213,7 @@ fn cluster_blames_no_job_for_a_full_disk() -> Result<()> {
     fs::remove_file(&filler)?;
     let output = running.wait_with_output()?;
     ensure!(output.status.success(), printed_text(&output));
-    let told = "'j' failed and runs again: volume 'w' had no space although it may hold 16.0 MB";
+    let told = "'j' failed and runs again: volume 'w' ran out of space below its limit of 16.0 MB";
     ensure!(printed_text(&output).contains(told), printed_text(&output));
     drop(node.stdin.take());
     node.wait()?;

@@ -98,7 +98,7 @@ fn cluster_reports_result_locations_and_missing_disk_space() -> Result<()> {
     check_result_path(&told)?;
     let warning = told
         .lines()
-        .find(|line| line.starts_with("warning: the nodes offer"));
+        .find(|line| line.starts_with("warning: the nodes together offer"));
     let warning = warning.with_context(|| format!("no warning of the disk: {told}"))?;
     ensure!(warning.contains("--node-size"), "{warning}");
     Ok(())
@@ -153,7 +153,7 @@ fn cluster_without_results_is_removed_after_failure() -> Result<()> {
     let output = run_command(directory.path(), text, &[])?.output()?;
     let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), told);
-    ensure!(!told.contains("results that could not be sent"), told);
+    ensure!(!told.contains("unsent results remain"), told);
     ensure!(is_gone_or_empty(&directory.path().join("temporary")), told);
     Ok(())
 }

@@ -135,13 +135,13 @@ fn extract_to_moved_home(word: &str) -> Result<String> {
 fn extract_finds_its_home_at_another_port() -> Result<()> {
     // The node that sends has not given up, and needs nobody to tell it.
     let rest = extract_to_moved_home("sends 'big' to home")?;
-    ensure!(!rest.contains("looking for the home"), "{rest}");
+    ensure!(!rest.contains("searching for the home"), "{rest}");
     Ok(())
 }
 
 #[test]
 fn extract_retries_a_home_abandoned_by_its_node() -> Result<()> {
-    extract_to_moved_home("looking for the home").map(drop)
+    extract_to_moved_home("searching for the home").map(drop)
 }
 
 #[test]
@@ -193,14 +193,14 @@ fn cluster_volume_names_its_unresponsive_home() -> Result<()> {
     let stderr = create.stderr.take().context("a pipe")?;
     BufReader::new(stderr).read_line(&mut line)?;
     ensure!(
-        line.contains("waits for home") && line.contains(&host),
+        line.contains("waits up to ten minutes for home") && line.contains(&host),
         "{line}"
     );
     let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["state"] == "creating", "{shown}");
     let text = world.bafs_command(&["volume", "show", "v"]).output()?;
     ensure!(text.status.success(), printed_text(&text));
-    for part in ["Creating", "waits for home", &host] {
+    for part in ["Creating", "waits up to ten minutes for home", &host] {
         ensure!(printed_text(&text).contains(part), printed_text(&text));
     }
     world.run_json(&["volume", "delete", "v"])?;
@@ -222,10 +222,10 @@ fn cluster_volumes_leave_nothing_after_failed_creation() -> Result<()> {
         ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
         Ok(())
     };
-    wrong("v", "9MB", "bafs://home/nowhere", "could not be made")?;
+    wrong("v", "9MB", "bafs://home/nowhere", "cannot create volume")?;
     wrong("../x", "1MB", "bafs://home/in", "is no name")?;
     wrong("x/y", "1MB", "bafs://home/in", "is no name")?;
-    wrong("v", "0", "bafs://home/in", "0 bytes holds nothing")?;
+    wrong("v", "0", "bafs://home/in", "--size is 0 bytes")?;
     // Neither its space nor its name is taken.
     let create = ["volume", "create", "v", "--node", "n1", "--size", "9MB"];
     world.run_json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
@@ -274,7 +274,7 @@ fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
     let full = world.bafs_command(&warm(&["small"])).output()?;
     ensure!(full.status.code() == Some(1), printed_text(&full));
     ensure!(
-        printed_text(&full).contains("not everything found room on n1"),
+        printed_text(&full).contains("some blocks do not fit on n1"),
         printed_text(&full)
     );
     Ok(())
@@ -388,7 +388,7 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
         .bafs_command(&["catalog", "--listen", "0.0.0.0:0"])
         .output()?;
     ensure!(
-        printed_text(&vague).contains("name the address"),
+        printed_text(&vague).contains("give the address"),
         printed_text(&vague)
     );
     let size = world

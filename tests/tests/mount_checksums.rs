@@ -60,24 +60,21 @@ const BIND_MOUNT: AccessPath = AccessPath {
     name: "directory",
     method: MountMethod::JobDirectory,
     options: &[],
-    messages: &["directory: the job works on the directory itself"],
+    messages: &["directory: the job uses the server's local directory itself"],
 };
 
 const INLINE: AccessPath = AccessPath {
     name: "inline",
     method: MountMethod::HostMount,
     options: &[],
-    messages: &[
-        "inline: each operation runs in this process",
-        "by its device",
-    ],
+    messages: &["inline: this process runs each operation", "by its device"],
 };
 
 const RING: AccessPath = AccessPath {
     name: "ring",
     method: MountMethod::HostMountWithRings,
     options: &[],
-    messages: &["inline: each operation runs in this process", RING_MESSAGE],
+    messages: &["inline: this process runs each operation", RING_MESSAGE],
 };
 
 /// A mount that is only read passes large files to the kernel.
@@ -85,28 +82,28 @@ const PASSTHROUGH: AccessPath = AccessPath {
     name: "passthrough",
     method: MountMethod::HostMount,
     options: &["--read-only"],
-    messages: &["inline: ", "by the kernel itself"],
+    messages: &["inline: ", "the kernel reads"],
 };
 
 const TCP: AccessPath = AccessPath {
     name: "tcp",
     method: MountMethod::RemoteJob,
     options: &["--channel", "tcp"],
-    messages: &["answered first", "is reached over TCP"],
+    messages: &["return early", "over TCP"],
 };
 
 const CALLS: AccessPath = AccessPath {
     name: "asked",
     method: MountMethod::RemoteJob,
     options: &["--channel", "tcp", "--delegate", "false"],
-    messages: &["each operation is a call", "is reached over TCP"],
+    messages: &["each operation is a call", "over TCP"],
 };
 
 const QUIC: AccessPath = AccessPath {
     name: "quic",
     method: MountMethod::RemoteJob,
     options: &["--channel", "quic"],
-    messages: &["answered first", "is reached over QUIC"],
+    messages: &["return early", "over QUIC"],
 };
 
 /// The kernel collects writes.
@@ -115,7 +112,7 @@ const WRITE_BACK: AccessPath = AccessPath {
     method: MountMethod::HostMount,
     options: &["--write-back"],
     messages: &[
-        "inline: each operation runs in this process",
+        "inline: this process runs each operation",
         WRITE_BACK_MESSAGE,
     ],
 };
@@ -124,7 +121,7 @@ const WRITE_BACK_TCP: AccessPath = AccessPath {
     name: "collected-tcp",
     method: MountMethod::RemoteJobWithWriteBack,
     options: &["--channel", "tcp"],
-    messages: &[WRITE_BACK_MESSAGE, "answered first", "is reached over TCP"],
+    messages: &[WRITE_BACK_MESSAGE, "return early", "over TCP"],
 };
 
 /// Ways to write that this machine has; says aloud which it has not.
@@ -506,7 +503,7 @@ fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
     let expected = list_files(vec![large])?;
     create_cache(world, "whole", "n2", "large")?;
     for turn in ["while it comes", "when it is here"] {
-        let found = list_cache_files(world, "whole", "by the kernel itself")?;
+        let found = list_cache_files(world, "whole", "the kernel reads")?;
         check_equal(
             &format!("a cache of large files, {turn}"),
             &found,

@@ -306,7 +306,7 @@ fn mount_inline_reader_sees_overwrites_of_large_files() -> Result<()> {
     read?;
     ensure!(&after == b"new\0", "{after:?}");
     ensure!(
-        printed_text(&mount).contains("by the kernel itself"),
+        printed_text(&mount).contains("the kernel reads"),
         printed_text(&mount)
     );
     Ok(())
@@ -318,7 +318,7 @@ fn mount_inline_names_the_channel_to_its_node() -> Result<()> {
         return Ok(());
     };
     for (channel, name) in [("quic", "QUIC"), ("tcp", "TCP")] {
-        let told = format!("is reached over {name}");
+        let told = format!("over {name}");
         exec_job::check_job(&world, &["--channel", channel], &told, "echo here", "here")?;
     }
     Ok(())

@@ -53,21 +53,31 @@ fn check_mount(mount: &MountEntry, health: &MountHealth, treatment: RepairMode) 
             let gone =
                 mounts::own_mounts().is_ok_and(|all| all.iter().all(|left| left.id != mount.id));
             if gone {
-                return repaired_check(subject, "it was dead, and is taken away");
+                return repaired_check(subject, "it was dead; unmounted");
             }
-            broken_check(subject, "dead, and the kernel keeps it", "do it as root")
+            broken_check(
+                subject,
+                "dead, but the kernel refuses to unmount it",
+                "repeat the \
+                command as root",
+            )
         }
         MountHealth::Dead => broken_check(
             subject,
-            "dead: the process that served it is gone",
+            "dead: its server process has ended",
             format!("bafs doctor --repair, or: umount -l {point}"),
         ),
         MountHealth::Silent { waiting } => {
-            let waiting = waiting.map_or(String::new(), |count| format!(", {count} calls wait"));
+            let waiting = waiting.map_or(String::new(), |count| {
+                format!(
+                    ", {count} calls are \
+                pending"
+                )
+            });
             broken_check(
                 subject,
                 format!("does not answer{waiting}"),
-                format!("its deadline ends that; by force: umount -l {point}"),
+                format!("wait for its timeout, or force it: umount -l {point}"),
             )
         }
     }
@@ -90,7 +100,7 @@ fn check_connections(treatment: RepairMode) -> Check {
         subject: subject.into(),
         status: CheckStatus::Degraded,
         found: format!("nothing is mounted on {CONNECTIONS}"),
-        remedy: "root needs it to abort connections that hang: mount -t fusectl none \
+        remedy: "root needs it to abort hanging connections: mount -t fusectl none \
                  /sys/fs/fuse/connections"
             .into(),
     }
@@ -130,7 +140,7 @@ pub fn check_identity(directory: &Path, treatment: RepairMode) -> Vec<Check> {
 fn check_mode(subject: &str, path: &Path, mode: u32, treatment: RepairMode) -> Check {
     let found = match fs::metadata(path) {
         Ok(found) => found.permissions().mode() & 0o777,
-        Err(error) => return broken_check(subject, error, "look at its owner"),
+        Err(error) => return broken_check(subject, error, "check its owner"),
     };
     if found & 0o077 == 0 {
         return fine_check(subject, format!("mode {found:o}"));
@@ -139,13 +149,13 @@ fn check_mode(subject: &str, path: &Path, mode: u32, treatment: RepairMode) -> C
     if treatment == RepairMode::Repair && set().is_ok() {
         return repaired_check(
             subject,
-            &format!("others could read it; its mode is {mode:o} now"),
+            &format!("other users could read it; mode changed to {mode:o}"),
         );
     }
     let remedy = format!("chmod {mode:o} {}", path.display());
     broken_check(
         subject,
-        format!("others may use it (mode {found:o})"),
+        format!("other users may use it (mode {found:o})"),
         remedy,
     )
 }

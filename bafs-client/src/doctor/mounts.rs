@@ -135,7 +135,7 @@ fn unmount_by_fusermount(point: &Path) {
     if let Some(code) = asked.ok().and_then(wait_for_exit)
         && code != 0
     {
-        tracing::warn!(code, "fusermount3 does not take {} away", point.display());
+        tracing::warn!(code, "fusermount3 cannot unmount {}", point.display());
     }
 }
 

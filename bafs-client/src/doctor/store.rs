@@ -90,12 +90,12 @@ pub fn check_store(store: &Path, treatment: RepairMode) -> Vec<Check> {
         if treatment == RepairMode::Repair && fs::remove_file(entry.path()).is_ok() {
             checks.push(repaired_check(
                 subject,
-                "nobody listened at it; it is removed",
+                "no process listened at it; removed",
             ));
         } else {
             checks.push(broken_check(
                 subject,
-                "nobody listens at it",
+                "no process listens at it",
                 "bafs doctor --repair",
             ));
         }
@@ -116,7 +116,7 @@ fn check_disk(store: &Path) -> Check {
     let found = match statvfs(store) {
         Ok(found) => found,
         Err(error) => {
-            return broken_check(subject, io::Error::from(error), "look at its file system");
+            return broken_check(subject, io::Error::from(error), "check its file system");
         }
     };
     let room = DiskSpace {
@@ -142,10 +142,9 @@ impl DiskSpace {
             return fine_check(subject, found);
         }
         let found = format!("full: {found}; {}", what_takes());
-        let remedy = "what is not of the store is of others on this disk: remove it, or give the \
-                      node a disk of its own; of the store: bafs volume list, and bafs volume \
-                      delete ID of what nobody needs (caches give way by themselves); then start \
-                      the node with a --size that the disk has";
+        let remedy = "remove other data from this disk, or delete volumes that you no longer need \
+                      (bafs volume list, bafs volume delete ID; caches shrink by themselves), or \
+                      give the node its own disk; then start it with a --size below the disk's";
         broken_check(subject, found, remedy)
     }
 }
@@ -189,7 +188,7 @@ fn check_trash(store: &Path, state: NodeState, treatment: RepairMode, now_s: i64
     let subject = format!("trash {}", trash.display());
     let left = match find_abandoned(&trash, state, now_s) {
         Ok(left) => left,
-        Err(error) => return Some(broken_check(subject, error, "look at its owner")),
+        Err(error) => return Some(broken_check(subject, error, "check its owner")),
     };
     if left.is_empty() {
         return None;
@@ -202,12 +201,12 @@ fn check_trash(store: &Path, state: NodeState, treatment: RepairMode, now_s: i64
             files: sum.files + one.files,
         });
     let found = format!(
-        "{} deleted volumes are still there, with {files} files that take {bytes} bytes",
+        "{} deleted volumes remain on disk, with {files} files of {bytes} bytes",
         left.len()
     );
     if state == NodeState::Stopped {
         if treatment == RepairMode::ReportOnly {
-            let remedy = "bafs doctor --repair, or start the node, which empties it";
+            let remedy = "bafs doctor --repair, or start the node, which removes them";
             return Some(broken_check(subject, found, remedy));
         }
         let removed = left
@@ -222,9 +221,9 @@ fn check_trash(store: &Path, state: NodeState, treatment: RepairMode, now_s: i64
             ),
         });
     }
-    let found = format!("{found}; the node cannot remove them, and their space stays reserved");
+    let found = format!("{found}; the node cannot remove them, so their space stays reserved");
     let remedy = format!(
-        "{}; then start the node again, which empties it",
+        "{}; then restart the node, which removes them",
         obstacle_remedy(&trash)
     );
     Some(broken_check(subject, found, remedy))
@@ -249,8 +248,8 @@ fn find_abandoned(trash: &Path, state: NodeState, now_s: i64) -> io::Result<Vec<
 fn obstacle_remedy(trash: &Path) -> String {
     let trash = trash.display();
     format!(
-        "see the node's log for the reason: something mounted in it (findmnt -R {trash}), files \
-         that may not be changed (lsattr -R {trash}), or of another user"
+        "see the node's log for the reason: a mount inside (findmnt -R {trash}), immutable files \
+         (lsattr -R {trash}), or files of another user"
     )
 }
 

@@ -77,7 +77,7 @@ pub(super) fn explain_refusal(program: &Path, error: &io::Error) -> NotStarted {
             ),
             None => (
                 Reason::InterpreterMissing,
-                format!("{shown} exists, but the loader that it names does not"),
+                format!("{shown} exists, but its loader does not"),
             ),
         },
         Some(Errno::ENOENT) if program.is_symlink() => (
@@ -93,7 +93,7 @@ pub(super) fn explain_refusal(program: &Path, error: &io::Error) -> NotStarted {
         ),
         Some(Errno::ENOEXEC) => (
             Reason::ExecutableBadFormat,
-            format!("{shown} is no program of this machine and no script"),
+            format!("{shown} is neither a program for this machine nor a script"),
         ),
         Some(Errno::E2BIG) => (Reason::CommandTooLong, too_long_message(&shown.to_string())),
         _ => (Reason::Refused, format!("{shown} does not start: {error}")),
@@ -107,7 +107,7 @@ pub(super) fn explain_refusal(program: &Path, error: &io::Error) -> NotStarted {
 
 fn describe_missing_interpreter(program: &Path, name: &OsStr) -> String {
     let hint = if name.as_bytes().ends_with(b"\r") {
-        "; its lines end as on Windows: convert them with dos2unix"
+        "; it has Windows line ends; convert them with dos2unix"
     } else {
         ""
     };
@@ -124,12 +124,12 @@ fn describe_not_executable(program: &Path) -> String {
     }
     if program.exists() && access(program, AccessFlags::X_OK).is_err() {
         return format!(
-            "{shown} may not be executed: chmod +x it, or mount its file system without noexec"
+            "{shown} is not executable; run chmod +x on it, or mount its file system without noexec"
         );
     }
     match interpreter_of(program) {
-        Some(name) => format!("{shown}: its interpreter {name:?} may not be executed"),
-        None => format!("{shown} may not be executed, or not be reached"),
+        Some(name) => format!("{shown}: its interpreter {name:?} is not executable"),
+        None => format!("{shown} is not executable, or a directory on its path denies access"),
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) fn switch_user(identity: &JobUser, privilege: Privilege) -> Result<()
         .map_err(|errno| NotStarted {
             reason: NotStartedReason::IdentityRefused,
             errno: Some(errno as i32),
-            message: format!("cannot take on the job's user: {errno}"),
+            message: format!("cannot switch to the job's user: {errno}"),
         })
 }
 

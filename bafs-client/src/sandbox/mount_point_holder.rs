@@ -78,7 +78,7 @@ impl Drop for MountPointHolder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         if let Err(error) = self.0.wait() {
-            tracing::debug!(%error, "the mount points of a job may be left");
+            tracing::debug!(%error, "mount points of a job may remain on the host");
         }
     }
 }
@@ -110,7 +110,7 @@ impl Drop for DirectoryRemover {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         if let Err(error) = self.0.wait() {
-            tracing::debug!(%error, "temporary files may be left");
+            tracing::debug!(%error, "temporary files may remain");
         }
     }
 }

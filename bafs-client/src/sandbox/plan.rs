@@ -147,7 +147,8 @@ impl JobStreams {
 pub enum PlanError {
     /// The path is relative, or has `.` or `..` in it, or is the root.
     #[error(
-        "mount path {} of volume {volume}: give an absolute path below / without . or ..",
+        "mount path {} of volume {volume} is invalid; give an absolute path below /, without . or \
+         ..",
         path.display()
     )]
     BadPath {
@@ -157,7 +158,8 @@ pub enum PlanError {
         path: PathBuf,
     },
     /// `/proc` shows the job's processes and cannot hold a volume.
-    #[error("mount path {} of volume {volume}: /proc belongs to the kernel", path.display())]
+    #[error("mount path {} of volume {volume} is in /proc, which belongs to the kernel; give \
+             another path", path.display())]
     KernelPath {
         /// The volume's name.
         volume: String,
@@ -180,7 +182,7 @@ pub enum PlanError {
         inner_path: PathBuf,
     },
     /// The command is empty or contains a NUL byte.
-    #[error("the command is empty or has a NUL byte in it")]
+    #[error("the command is empty or contains a NUL byte")]
     BadCommand,
     /// A variable has an empty name, or `=` or NUL where it cannot be.
     #[error("environment variable {name:?} cannot be passed to a program")]

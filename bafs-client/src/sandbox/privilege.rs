@@ -44,8 +44,7 @@ pub fn is_root_of_machine() -> bool {
 pub enum EnterError {
     /// A name space is entered by one thread; the others would stay outside.
     #[error(
-        "the private name space was asked for when {count} threads were running; \
-         call enter_private first thing in main"
+        "cannot enter a private name space with {count} threads; call enter_private first in main"
     )]
     Threads {
         /// How many threads there were.
@@ -78,7 +77,7 @@ pub enum EnterError {
         errno: Errno,
     },
     /// No directory of the host can carry the private mount points.
-    #[error("none of {candidates:?} is a directory that can carry the private mount points")]
+    #[error("none of the directories {candidates:?} can hold the private mount points")]
     NoBase {
         /// The directories that were tried.
         candidates: Vec<PathBuf>,

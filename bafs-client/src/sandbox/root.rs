@@ -263,8 +263,8 @@ fn replace_directory(
         reason: NotStartedReason::PathUnusable,
         errno: error.raw_os_error(),
         message: format!(
-            "cannot make room for {hidden:?} in {}: {error}; create the directories there, \
-             or choose a path that exists or whose parent you may list",
+            "cannot create mount point {hidden:?} in {}: {error}; create the directories there, or \
+             use an existing path or one below a listable directory",
             directory.display()
         ),
     };
@@ -402,10 +402,9 @@ impl RootNotes {
             for name in hidden.iter().take(1) {
                 let (directory, point) = (directory.display(), directory.join(name));
                 self.warnings.push(format!(
-                    "{directory} cannot be written by this job, because the mount point {} is \
-                     missing there and this user cannot make it, or not safely as others \
-                     may write there: make it on the node (mkdir -p), or mount at a path below \
-                     /tmp or a new name in /",
+                    "this job cannot write {directory}: it lacks the mount point {}, and this user \
+                     cannot create it, or others may write there; create it on the node \
+                     (mkdir -p), or mount below /tmp or at a new name in /",
                     point.display()
                 ));
             }

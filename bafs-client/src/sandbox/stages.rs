@@ -181,9 +181,9 @@ fn start_job(order: &JobOrder, passed: Vec<OwnedFd>) -> Result<(Pid, RootNotes),
     // A container may show its /proc/sys read-only, where the job's own can be written.
     if let Err(error) = are_apart.or_else(|_| process_ids::set_first_id(own, proc)) {
         notes.warnings.push(format!(
-            "process ids begin at 2, as in other jobs of this machine: \
-             /proc/sys/kernel/ns_last_pid cannot be written ({error}); take a kernel with \
-             CONFIG_CHECKPOINT_RESTORE, and in a container a /proc/sys that can be written"
+            "process ids start at 2, as in other jobs of this machine: cannot write \
+             /proc/sys/kernel/ns_last_pid ({error}); use a kernel with CONFIG_CHECKPOINT_RESTORE \
+             and, in a container, a writable /proc/sys"
         ));
     }
     rustix::process::umask(mask);

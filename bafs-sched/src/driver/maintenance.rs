@@ -61,7 +61,7 @@ impl Driver {
             .into_iter()
             .map(|(count, stop_request)| {
                 if stop_request.is_none() {
-                    tracing::warn!(count, "a wish was not understood");
+                    tracing::warn!(count, "an unknown command is ignored");
                 }
                 Event::CommandReceived {
                     count,
@@ -115,12 +115,12 @@ impl Driver {
                 let node = self.scheduler.node(server).map(|node| node.name.clone());
                 let node = node.unwrap_or_else(|| server.to_string());
                 if is_news {
-                    tracing::warn!(node, %error, "the node keeps no part of itself for this run");
+                    tracing::warn!(node, %error, "the node has no quota for this run");
                 } else {
-                    tracing::debug!(node, %error, "the node keeps nothing yet");
+                    tracing::debug!(node, %error, "the node has no quota yet");
                 }
                 if is_hopeless {
-                    let doing = format_args!("node {node} keeps no part of itself for this run");
+                    let doing = format_args!("node {node} has no quota for this run");
                     self.quota_refusal = Some(error.context(doing));
                 }
                 told
@@ -144,7 +144,8 @@ impl Driver {
             let (servers, place) = (self.servers.clone(), self.server_address(server));
             tasks.spawn(async move {
                 if let Err(error) = servers.set_node_quota(&place.address, call).await {
-                    tracing::debug!(node = place.address, %error, "the node forgets this run soon");
+                    tracing::debug!(node = place.address, %error, "the node's quota for this run \
+                        expires soon");
                 }
             });
         }
@@ -232,7 +233,7 @@ impl Driver {
         self.tasks.spawn(async move {
             match servers.inspect_cache(volume, &place).await {
                 Ok(seen) => send_event(&notes, Some(seen)).await,
-                Err(error) => tracing::debug!(%volume, %error, "a cache is not looked at"),
+                Err(error) => tracing::debug!(%volume, %error, "a cache is not inspected"),
             }
         });
     }

@@ -52,7 +52,7 @@ impl OutputCollector {
             let opened = JobLogs::open(directory, run);
             let told = opened.inspect_err(|error| {
                 let directory = directory.display();
-                tracing::warn!(%error, "what jobs print is not kept: {directory} cannot be used");
+                tracing::warn!(%error, "job output is not kept: cannot use {directory}");
             });
             told.ok().map(|logs| Arc::new(Mutex::new(logs)))
         });
@@ -96,7 +96,7 @@ impl OutputCollector {
             });
             let kept = keeping.await.map_err(io::Error::other);
             if let Err(error) = kept.and_then(|kept| kept) {
-                tracing::warn!(%error, "what a job printed is not kept");
+                tracing::warn!(%error, "job output is not kept");
             }
         });
     }
@@ -105,7 +105,7 @@ impl OutputCollector {
     pub(super) async fn finish(&mut self) {
         let all = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
-            tracing::warn!("what some jobs printed is not kept: their nodes do not answer");
+            tracing::warn!("some job output is not kept: its nodes do not answer");
         }
         self.tasks.shutdown().await;
     }

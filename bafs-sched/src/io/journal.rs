@@ -148,7 +148,7 @@ impl Journal {
             .open(path)
             .map_err(fault)?;
         if !lock_file(&file).map_err(|e| lock_error(&name, &e))? {
-            let text = format!("another scheduler runs with the journal {name}: wait for its end");
+            let text = format!("another scheduler uses the journal {name}; wait until it ends");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
         // It holds the jobs' environments; earlier versions made it readable for everybody.
@@ -182,7 +182,7 @@ impl Journal {
             .and_then(|()| self.file.sync_data())
             .map_err(|e| {
                 let error = io_error("write", &self.path, &e);
-                let text = "; mend that, then the same command goes on with the run";
+                let text = "; correct that, then repeat the command to resume the run";
                 Error::new(error.code, error.detail + text)
             })
     }
@@ -215,8 +215,8 @@ fn lock_file(file: &File) -> std::io::Result<bool> {
 
 fn lock_error(name: &str, error: &std::io::Error) -> Error {
     let error = io_error("lock", name, error);
-    let text = "; two schedulers must not write one journal: name one with --journal on a file \
-                system that has locks";
+    let text = "; a journal needs file locks: name one with --journal on a file system that \
+                supports locks";
     Error::new(error.code, error.detail + text)
 }
 
@@ -243,7 +243,8 @@ fn create_journal(path: &Path, header: &JournalHeader) -> Result<()> {
     // A run that should go on would begin anew where a path is misspelt.
     if !directory.is_dir() {
         let text = format!(
-            "cannot create the journal {name}: there is no directory {}; make it, or mend the path",
+            "cannot create the journal {name}: directory {} does not exist; create it, or correct \
+             the path",
             directory.display()
         );
         return Err(Error::new(ErrorCode::NotFound, text));
@@ -327,10 +328,10 @@ fn decode_journal(bytes: &[u8]) -> Result<(History, usize)> {
     let Some(mut rest) = bytes.strip_prefix(JOURNAL_MAGIC) else {
         let is_other = bytes.starts_with(b"bafs-journal ");
         return Err(if is_other {
-            let text = "was written by another version of bafs: finish the run with that one";
+            let text = "was written by another version of bafs; finish the run with that version";
             Error::new(ErrorCode::VersionMismatch, text)
         } else {
-            Error::new(ErrorCode::Malformed, "is no journal: choose another file")
+            Error::new(ErrorCode::Malformed, "is not a journal; name another file")
         });
     };
     let damaged = |at: usize, why: &str| {

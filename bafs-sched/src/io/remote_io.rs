@@ -53,8 +53,8 @@ pub(crate) fn why_unsupported(workflow: &Workflow) -> Option<String> {
     let (job, mount) = written.next()?;
     let volume = &workflow.volume(mount.volume).name;
     Some(format!(
-        "volume '{volume}' is filled from home and written by job '{}': remote I/O would write \
-         into the source itself. Mount it read-only, or run without --remote-io",
+        "job '{}' writes volume '{volume}', which is filled from home: remote I/O would overwrite \
+         the source; mount the volume read-only, or run without --remote-io",
         job.name
     ))
 }
@@ -334,10 +334,7 @@ impl<'a> HomeSession<'a> {
             .call_until(self.home, call, CALL_TIMEOUT_MS)
             .await?;
         let first = answer.results.pop().ok_or_else(|| {
-            Error::new(
-                ErrorCode::Malformed,
-                "home answered no result to an operation",
-            )
+            Error::new(ErrorCode::Malformed, "home sent no result for an operation")
         })?;
         Ok(first.map_err(|errno| errno.0))
     }
@@ -356,6 +353,6 @@ fn operation_error(doing: &str, path: &str, errno: i32) -> Error {
 }
 
 fn unexpected_reply(reply: &FileReply) -> Error {
-    let text = format!("home answered an operation with something else: {reply:?}");
+    let text = format!("home sent a wrong reply to an operation: {reply:?}");
     Error::new(ErrorCode::Malformed, text)
 }

@@ -266,7 +266,7 @@ impl Servers {
             .call_until(&location.address, call, CALL_TIMEOUT_MS)
             .await
         {
-            tracing::debug!(%volume, %error, "the cache comes with its readers");
+            tracing::debug!(%volume, %error, "the cache is filled as its readers read");
         }
     }
 
@@ -382,7 +382,7 @@ impl Servers {
                     let home = self.resolve_volume_home(mount.volume, mounted.id).await?;
                     if home.address.contains("://") {
                         let text = format!(
-                            "remote I/O needs a home server, but {} is none: export the data \
+                            "remote I/O needs a home server, but {} is not one; export the data \
                              with `bafs home`, or run with volumes",
                             home.address
                         );

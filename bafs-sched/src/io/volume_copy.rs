@@ -36,7 +36,7 @@ impl Servers {
             base_copy: base,
         } = copying;
         let copied = async {
-            let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
+            let gone = || Error::new(ErrorCode::VolumeLost, "the source volume no longer exists");
             let holder = holder.ok_or_else(gone)?;
             let source_token =
                 self.issue_token(now, Resource::Volume(source.id), &[Right::Read])?;

@@ -47,9 +47,8 @@ impl Scheduler {
         self.skew.again.parts.remove(&volume);
         self.skew.again.told.insert(volume);
         let text = format!(
-            "{} of volume '{}' came from home once more, as a cache of {} is too small for what \
-             jobs read: each block leaves before it is read again; declare a tenth more than its \
-             source has",
+            "{} of volume '{}' crossed the home link again: a cache of {} is too small and evicts \
+             blocks that jobs read again; declare a size 10 % above that of its source",
             describe_bytes(bytes_only(again)),
             self.graph.workflow.volume(volume).name,
             describe_bytes(bytes_only(declared)),

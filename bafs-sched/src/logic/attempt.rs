@@ -262,7 +262,7 @@ impl Scheduler {
             attempt.fault.clone(),
         ) {
             (true, fault) => self.stopped(job, fault),
-            (false, _) => self.node_went(job, "its node restarted and knows it no more"),
+            (false, _) => self.node_went(job, "its node restarted and no longer knows it"),
         }
     }
 
@@ -304,7 +304,7 @@ impl Scheduler {
                 self.own_fault(job, format!("was ended by {signal}{space}"), tail);
             }
             JobOutcome::NotStarted(why) => {
-                self.refused(job, format!("could not be started: {why}"), tail);
+                self.refused(job, format!("cannot start: {why}"), tail);
             }
             JobOutcome::EnvironmentFailed(error) => self.environment_ended(job, &error, tail),
             JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),

@@ -326,8 +326,8 @@ impl Scheduler {
         let nodes = self.fleet.live().map(|(_, node)| node.seen.slots);
         if let Some(most) = nodes.max().filter(|most| *most < slots) {
             return format!(
-                "job '{name}' cannot start: it asks for {slots} processors, and no node that is \
-                 left has more than {most}; start a larger node again"
+                "job '{name}' cannot start: it needs {slots} processors, but no live node has more \
+                 than {most}; start a larger node"
             );
         }
         let lacks = match job {
@@ -335,7 +335,7 @@ impl Scheduler {
             None => None,
         };
         match lacks {
-            None => format!("job '{name}' cannot start: no node is left; start nodes again"),
+            None => format!("job '{name}' cannot start: no node is live; start nodes"),
             Some(lacks) => format!(
                 "job '{name}' cannot start: {lacks}{}{}; add storage or make volumes smaller",
                 self.describe_kept(),
@@ -368,7 +368,7 @@ impl Scheduler {
                 slots => format!("no node with {slots} processors"),
             };
             return Some(format!(
-                "its volumes need {} more, and {which} has more than {} free",
+                "its volumes need {} more, but {which} has more than {} free",
                 describe(need),
                 describe(have)
             ));
@@ -376,16 +376,16 @@ impl Scheduler {
         let (all, most) = (need.saturating_add(of_caches), self.most_left_in_a_group());
         if all.bytes > most {
             return Some(format!(
-                "its volumes need {} more with the caches that it reads, and all nodes of a group \
-                 together have no more than {} free",
+                "its volumes and caches need {} more, but the nodes of a group together have at \
+                 most {} free",
                 describe_bytes(bytes_only(all.bytes)),
                 describe_bytes(bytes_only(most))
             ));
         }
         let peaks = self.graph.courses.peaks(self.graph.pipeline(job));
         Some(format!(
-            "there is room for it, but then what has begun could not come to its end; its \
-             pipeline needs up to {} at once, and {} of caches beside them",
+            "there is space for it, but started pipelines could then not end; its pipeline needs \
+             up to {} at once, and {} for caches",
             describe(peaks.least),
             describe_bytes(peaks.whole.saturating_sub(peaks.least))
         ))
@@ -399,8 +399,8 @@ impl Scheduler {
         match names.as_slice() {
             [] => String::new(),
             names => format!(
-                ", though volumes of the pipelines of {} made way already, which wait for others \
-                 while they hold their volumes: those of all must fit beside each other",
+                ", even after preemption of the pipelines of {}; these wait for each other and \
+                 hold their volumes, which must all fit at once",
                 names.join(", ")
             ),
         }
@@ -423,8 +423,8 @@ impl Scheduler {
             more => format!(" and {more} more"),
         };
         format!(
-            ", as results that home did not take keep {} (volumes {}{more}): mend what it refuses \
-             them for",
+            ", because unsent results hold {} (volumes {}{more}); correct the reason of the home's \
+             refusal",
             describe(held),
             names.join(", ")
         )

@@ -46,8 +46,8 @@ impl Scheduler {
             false => format!("reaches neither the catalog nor {nodes}"),
         };
         let text = format!(
-            "the scheduler {reached} for {}: it waits for up to {}, as long as volumes live; jobs \
-             that run there go on",
+            "the scheduler {reached} for {}: it waits up to {}, the lifetime of volumes; running \
+             jobs continue; check the network",
             describe_ms(silent_ms),
             describe_ms(most_ms),
         );
@@ -70,7 +70,8 @@ impl Scheduler {
         let probes = probes.map(|(server, volumes)| Action::ProbeVolumes { server, volumes });
         self.out.extend(probes);
         let text = format!(
-            "the scheduler reaches nodes again after {}: the run goes on with {} under way and {}",
+            "the scheduler reaches nodes again after {}: the run continues with {} in progress and \
+             {}",
             describe_ms(away_ms.saturating_add(cut_off.silent_ms)),
             counted(self.attempts.len(), "job"),
             counted(volumes, "volume"),
@@ -91,8 +92,8 @@ impl Scheduler {
         let away_ms = self.now.ms_since(cut_off.since);
         self.put_off(away_ms);
         let text = format!(
-            "no node answered for {}: their volumes may be gone, and what needs them runs again \
-             where nodes come back",
+            "no node answered for {}: their volumes may be lost; when nodes return, jobs run again \
+             if lost volumes are needed",
             describe_ms(away_ms.saturating_add(cut_off.silent_ms)),
         );
         self.tell_of_link(text);

@@ -134,8 +134,8 @@ impl Scheduler {
             let declared = self.graph.volume(volume).writers.iter().copied();
             let names = self.job_names(declared.filter(|writer| *writer != job));
             let text = format!(
-                "job '{reader}' read {} of volume '{name}' before any job wrote there: {names} \
-                 may write it, but did not",
+                "job '{reader}' read {} of volume '{name}' before any job wrote there: {names} may \
+                 write it, but has not",
                 file_name(file)
             );
             self.warn(0, job, volume, text);
@@ -179,9 +179,9 @@ impl Scheduler {
             .and_then(|all| all.get(&writer));
         let changed = changed.map_or_else(String::new, |file| in_brackets(file));
         let text = format!(
-            "job '{read}' read volume '{}'{}, which job '{wrote}' changed{changed}, but \
-             neither is ordered before the other: what it read depends on chance; write 'parent \
-             {wrote} child {read}' or give each a volume of its own",
+            "job '{read}' read volume '{}'{}, which job '{wrote}' changed{changed}, but the jobs \
+             have no order, so the result depends on timing; write 'parent {wrote} child {read}' \
+             or give each a volume of its own",
             self.graph.workflow.volume(volume).name,
             in_brackets(file)
         );
@@ -194,8 +194,8 @@ impl Scheduler {
         let path = path.map_or("", |mount| &mount.path);
         let (what, name) = (&spec.name, &self.graph.workflow.volume(volume).name);
         let text = format!(
-            "job '{what}' did nothing in volume '{name}', which it mounts at {path}: if it does \
-             not need it, remove the mount, so that it may start earlier and on more nodes"
+            "job '{what}' did not use volume '{name}', mounted at {path}; if it never does, remove \
+             the mount: the job can then start earlier and on more nodes"
         );
         self.warn(2, job, volume, text);
     }
@@ -223,12 +223,11 @@ impl Scheduler {
         };
         for volume in blamed {
             let kind = match self.graph.volume(volume).is_cache {
-                true => "batch data, which nobody may change",
+                true => "a read-only cache",
                 false => "mounted 'ro' by this job",
             };
             let text = format!(
-                "job '{}' tried to write to volume '{}', it seems, which is {kind}; it said: \
-                 {line}",
+                "job '{}' seems to write to volume '{}', which is {kind}; its output: {line}",
                 spec.name,
                 self.graph.workflow.volume(volume).name
             );
@@ -240,8 +239,8 @@ impl Scheduler {
         let server = self.attempts.get(&job).map(|attempt| attempt.server);
         let node = server.map_or_else(String::new, |server| self.fleet.name(server));
         let text = format!(
-            "the disk of volume '{}' of job '{}' seems to be read-only now, on node '{node}' if \
-             the volume is there: see `dmesg` there; it said: {line}",
+            "the disk of volume '{}' of job '{}' seems to be read-only; see `dmesg` on its node, \
+             probably '{node}'; the job's output: {line}",
             self.graph.workflow.volume(volume).name,
             self.graph.workflow.job(job).name,
         );

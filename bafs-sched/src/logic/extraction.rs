@@ -183,8 +183,8 @@ impl Scheduler {
             describe_ms(self.settings.extract_timeout_ms),
         );
         let text = format!(
-            "job '{name}' waits for a home that does not answer: {fault}; start it again, what \
-             needs it is tried for {time}"
+            "job '{name}' waits for a home that does not answer: {fault}; start the home; the \
+             scheduler retries for {time}"
         );
         self.tell(RunWarning {
             job: Some(job),
@@ -327,10 +327,10 @@ impl Scheduler {
         let volume = &self.graph.workflow.volume(spec.volume).name;
         let (path, target) = (&spec.path, &spec.target);
         let next = match is_hopeless(error) {
-            true => "this is not tried again".to_owned(),
+            true => "the scheduler does not retry it".to_owned(),
             false => {
                 let time = describe_ms(self.settings.extract_timeout_ms);
-                format!("mend that, it is tried again for {time}")
+                format!("correct that; the scheduler retries it for {time}")
             }
         };
         let text = format!(
@@ -374,7 +374,7 @@ impl Scheduler {
                     // Nor would that command send it.
                     true => format!(" in volume {id}"),
                     false => format!(
-                        "; mend the cause, then: bafs volume extract {id} {} {}",
+                        "; correct the cause, then run: bafs volume extract {id} {} {}",
                         shell_word(path),
                         shell_word(&target.to_string())
                     ),
@@ -384,9 +384,8 @@ impl Scheduler {
             }
             None => format!("it stays at home in .bafs-remote/{}/{id}", self.run),
         };
-        let text = format!(
-            "file '{path}' of volume '{name}' could not be sent to {target}: {error}; {stays}"
-        );
+        let text =
+            format!("file '{path}' of volume '{name}' failed to reach {target}: {error}; {stays}");
         let warning = RunWarning {
             job: None,
             volume: Some(spec.volume),
@@ -419,7 +418,7 @@ impl Scheduler {
             let since = self.now;
             let error = Error::new(
                 ErrorCode::HomeUnreachable,
-                "the run ended before it was there",
+                "the run ended before it arrived",
             );
             let failing = self.extractions.failing.entry(index);
             failing.or_insert(Failing { since, error });

@@ -187,7 +187,7 @@ impl Scheduler {
             self.abandon_attempt(job);
             self.graph.job_mut(job).troubles.environment.count = faults;
             let name = self.fleet.name(server);
-            let reason = format!("no node can run it; node {name} says: {error}");
+            let reason = format!("no node can run it; node {name} reports: {error}");
             self.fail(job, reason, String::new());
         }
     }
@@ -234,7 +234,7 @@ impl Scheduler {
                 .count_fault(server, self.settings.node_faults_max)
         {
             self.suspect(server);
-            let text = format!("fails jobs while others do not, the last time because {fault}");
+            let text = format!("fails jobs, but other nodes do not; last reason: {fault}");
             self.tell_aside(server, &text);
         }
         if cause == Cause::Home
@@ -291,8 +291,7 @@ impl Scheduler {
         if faults >= max || is_endless {
             let faults = if is_endless { all } else { faults };
             let reason = format!(
-                "is held back: its environment failed {faults} times, the last time because \
-                 {fault}"
+                "is held: its environment failed {faults} times, the last time because {fault}"
             );
             self.fail(job, reason, String::new());
         } else {
@@ -339,7 +338,10 @@ impl Scheduler {
 
     fn tell_aside(&mut self, server: ServerId, why: &str) {
         let (name, seconds) = (self.fleet.name(server), self.settings.quarantine_ms / 1_000);
-        let text = format!("node {name} {why}: it gets no new work for {seconds} s");
+        let text = format!(
+            "node {name} {why}; it is in quarantine and gets no new jobs for \
+                            {seconds} s"
+        );
         self.tell(RunWarning {
             job: None,
             volume: None,
@@ -386,12 +388,12 @@ impl Scheduler {
         };
         let names: Vec<String> = times.iter().map(name).collect();
         let others = match without {
-            0 => "and no node was without it",
-            _ => "and few others were",
+            0 => "and no other node was lost",
+            _ => "and few other nodes were lost",
         };
         let reason = format!(
-            "is held: each node that ran it was lost or restarted meanwhile ({}), {others}; run it \
-             alone to see why",
+            "is held: every node was lost or restarted while it ran there ({}), {others}; run the \
+             job alone to find the cause",
             names.join("; ")
         );
         self.abandon_attempt(job);

@@ -28,8 +28,8 @@ const FOLLOWED_STEPS_MAX: usize = 40_000;
 const NAMES_SHOWN: usize = 5;
 
 /// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
-pub(crate) const PLAN_HINT: &str = "; without a plan what a job needs lies on its own node: \
-    `bafs run --plan` may lay it on several";
+pub(crate) const PLAN_HINT: &str = "; without a plan, all volumes of a job are on its node; `bafs \
+    run --plan` may use several nodes";
 
 /// What became of trying whether a pipeline fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +71,8 @@ impl Scheduler {
         let wide = jobs.find(|job| self.slots_of(*job) > slots)?;
         let (name, cpus) = (&self.graph.workflow.job(wide).name, self.slots_of(wide));
         Some(format!(
-            "job '{name}' asks for {cpus} CPUs, but no node has more than {slots} slots: add a \
-             larger node or ask for fewer"
+            "job '{name}' needs {cpus} CPUs, but no node has more than {slots} slots; add a larger \
+             node, or request fewer CPUs"
         ))
     }
 
@@ -278,16 +278,15 @@ impl Scheduler {
         let mut roomy = offers.iter().filter(|offer| offer.space.can_hold(peak));
         if have.can_hold(peak) && roomy.all(|offer| offer.slots < widest) {
             return format!(
-                "the pipeline of job '{}' can never fit, in whatever order and even alone: on \
-                 nodes with as many slots as its jobs ask for (up to {widest} CPUs) there is no \
-                 room for the volumes that they make there; add storage to such a node, or ask for \
-                 fewer CPUs",
+                "the pipeline of job '{}' can never fit, in any order, even alone: nodes with \
+                 enough slots for its jobs (up to {widest} CPUs) lack space for its volumes; add \
+                 storage to such a node, or request fewer CPUs",
                 name(JobIndex(pipeline)),
             );
         }
         format!(
-            "the pipeline of job '{}' can never fit, in whatever order and even alone: it needs up \
-             to {} at once, most of it at job '{}' with {}, but the largest node offers {}: {} too \
+            "the pipeline of job '{}' can never fit, in any order, even alone: it needs up to {} \
+             at once, most of it at job '{}' with {}, but the largest node offers {}: {} too \
              little; add a node of that size, add more nodes, or make the volumes smaller (nodes: \
              {})",
             name(JobIndex(pipeline)),

@@ -63,8 +63,8 @@ impl Scheduler {
             (need > have).then(|| {
                 format!(
                     "job '{}' has {} files at once on its node ({}), but the largest node with \
-                     {slots} slots offers {have}: declare fewer (`files`), or start nodes with \
-                     more (--files)",
+                     {slots} slots offers {have}: declare fewer (`files`), or start nodes with a \
+                     larger --files",
                     self.graph.workflow.job(job).name,
                     need,
                     self.names(&volumes)

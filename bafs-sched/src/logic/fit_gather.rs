@@ -109,7 +109,7 @@ impl Scheduler {
             (places < count).then(|| {
                 format!(
                     "job '{}' has {} at once: {count} of them need {} or more each, but all nodes \
-                     together have room for {places} of that size; add larger nodes, make the \
+                     together have space for {places} of that size; add larger nodes, make the \
                      volumes smaller, or split the job",
                     self.graph.workflow.job(job).name,
                     self.names(scratch),

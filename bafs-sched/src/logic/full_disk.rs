@@ -43,7 +43,7 @@ const NO_FILES: &str = "files (inodes) left";
 
 /// What a user can do when the run has ended.
 pub const RERUN_HINT: &str =
-    "remove the journal of this run and run it anew: results that are at home stay there";
+    "delete the journal of this run and start it again; results at home are kept";
 
 /// Jobs that are named when all wait for a full disk.
 const NAMES_SHOWN: usize = 3;
@@ -129,11 +129,11 @@ impl Scheduler {
         let name = &self.graph.workflow.volume(volume).name;
         let why = match disk {
             Some(free) => format!(
-                "volume '{name}' had no space although it may hold {}",
+                "volume '{name}' ran out of space below its limit of {}",
                 self.describe_disk(server, self.limit_of(volume), free)
             ),
             None => format!(
-                "volume '{name}' had no space although it was not half full: the disk of node {} \
+                "volume '{name}' ran out of space when less than half full: the disk of node {} \
                  may be full",
                 self.fleet.name(server)
             ),
@@ -243,13 +243,13 @@ impl Scheduler {
         if let Some(server) = refusal.and_then(|refusal| self.node_of(job, refusal.volume)) {
             let node = self.fleet.name(server);
             return format!(
-                " when volume {names} had no space, though not full: the disk of node {node} may \
-                 be full; {FULL_DISK_HINT}"
+                " when volume {names} ran out of space without being full: the disk of node {node} \
+                 may be full; {FULL_DISK_HINT}"
             );
         }
         let full = self.refused_for_space(job, report);
         let lack = self.describe_too_small(&full);
-        format!(" when volume {names} had no space left: it {lack}")
+        format!(" when volume {names} ran out of space: it {lack}")
     }
 
     /// The disk of a node was full for a job that wrote there, as it seems. It runs again, on
@@ -356,8 +356,8 @@ impl Scheduler {
         if is_news == Some(true) {
             let name = self.fleet.name(server);
             let text = format!(
-                "the disk of node {name} seems to be full: {fault}; \
-                 {}; it is tried again",
+                "the disk of node {name} seems to be full: {fault}; {}; the scheduler retries the \
+                 node later",
                 remedy(fault)
             );
             self.tell(RunWarning {
@@ -462,8 +462,8 @@ impl Scheduler {
         };
         let node = self.fleet.get(server)?;
         Some(format!(
-            "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); {}; then {RERUN_HINT}",
+            "no node can run job {}{more}: the disk of node {} was full {} times in a row (last: \
+             {}); {}; then {RERUN_HINT}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),

@@ -62,7 +62,7 @@ impl Scheduler {
 }
 
 pub(super) fn no_node() -> String {
-    "no node was seen in the catalog: start nodes (`bafs node`), and check the catalog's address"
+    "the catalog lists no node; start nodes (`bafs node`), and check the catalog's address"
         .to_owned()
 }
 

@@ -93,12 +93,12 @@ impl Scheduler {
             let (before, after) = (describe(before), describe(after));
             let text = match self.sizes.is_undeclared(volume) {
                 true => format!(
-                    "job '{job_name}' found no space in volume '{name}' of unknown size, for which \
-                     {before} were reserved: it runs again with {after}"
+                    "job '{job_name}' ran out of space in volume '{name}' of unknown size \
+                     ({before} reserved): it runs again with {after}"
                 ),
                 false => format!(
-                    "job '{job_name}' found no space in volume '{name}' of {before}: it runs again \
-                     with {after}, this once; declare a larger size"
+                    "job '{job_name}' ran out of space in volume '{name}' of {before}: it runs \
+                     again once with {after}; declare a larger size"
                 ),
             };
             self.tell(RunWarning {
@@ -182,7 +182,7 @@ impl Scheduler {
         let had = volumes.iter().map(|volume| self.size_of(*volume));
         let had = had.fold(Space::ZERO, Space::component_max);
         format!(
-            "needs more than {}, and its pipeline would not fit on these nodes with a larger \
+            "needs more than {}, but its pipeline does not fit on these nodes with a larger \
              volume; add storage",
             describe(had)
         )

@@ -509,8 +509,8 @@ impl RemainingWork<'_> {
             .then(|| self.kept_seconds(present));
         let Some(Some(kept_s)) = kept_s else {
             let why = match kept_s {
-                None => "is not possible any more",
-                Some(_) => "has no end that can be predicted",
+                None => "is no longer possible",
+                Some(_) => "has no predictable end",
             };
             let (strategy, reason) = self.best_by_model();
             return (strategy, format!("{present} {why}; {reason}"));
@@ -540,8 +540,8 @@ impl RemainingWork<'_> {
         match best.filter(|(_, other_s)| *other_s < limit_s) {
             Some((strategy, other_s)) => {
                 let reason = format!(
-                    "what is left takes {other_s:.0} s with {strategy}, what has begun included, \
-                     and {kept_s:.0} s with {present}"
+                    "the remaining work takes {other_s:.0} s with {strategy}, but {kept_s:.0} s \
+                     with {present}"
                 );
                 (Some(strategy), reason)
             }

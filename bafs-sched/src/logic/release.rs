@@ -209,8 +209,8 @@ impl Scheduler {
         let name = &self.graph.workflow.volume(volume).name;
         let node = server.map(|server| self.fleet.name(server));
         let text = format!(
-            "volume '{name}' ({id}) cannot be deleted on node {}: its space is missed, see the log \
-             of the node; it is tried again",
+            "volume '{name}' ({id}) cannot be deleted on node {}: its space is not available; see \
+             the node's log; the scheduler retries",
             node.unwrap_or_default()
         );
         self.tell(RunWarning {

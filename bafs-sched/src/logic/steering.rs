@@ -90,7 +90,7 @@ impl Scheduler {
         }
         let name = &self.graph.workflow.jobs[pipeline as usize].name;
         self.messages.push(format!(
-            "the pipeline of job '{name}' was cancelled: what was not done of it was given up"
+            "the pipeline of job '{name}' is cancelled: its unfinished jobs do not run"
         ));
         for &job in members {
             match self.graph.state(job) {

@@ -28,7 +28,9 @@ impl Scheduler {
             (Phase::Running, JobState::HeldBack) => {
                 let due = self.timers.due(Timer::Job(job));
                 let seconds = due.map_or(0, |due| due.ms_since(self.now).div_ceil(1_000));
-                Some(format!("it failed and is tried again in {seconds} s"))
+                Some(format!(
+                    "it failed; the scheduler retries it in {seconds} s"
+                ))
             }
             (Phase::Running, JobState::Ready) => Some(self.lacking(job)),
         }
@@ -49,9 +51,9 @@ impl Scheduler {
         }
         let name = &self.graph.workflow.job(first).name;
         match self.graph.state(first) {
-            JobState::Failed => format!("it comes after '{name}', which failed"),
+            JobState::Failed => format!("it depends on '{name}', which failed"),
             _ if first == job => "it was cancelled".to_owned(),
-            _ => format!("it comes after '{name}', which was cancelled"),
+            _ => format!("it depends on '{name}', which was cancelled"),
         }
     }
 
@@ -60,7 +62,7 @@ impl Scheduler {
         let why = match self.messages.first() {
             _ if self.is_cancelled => "the run was cancelled".to_owned(),
             Some(message) => format!("the run ended: {message}"),
-            None => "the run ended before it had its turn".to_owned(),
+            None => "the run ended before it could start".to_owned(),
         };
         match state {
             JobState::Waiting => format!("{}; {why}", self.awaited(job)),
@@ -88,7 +90,7 @@ impl Scheduler {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        format!("it waits for {}{more} to be done", names.join(", "))
+        format!("it waits for {}{more} to finish", names.join(", "))
     }
 
     fn lacking(&self, job: JobIndex) -> String {
@@ -99,25 +101,27 @@ impl Scheduler {
         });
         if let Some((volume, _)) = busy {
             let name = &self.graph.workflow.volume(volume).name;
-            return format!("volume '{name}' is written by another job, or copied");
+            return format!("another job writes volume '{name}', or the volume is being copied");
         }
         if self.waits_for_probe(self.graph.pipeline(job)) {
-            return "its sizes are not known: a pipeline like its own is measured first".to_owned();
+            return "its volume sizes are unknown: it waits until a similar pipeline is measured"
+                .to_owned();
         }
         if self.waits_for_like(job) {
-            return "its sizes are not known: a job like it is measured first".to_owned();
+            return "its volume sizes are unknown: it waits until a similar job is measured"
+                .to_owned();
         }
         if let Some(first) = self.protected.filter(|p| *p != self.graph.pipeline(job)) {
             let name = &self.graph.workflow.job(JobIndex(first)).name;
-            return format!("the pipeline of '{name}' runs alone, so that it finds space");
+            return format!("the pipeline of '{name}' runs alone, because space is short");
         }
         let (need, slots) = (self.need_of(job), self.slots_of(job));
         let live = self.fleet.live().map(|(server, _)| server);
         let able: Vec<ServerId> = live.filter(|s| self.could_run(job, *s, need)).collect();
         if able.is_empty() {
             return format!(
-                "no node that is there could run it: it needs {slots} slot(s) and {} on a node \
-                 that has not refused it, and on which it did not fail",
+                "no live node can run it: it needs {slots} slot(s) and {} on a node that has not \
+                 rejected it and on which it has not failed",
                 describe(need)
             );
         }
@@ -130,13 +134,13 @@ impl Scheduler {
         let most = room.max().unwrap_or(Space::ZERO);
         if !most.can_hold(need) {
             return format!(
-                "it waits for space: it needs {}, and the nodes with a free slot have up to {}",
+                "it waits for space: it needs {}, but the nodes with a free slot have at most {}",
                 describe(need),
                 describe(most)
             );
         }
-        "there is room for it, but what has begun must be able to end first, or its turn has not \
-         come"
+        "there is space for it, but started pipelines need that space to end, or other jobs go \
+         first"
             .to_owned()
     }
 
@@ -158,7 +162,7 @@ impl Scheduler {
         let kept = kept.count();
         if kept > 0 {
             let nodes = counted(kept, "node");
-            told += &format!("; on {nodes} other runs have what this one would need");
+            told += &format!("; other runs hold the needed slots of {nodes}");
         }
         told
     }
@@ -199,16 +203,16 @@ impl Scheduler {
     pub fn describe_node(&self, server: ServerId) -> Option<String> {
         let node = self.fleet.get(server)?;
         if node.is_lost {
-            return Some("it was given up".to_owned());
+            return Some("it is lost".to_owned());
         }
         let left_s = |until: Time| until.ms_since(self.now).div_ceil(1_000);
         let standing = match (node.missing_since, node.aside_until) {
             (Some(_), _) => ", and the catalog does not list it".to_owned(),
-            (None, Some(until)) => format!(", and it gets no new work for {} s", left_s(until)),
+            (None, Some(until)) => format!(", and it is in quarantine for {} s", left_s(until)),
             (None, None) => String::new(),
         };
         Some(format!(
-            "it has {} of {} slots taken, {} reserved, and {} left{standing}",
+            "it has {} of {} slots in use, {} reserved, and {} free{standing}",
             node.busy,
             node.seen.slots,
             describe(node.reserved),

@@ -147,7 +147,7 @@ impl PlainHost for FtpHost {
                 }
             }
             if entries.len() > MANIFEST_ENTRIES_MAX {
-                let text = "it has more files than a volume can show";
+                let text = "it has more files than a volume may have";
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
         }
@@ -173,7 +173,7 @@ impl PlainHost for FtpHost {
         check_unchanged(&mut control, call).await?;
         self.return_connection(control);
         if data.len() as u64 != length {
-            return Err(Error::new(ErrorCode::Unreachable, "it sent too little"));
+            return Err(Error::new(ErrorCode::Unreachable, "it sent too few bytes"));
         }
         let digests = chunk_digests(&data, call.block_bytes);
         Ok((SourceData { digests }, data.into()))
@@ -227,7 +227,7 @@ impl PlainHost for FtpHost {
         let temporary = upload_path(put);
         let there = query_size(&mut control, &temporary).await?.unwrap_or(0);
         if offset > 0 && there != offset {
-            let text = format!("it has {there} bytes, not {offset}; the upload is resumed there");
+            let text = format!("it has {there} bytes, not {offset}; resuming the upload there");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
         control
@@ -254,7 +254,7 @@ impl PlainHost for FtpHost {
         control.read_all(&temporary, &mut take).await?;
         if (size, hasher.digest()) != (put.size, digest) {
             control.run_command("DELE", &temporary).await?;
-            let text = "what arrived is damaged; it is sent again";
+            let text = "the transfer is damaged; sending again";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
         let from = control.send_command("RNFR", &temporary).await?;
@@ -288,7 +288,7 @@ async fn check_unchanged(control: &mut FtpConnection, call: &ReadSource) -> Resu
         Ok(found) if found.kind == FtpFileKind::File && identity(found) == call.identity => Ok(()),
         Ok(_) => Err(changed_error(&call.path, "size or time differ")),
         Err(error) if error.code == ErrorCode::NotFound => {
-            Err(changed_error(&call.path, "it is gone"))
+            Err(changed_error(&call.path, "it no longer exists"))
         }
         Err(error) => Err(error),
     }
@@ -319,7 +319,7 @@ async fn query_facts(control: &mut FtpConnection, path: &str) -> Result<FileFact
         let time = control.run_command("MDTM", &absolute_path(path)).await?;
         let time = time.lines.first().and_then(|text| facts::parse_time(text));
         let mtime_ns = time.ok_or_else(|| {
-            let text = "it tells no time of the file, so that a change would not be noticed";
+            let text = "it sends no modification time, so BAFS cannot detect changes";
             Error::new(ErrorCode::Unsupported, text)
         })?;
         let kind = FtpFileKind::File;
@@ -348,7 +348,7 @@ async fn query_size(control: &mut FtpConnection, path: &str) -> Result<Option<u6
                 .lines
                 .first()
                 .and_then(|text| text.trim().parse().ok());
-            let strange = || Error::new(ErrorCode::Malformed, "it tells a size that is none");
+            let strange = || Error::new(ErrorCode::Malformed, "it sends an invalid size");
             size.map(Some).ok_or_else(strange)
         }
         550 => Ok(None),
@@ -401,7 +401,7 @@ async fn list_names(control: &mut FtpConnection, path: &str) -> Result<Vec<(Stri
 }
 
 fn unreadable_line_error(line: &str) -> Error {
-    let text = format!("it lists files in a form that is not understood: '{line}'");
+    let text = format!("it lists files in an unknown format: '{line}'");
     Error::new(ErrorCode::Malformed, text)
 }
 

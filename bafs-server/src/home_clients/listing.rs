@@ -73,7 +73,7 @@ pub(super) fn make_page(
             if above.kind != SourceKind::Directory {
                 return Err(not_a_tree_error(
                     &above.path,
-                    "is a file with others below it",
+                    "is a file, but other files are below it",
                 ));
             }
         }
@@ -81,7 +81,7 @@ pub(super) fn make_page(
         if tree.len() > MANIFEST_ENTRIES_MAX {
             return Err(not_a_tree_error(
                 "",
-                "has more files than a volume can show",
+                "has more files than a volume may have",
             ));
         }
     }
@@ -119,12 +119,12 @@ pub(super) fn chunk_digests(data: &[u8], block_bytes: u32) -> Vec<Digest> {
 
 /// How a home says that a file is another one now.
 pub(super) fn changed_error(path: &str, why: &str) -> Error {
-    let text = format!("'{path}' is not the file that it was: {why}");
+    let text = format!("'{path}' changed: {why}");
     Error::new(ErrorCode::SourceChanged, text)
 }
 
 fn not_a_tree_error(path: &str, why: &str) -> Error {
-    let text = format!("the home cannot be shown as files: '{path}' {why}");
+    let text = format!("cannot map the home to files: '{path}' {why}");
     Error::new(ErrorCode::Malformed, text)
 }
 

@@ -153,7 +153,7 @@ trait HomeBackend: Send + Sync {
         _call: ReadSources,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        let text = "such a home gives its files one by one";
+        let text = "this kind of home transfers files one by one";
         Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
     }
 
@@ -484,8 +484,8 @@ impl HomeClients {
             }
             _ => {
                 let text = format!(
-                    "{address}: '{scheme}' is no kind of home; use bafs, file, ftp, http, https, \
-                     s3 or sftp"
+                    "{address}: unknown scheme '{scheme}'; use bafs, file, ftp, http, https, s3 or \
+                     sftp"
                 );
                 Err(Error::new(ErrorCode::Unsupported, text))
             }
@@ -504,7 +504,10 @@ impl HomeClients {
 
     fn access(&self, address: &str) -> Result<&Arc<AccessChecker>> {
         self.access.as_ref().ok_or_else(|| {
-            let text = format!("{address} is no home server; only those are reached from here");
+            let text = format!(
+                "{address} is not a home server; only home servers are supported \
+                                here"
+            );
             Error::new(ErrorCode::Unsupported, text)
         })
     }
@@ -550,7 +553,7 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
                 if error.is_transient()
                     && deadline.remaining() > Duration::from_millis(pause_ms) =>
             {
-                tracing::debug!(%error, "a home will be asked again");
+                tracing::debug!(%error, "retrying a request to a home");
             }
             result => return result,
         }
@@ -562,7 +565,7 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
 /// What a home says of which nobody can write.
 fn read_only_error(address: &str) -> Error {
     let text = format!(
-        "{address} takes no files: extract to a home that does (bafs, file, ftp, s3 or sftp)"
+        "{address} is read-only; extract to a home of another kind (bafs, file, ftp, s3 or sftp)"
     );
     Error::new(ErrorCode::Unsupported, text)
 }

@@ -35,7 +35,7 @@ const CONCURRENT_STATS_MAX: usize = 16;
 const MESSAGE_CHARACTERS_MAX: usize = 600;
 
 const ACCESS_REFUSED_TEXT: &str =
-    "permission refused; check the credentials in the node's homes.toml and the path";
+    "permission denied; check the path and the credentials in the node's homes.toml";
 
 /// A service with its name for messages.
 struct ObjectStore {
@@ -70,7 +70,7 @@ impl ObjectStore {
             Cow::Owned(bytes) => String::from_utf8(bytes),
         };
         key.map(Cow::Owned).map_err(|_| {
-            let text = format!("{} has only names in UTF-8, not '{path}'", self.address);
+            let text = format!("{} accepts only names in UTF-8, not '{path}'", self.address);
             Error::new(ErrorCode::BadPath, text)
         })
     }
@@ -78,7 +78,7 @@ impl ObjectStore {
     async fn read(&self, call: ReadSource) -> Result<(SourceData, Bytes)> {
         let path = &call.path;
         let fault = |error: opendal::Error| match error.kind() {
-            ErrorKind::NotFound => changed_error(path, "it is gone"),
+            ErrorKind::NotFound => changed_error(path, "it no longer exists"),
             ErrorKind::RangeNotSatisfied => changed_error(path, "it became shorter"),
             _ => self.store_error(path, &error),
         };
@@ -102,8 +102,8 @@ impl ObjectStore {
                 piece.for_each(|piece| data.extend_from_slice(&piece));
                 if data.len() as u64 > length {
                     let text = format!(
-                        "{} sends more of '{path}' than was asked for: it cannot serve ranges; \
-                         serve the files by another server",
+                        "{} sends more of '{path}' than requested, so it does not support ranges; \
+                         use another server",
                         self.address
                     );
                     return Err(Error::new(ErrorCode::Unsupported, text));
@@ -111,7 +111,7 @@ impl ObjectStore {
             }
         }
         if data.len() as u64 != length {
-            let text = format!("{} sent too little of '{path}'", self.address);
+            let text = format!("{} sent too few bytes of '{path}'", self.address);
             return Err(Error::new(ErrorCode::Unreachable, text));
         }
         let digests = chunk_digests(&data, call.block_bytes);
@@ -122,8 +122,8 @@ impl ObjectStore {
         let time = found.last_modified();
         if time.is_none() && found.etag().is_none() {
             let text = format!(
-                "{} tells neither ETag nor Last-Modified of '{path}', so that a change would not \
-                 be noticed; serve it by a server that does",
+                "{} sends neither ETag nor Last-Modified for '{path}', so BAFS cannot detect \
+                 changes; use a server that sends them",
                 self.address
             );
             return Err(Error::new(ErrorCode::Unsupported, text));
@@ -182,13 +182,13 @@ fn store_error(address: &str, path: &str, error: &opendal::Error) -> Error {
         ErrorKind::NotFound => (ErrorCode::NotFound, "there is no such file"),
         ErrorKind::PermissionDenied => (ErrorCode::RightMissing, ACCESS_REFUSED_TEXT),
         _ if is_login => (ErrorCode::RightMissing, ACCESS_REFUSED_TEXT),
-        ErrorKind::ConfigInvalid => (ErrorCode::Malformed, "the settings make no sense"),
-        ErrorKind::RateLimited => (ErrorCode::Busy, "it wants fewer requests"),
+        ErrorKind::ConfigInvalid => (ErrorCode::Malformed, "the settings are invalid"),
+        ErrorKind::RateLimited => (ErrorCode::Busy, "it limits the request rate"),
         ErrorKind::ConditionNotMatch | ErrorKind::Conflict => {
-            (ErrorCode::Conflict, "somebody else changed it")
+            (ErrorCode::Conflict, "another client changed it")
         }
-        _ if error.is_temporary() => (ErrorCode::Unreachable, "it does not answer as it should"),
-        _ => (ErrorCode::Unsupported, "it does not do that"),
+        _ if error.is_temporary() => (ErrorCode::Unreachable, "it sent an unexpected reply"),
+        _ => (ErrorCode::Unsupported, "it does not support the operation"),
     };
     Error::new(code, format!("{address}, '{path}': {why} ({said})"))
 }

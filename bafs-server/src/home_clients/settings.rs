@@ -59,7 +59,7 @@ impl HomeSettings {
         };
         let found = std::fs::metadata(path).map_err(|e| fail(ErrorCode::NotFound, &e))?;
         if found.permissions().mode() & 0o077 != 0 {
-            let why = "it may hold secrets, but others may read it; run `chmod 600` on it";
+            let why = "it may hold secrets, but other users can read it; run `chmod 600` on it";
             return Err(fail(ErrorCode::RightMissing, &why));
         }
         let text = std::fs::read_to_string(path).map_err(|e| fail(ErrorCode::NotFound, &e))?;
@@ -113,7 +113,7 @@ impl HomeSetting {
     fn check(&self) -> Result<(), String> {
         let bad = |why: &str| Err(format!("home '{}' {why}", self.url));
         let Some((scheme, rest)) = self.url.split_once("://") else {
-            return bad("is no URL; write it as s3://BUCKET or sftp://HOST");
+            return bad("is not a URL; write it as s3://BUCKET or sftp://HOST");
         };
         let rest = rest.trim_end_matches('/');
         let given = |field: &Option<String>| field.is_some();
@@ -127,7 +127,7 @@ impl HomeSetting {
             "s3" if !paired => bad("needs both access_key_id and secret_access_key, or neither"),
             "s3" if self.region.is_none() => bad("needs a region, for example \"us-east-1\""),
             "sftp" if given(&self.password) => {
-                bad("cannot log in with a password; give a key that needs none")
+                bad("cannot log in with a password; give a key without a passphrase")
             }
             "http" | "https" | "s3" | "ftp" | "sftp" => Ok(()),
             _ => bad("has an unknown scheme; use file, ftp, http, https, s3 or sftp"),
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn errors_name_the_mistake_but_no_secret() {
         for (text, expected) in [
-            ("[[home]]\nurl = \"results\"", "is no URL"),
+            ("[[home]]\nurl = \"results\"", "is not a URL"),
             ("[[home]]\nurl = \"gopher://h\"", "unknown scheme"),
             ("[[home]]\nurl = \"s3://b\"", "needs a region"),
             ("[[home]]\nurl = \"s3://b/p\"", "without a path"),

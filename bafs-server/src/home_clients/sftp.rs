@@ -116,7 +116,7 @@ impl PlainHost for SftpHost {
                 entries.push(entry(&name, found)?);
             }
             if entries.len() > MANIFEST_ENTRIES_MAX {
-                let text = "it has more files than a volume can show";
+                let text = "it has more files than a volume may have";
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
         }
@@ -130,7 +130,7 @@ impl PlainHost for SftpHost {
             .await
             .map_err(|error| {
                 if error.code == ErrorCode::NotFound {
-                    return changed_error(path, "it is gone");
+                    return changed_error(path, "it no longer exists");
                 }
                 error
             })?;
@@ -379,7 +379,7 @@ async fn verify_and_sync(
         hasher.update(&window);
     }
     if (at, hasher.digest()) != (put.size, digest) {
-        let text = "what arrived is damaged; it is sent again";
+        let text = "the transfer is damaged; sending again";
         return Err(Error::new(ErrorCode::DigestMismatch, text));
     }
     let mode = Some(put.mode);
@@ -473,7 +473,7 @@ async fn link_entry(
     let target = target.ok_or_else(|| {
         Error::new(
             ErrorCode::Malformed,
-            format!("the link '{name}' leads nowhere"),
+            format!("the link '{name}' has no target"),
         )
     })?;
     Ok(SourceEntry {

@@ -49,7 +49,7 @@ pub(crate) fn slow_homes(address: &str) -> (Arc<HomeClients>, Arc<SlowHome>) {
 }
 
 fn unsupported<'a, T: Send + 'a>() -> BoxFuture<'a, Result<T>> {
-    let error = Error::new(ErrorCode::Unsupported, "it only takes files");
+    let error = Error::new(ErrorCode::Unsupported, "it accepts only files");
     Box::pin(async move { Err(error) })
 }
 

@@ -123,8 +123,8 @@ pub async fn start(config: NodeConfig) -> Result<RunningServer> {
     let mut running = RunningServer::start(listener, node, figures)?;
     running.set_fatal_condition(gone, move || {
         let text = format!(
-            "store {}: somebody removed it while this node served it, so that its volumes are \
-             lost; start the node again",
+            "store {}: somebody removed it while this node served it: its volumes are lost; \
+             restart the node",
             store.display()
         );
         Error::new(ErrorCode::StoreLost, text)

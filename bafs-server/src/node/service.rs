@@ -61,7 +61,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         Request::ExtractFile(call) => volume(call.volume, Right::Manage),
         Request::RenewVolumes(call) => {
             if call.volumes.len() > RENEWED_VOLUMES_MAX {
-                let text = format!("{} volumes are too many at once", call.volumes.len());
+                let text = format!("{} volumes are too many for one call", call.volumes.len());
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
             let volumes = call.volumes.iter();
@@ -202,8 +202,8 @@ impl Node {
         match server.filter(|server| *server != own) {
             None => Ok(()),
             Some(meant) => {
-                tracing::info!(%own, %meant, "was asked for another store, which is gone");
-                let text = "it was started anew with an empty store";
+                tracing::info!(%own, %meant, "the requested store no longer exists");
+                let text = "the node restarted with an empty store";
                 Err(Error::new(ErrorCode::StoreLost, text))
             }
         }

@@ -91,7 +91,7 @@ async fn bucket_errors_explain_the_cause() {
     };
     let stage = HomesFixture::new(&settings(&server, "wrong")).await;
     let refused = stage.fill_volume(1, HOME, "").await;
-    let refused = check_error(refused, &["permission refused", "homes.toml"]);
+    let refused = check_error(refused, &["permission denied", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
     let unknown = stage.fill_volume(2, "s3://other", "").await;
     let unknown = check_error(unknown, &["no credentials for s3://other"]);
@@ -127,7 +127,7 @@ async fn anonymous_access_works_for_open_buckets_only() {
     let closed = s3(test, root.path(), LOGIN).expect("it is there");
     let stage = HomesFixture::new(&anonymous(closed.port)).await;
     let refused = stage.fill_volume(1, HOME, "in").await;
-    let refused = check_error(refused, &["permission refused", "homes.toml"]);
+    let refused = check_error(refused, &["permission denied", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
 }
 

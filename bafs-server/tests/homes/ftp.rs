@@ -50,7 +50,7 @@ async fn check_reads(stage: &HomesFixture, root: &Path, address: &str) {
     std::fs::remove_file(root.join("in/a dir/.small one")).expect("file");
     let gone = stage.read(3, "in/a dir/.small one").await;
     assert_eq!(
-        check_error(gone, &["is gone"]).code,
+        check_error(gone, &["no longer exists"]).code,
         ErrorCode::SourceChanged
     );
     let missing = stage.fill_volume(4, address, "nothing").await;

@@ -90,7 +90,7 @@ async fn an_ssh_host_supports_fills_caches_and_results() {
     std::fs::remove_file(root.join("in/sub/small")).expect("file");
     let gone = stage.read(2, "sub/small").await;
     assert_eq!(
-        check_error(gone, &["is gone"]).code,
+        check_error(gone, &["no longer exists"]).code,
         ErrorCode::SourceChanged
     );
 

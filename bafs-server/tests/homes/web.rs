@@ -57,7 +57,7 @@ async fn a_web_server_supports_fills_and_caches() {
     std::fs::remove_file(root.path().join("d/sub/small")).expect("file");
     let gone = stage.read(3, "sub/small").await;
     assert_eq!(
-        check_error(gone, &["is gone"]).code,
+        check_error(gone, &["no longer exists"]).code,
         ErrorCode::SourceChanged
     );
 }
@@ -80,18 +80,18 @@ async fn web_server_errors_explain_the_cause() {
     assert_eq!(missing.code, ErrorCode::NotFound);
     for (id, path) in [(2, "private/a"), (3, "closed/a")] {
         let refused = stage.fill_volume(id, &address, path).await;
-        let refused = check_error(refused, &[path, "permission refused", "homes.toml"]);
+        let refused = check_error(refused, &[path, "permission denied", "homes.toml"]);
         assert_eq!(refused.code, ErrorCode::RightMissing);
     }
     stage.volume_with(4, "a", b"a").await;
     let refused = stage.extract(1, (4, "a"), (&address, "d/a")).await;
-    let refused = check_error(refused, &["takes no files", "sftp"]);
+    let refused = check_error(refused, &["is read-only", "sftp"]);
     assert_eq!(refused.code, ErrorCode::Unsupported);
 
     let stage = HomesFixture::new(&login("wrong")).await;
     let refused = stage.fill_volume(1, &address, "private/a").await;
     assert_eq!(
-        check_error(refused, &["permission refused"]).code,
+        check_error(refused, &["permission denied"]).code,
         ErrorCode::RightMissing
     );
     let stage = HomesFixture::new(&login("hush")).await;
@@ -114,7 +114,7 @@ async fn a_bearer_token_is_used_but_never_disclosed() {
     for settings in [String::new(), token("opensaysme")] {
         let stage = HomesFixture::new(&settings).await;
         let refused = stage.fill_volume(1, &address, "bearer/a").await;
-        let refused = check_error(refused, &["bearer/a", "permission refused", "homes.toml"]);
+        let refused = check_error(refused, &["bearer/a", "permission denied", "homes.toml"]);
         assert_eq!(refused.code, ErrorCode::RightMissing);
         assert!(!refused.detail.contains("opensaysme"), "{refused}");
     }
@@ -170,6 +170,6 @@ async fn servers_without_etags_or_ranges_are_refused() {
     let address = format!("http://127.0.0.1:{}", careless_server("etag: \"x\"\r\n"));
     stage.cache(2, &address, "a").await.expect("cache");
     let whole = stage.read(2, "a").await;
-    let whole = check_error(whole, &["cannot serve ranges"]);
+    let whole = check_error(whole, &["does not support ranges"]);
     assert_eq!(whole.code, ErrorCode::Unsupported);
 }

@@ -21,31 +21,31 @@ pub(crate) struct PlanArgs {
     /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) canonical: Option<String>,
-    /// Nodes, storage and links to plan for, as TOML; what is free on the nodes of the catalog when
-    /// not given.
+    /// Nodes, storage and links to plan for, as TOML; defaults to the free resources of the
+    /// catalog's nodes.
     #[arg(long, value_name = "FILE")]
     pub(crate) environment: Option<PathBuf>,
-    /// Without --environment: directory that `bafs init` made.
+    /// Without --environment: directory that `bafs init` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
     /// Without --environment: address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
-    /// Rate of the link to home, such as 1MB/s; instead of the environment's if one is given.
+    /// Rate of the link to home, such as 1MB/s; overrides the environment's.
     #[arg(long, value_name = "RATE")]
     pub(crate) home_rate: Option<String>,
-    /// Rate of each node's link, such as 100MB/s; instead of the environment's if one is given.
+    /// Rate of each node's link, such as 100MB/s; overrides the environment's.
     #[arg(long, value_name = "RATE")]
     pub(crate) local_rate: Option<String>,
-    /// Without --environment: take rates that are not given from a run that is over, by its journal
-    /// (or the workflow beside it).
+    /// Without --environment: take missing rates from an ended run; its journal, or its workflow in
+    /// the same directory.
     #[arg(long, value_name = "RUN", conflicts_with = "environment")]
     pub(crate) rates_from: Option<PathBuf>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_variability,
         conflicts_with = "canonical", allow_negative_numbers = true)]
     pub(crate) variability: f64,
-    /// Choose by the model alone: simulate no candidates.
+    /// Choose by the analytic model alone, without simulation.
     #[arg(long, alias = "model")]
     pub(crate) model_only: bool,
 }
@@ -66,62 +66,63 @@ pub(crate) struct SimArgs {
     /// A workload of `width` equal pipelines of `depth` jobs instead of a workflow.
     #[arg(long, value_name = "KEY=VALUE,...", group = "workload")]
     pub(crate) canonical: Option<String>,
-    /// What each job of the workflow does, instead of what it declares: comma-separated values with
-    /// the columns job, compute, volume, read and written.
+    /// Measured behaviour of each job, which overrides its declaration: CSV with the columns job,
+    /// compute, volume, read and written.
     // `requires` alone lets pass what excludes the workflow.
     #[arg(long, value_name = "FILE", requires = "workflow", conflicts_with_all =
         ["canonical", "from_journal", "from_slurm", "from_csv"])]
     pub(crate) trace: Option<PathBuf>,
-    /// A run that is over, by its journal (or the workflow beside it): jobs read, compute and write
-    /// as they really did.
+    /// Ended run to simulate with its measured reads, run times and writes; its journal, or its
+    /// workflow in the same directory.
     #[arg(long, value_name = "RUN", group = "workload")]
     pub(crate) from_journal: Option<PathBuf>,
-    /// Past jobs of Slurm, as `sacct --parsable2` prints them.
+    /// Past jobs of Slurm: the output of `sacct --parsable2`.
     #[arg(long, value_name = "FILE", group = "workload")]
     pub(crate) from_slurm: Option<PathBuf>,
-    /// Past jobs of any system: comma-separated values with the columns job, runtime, cpus, after,
-    /// shared, shared-bytes, input and output.
+    /// Past jobs of any system: CSV with the columns job, runtime, cpus, after, shared,
+    /// shared-bytes, input and output.
     #[arg(long, value_name = "FILE", group = "workload")]
     pub(crate) from_csv: Option<PathBuf>,
-    /// How much of what jobs of one name read is the same data, which Slurm does not know.
+    /// Fraction of the input that jobs of one name have in common; Slurm does not record it.
     #[arg(long, alias = "shared", value_name = "SHARE", default_value_t = 0.0, value_parser = parse_fraction,
         requires = "from_slurm", conflicts_with_all =
         ["workflow", "canonical", "from_journal", "from_csv"], allow_negative_numbers = true)]
     pub(crate) shared_fraction: f64,
-    /// Nodes, storage and links to simulate, as TOML; those of the run when not given and it is
-    /// simulated again.
+    /// Nodes, storage and links to simulate, as TOML; with --from-journal, defaults to those of the
+    /// run.
     #[arg(long, value_name = "FILE")]
     pub(crate) environment: Option<PathBuf>,
-    /// So many nodes instead of the environment's.
+    /// Number of nodes; overrides the environment's.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..),
         allow_negative_numbers = true)]
     pub(crate) nodes: Option<u32>,
-    /// Rate of the link to home, such as 1MB/s, instead of the environment's.
+    /// Rate of the link to home, such as 1MB/s; overrides the environment's.
     #[arg(long, value_name = "RATE")]
     pub(crate) home_rate: Option<String>,
-    /// Rate of each node's link, such as 100MB/s, instead of the environment's.
+    /// Rate of each node's link, such as 100MB/s; overrides the environment's.
     #[arg(long, value_name = "RATE")]
     pub(crate) local_rate: Option<String>,
-    /// When to copy what jobs wrote to another node, in case theirs is lost.
+    /// When to copy scratch data to another node, in case a node fails.
     #[arg(long, value_enum, default_value = "never")]
     pub(crate) checkpoint: CheckpointTiming,
-    /// The strategy to follow, `need` for the scheduler without a plan, or `adaptive` for one that
-    /// chooses by itself and changes when another suits the rest better; what `bafs plan` chooses
-    /// when not given, and `need` for a run that is simulated again.
+    /// Strategy to simulate: a name, `need` (no strategy), or `adaptive` (the strategy selector
+    /// chooses, and changes the strategy during the run). Defaults to the choice of `bafs plan`;
+    /// with --from-journal, to `need`.
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
     pub(crate) strategy: Option<String>,
-    /// Simulate every strategy that is possible, and the scheduler without a plan.
+    /// Simulate every feasible strategy, and the scheduler without a strategy.
     #[arg(long)]
     pub(crate) all: bool,
-    /// Write pictures into this directory: processors and storage over time, a Gantt chart of each
-    /// run, the workflow as DOT; of a workload in a line also the planner's choice over sizes, and
-    /// how each strategy's time depends on each quantity (simulated; takes a while).
+    /// Write charts into this directory: processors and storage over time, a Gantt chart of each
+    /// run, and the workflow as DOT. For a linear workload, also simulate and plot the planner's
+    /// choice and each strategy's time over a range of sizes, which is slow.
     #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
-    /// Seed of everything random: the same seed gives the same simulated figures on every machine.
+    /// Random seed; the same seed gives the same results on every machine.
     #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
-    /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
+    /// Mean time between node failures in the whole cluster, such as 12h; overrides the
+    /// environment's.
     #[arg(long, alias = "failures", value_name = "MTBF")]
     pub(crate) mtbf: Option<String>,
     /// Standard deviation of the workflow's run times, as a share of their mean.

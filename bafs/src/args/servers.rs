@@ -7,10 +7,10 @@ use clap::Args;
 /// What all servers share.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServerArgs {
-    /// Directory that `bafs init` made.
+    /// Directory that `bafs init` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: PathBuf,
-    /// Address to listen at, as others reach it; port 0 takes any.
+    /// Address to listen at, reachable by the other machines; port 0 takes any free port.
     #[arg(
         long,
         env = "BAFS_LISTEN",
@@ -18,11 +18,12 @@ pub(crate) struct ServerArgs {
         default_value = "127.0.0.1:0"
     )]
     pub(crate) listen: String,
-    /// Publish figures for Prometheus at this address, to everybody who reaches it; port 0 takes
-    /// any.
+    /// Publish metrics for Prometheus at this address, without authentication; port 0 takes any
+    /// free port.
     #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
-    /// Memory for requests under way, over all connections; more are refused and come again.
+    /// Memory for active requests, over all connections. The server rejects requests over the
+    /// limit, and clients retry them.
     #[arg(
         long,
         env = "BAFS_SERVER_MEMORY",
@@ -30,7 +31,7 @@ pub(crate) struct ServerArgs {
         default_value = "512MiB"
     )]
     pub(crate) memory: String,
-    /// End when standard input ends: the server goes with the program that started it.
+    /// End when standard input closes, and thus with the parent process.
     #[arg(long)]
     pub(crate) until_stdin_closes: bool,
 }
@@ -52,7 +53,7 @@ pub(crate) struct HomeArgs {
     /// Address of the catalog to advertise to.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
-    /// Most bytes per second over this server's link, both directions together.
+    /// Maximum rate of this server's link, both directions together, such as 1MB/s.
     #[arg(long, alias = "limit", value_name = "RATE")]
     pub(crate) rate_limit: Option<String>,
 }
@@ -81,28 +82,28 @@ pub(crate) struct NodeArgs {
     /// Files to offer for volumes.
     #[arg(long, default_value_t = 1_000_000)]
     pub(crate) files: u64,
-    /// Name for people; the host name when not given.
+    /// Name of the node; defaults to the host name.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Nodes of one group share cooperative caches; those of one subnet (/24, for IPv6 /64) when
-    /// not given.
+    /// Group of nodes that share cooperative caches; defaults to the subnet (/24, for IPv6 /64).
     #[arg(long, value_name = "NAME")]
     pub(crate) group: Option<String>,
-    /// Memory of each agent for the data that pass through it; 256 MiB when not given.
+    /// Memory of each agent for data in transit; defaults to 256 MiB.
     #[arg(long, env = "BAFS_AGENT_MEMORY", value_name = "SIZE")]
     pub(crate) agent_memory: Option<String>,
-    /// Disk of each slot for the /tmp and /var/tmp of its job; when not given, half of what the
-    /// disk has left beside --size, divided by the slots.
+    /// Disk space of each slot for /tmp and /var/tmp; defaults to half of the disk space beyond
+    /// --size, divided by the slots.
     #[arg(long, env = "BAFS_TMP", value_name = "SIZE")]
     pub(crate) tmp: Option<String>,
-    /// Memory of each slot for the /dev/shm of its job; when not given, half of the machine's,
-    /// divided by the slots.
+    /// Memory of each slot for /dev/shm; defaults to half of the machine's memory, divided by the
+    /// slots.
     #[arg(long, env = "BAFS_SHARED_MEMORY", value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
-    /// Jobs to run at once; the number of processors when not given, 0 for storage only.
+    /// Jobs to run at once; defaults to the number of processors; 0 makes a storage-only node.
     #[arg(long)]
     pub(crate) slots: Option<u32>,
-    /// What homes of other kinds ask for: credentials, permitted directories. Mode 0600.
+    /// File with credentials and permitted directories for homes other than BAFS home servers;
+    /// needs mode 0600.
     #[arg(long, env = "BAFS_HOMES", value_name = "FILE")]
     pub(crate) homes: Option<PathBuf>,
     /// Address of the catalog to advertise to.

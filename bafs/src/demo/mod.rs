@@ -70,7 +70,7 @@ pub(crate) async fn run_demo(args: DemoArgs, output: Printer) -> Result<ExitCode
     let args = apply_small(args);
     ensure!(
         args.nodes > 0 && args.pipelines > 0,
-        "a demo needs a node and a pipeline"
+        "a demo needs at least one node and one pipeline"
     );
     tokio::task::block_in_place(run::check_machine)?;
     let interrupted = wait_for_stop_signal();

@@ -101,7 +101,7 @@ fn respond_to_request(request: &Request<Incoming>, page: &PageRenderer) -> Respo
         response
     };
     if request.uri().path() != "/metrics" {
-        return plain(StatusCode::NOT_FOUND, "the figures are at /metrics\n");
+        return plain(StatusCode::NOT_FOUND, "the metrics are at /metrics\n");
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD only\n");

@@ -33,12 +33,12 @@ fn metric_help(name: &str) -> &'static str {
 /// When the address cannot be listened at.
 pub(crate) fn start_endpoint(address: &str, read: ReadMetrics) -> Result<SocketAddr> {
     let what =
-        || format!("--metrics {address}: cannot listen there; it is HOST:PORT of this machine");
+        || format!("--metrics {address}: cannot listen there; give HOST:PORT of this machine");
     let places: Vec<SocketAddr> = address.to_socket_addrs().with_context(what)?.collect();
     let listener = TcpListener::bind(&*places).with_context(what)?;
     let bound = listener.local_addr()?;
     if !bound.ip().is_loopback() {
-        tracing::warn!(%bound, "whoever reaches this address can read the metrics");
+        tracing::warn!(%bound, "everybody who reaches this address can read the metrics");
     }
     http::serve_page(
         listener,

@@ -84,7 +84,7 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
         }
         Some(Outcome::Cancelled) => warnings.push("the user cancelled the run".to_owned()),
         Some(Outcome::Complete) => {}
-        None => warnings.push("the journal ends before the run does".to_owned()),
+        None => warnings.push("the run has not ended".to_owned()),
     }
     warnings.extend(timeline.warnings.iter().cloned());
     for node in &timeline.nodes {
@@ -96,7 +96,7 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
     let lost = timeline.volumes.iter().filter(|volume| volume.is_lost);
     let lost = lost.count();
     if lost > 0 {
-        warnings.push(format!("{lost} volumes were lost or could not be made"));
+        warnings.push(format!("{lost} volumes were lost or not created"));
     }
     warnings
 }

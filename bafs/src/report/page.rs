@@ -45,8 +45,8 @@ pub(super) fn render_page(report: &ReportData) -> Result<String> {
     ] {
         write!(html, "<p>{picture}</p>")?;
     }
-    html += "<p class=\"small\">A journal knows when files came home and which pages jobs read \
-             from caches; the bytes that caches fetched are counted by the home server.</p>";
+    html += "<p class=\"small\">A journal records the arrival of files at home and the pages that \
+             jobs read from caches. The home server counts the bytes that caches fetch.</p>";
     write_ledger(&mut html, report)?;
     write_failures(&mut html, report)?;
     write_copies(&mut html, report)?;
@@ -100,8 +100,9 @@ fn write_ledger(html: &mut String, report: &ReportData) -> Result<()> {
     *html += "<h2>Ledger: where the time went</h2>";
     write!(
         html,
-        "<p>{} % of the time of all slots was computing that was kept. All times in seconds; the \
-         columns sum to the time from the run's begin to the job's results at home.</p>",
+        "<p>{} % of the time of all slots was useful computing. Times are in seconds; the columns \
+         sum to the time from the start of the run to the arrival of the job's results at \
+         home.</p>",
         goodput.goodput_permille as f64 / 10.0
     )?;
     *html += "<table><tr><th>job</th>";
@@ -158,9 +159,7 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
     for execution in lost.iter().take(ROWS_MAX) {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
         let how = match execution.outcome {
-            bafs_sched::timeline::ExecutionOutcome::RolledBack => {
-                "done, but what it wrote was lost"
-            }
+            bafs_sched::timeline::ExecutionOutcome::RolledBack => "done, but its output was lost",
             _ => &execution.end_description,
         };
         write_row(
@@ -192,7 +191,7 @@ fn write_copies(html: &mut String, report: &ReportData) -> Result<()> {
         "benefit, s",
         "takes, s",
         "jobs wait, s",
-        "space keeps waiting, s",
+        "delay by space, s",
         "decision",
     ];
     write_header(html, &titles)?;

@@ -20,7 +20,7 @@ const ADVICE_REPLACEMENTS: [(&str, &str); 3] = [
     ),
     (
         INODES_EXHAUSTED_HINT,
-        "remove files from it, or name a directory of another disk in TMPDIR",
+        "remove files from it, or set TMPDIR to a directory on another disk",
     ),
     (RERUN_HINT, "run it again"),
 ];
@@ -95,8 +95,8 @@ pub(super) fn choose_logs_directory(
     };
     if let Some(volume) = workflow.volumes.iter().find(shown) {
         eprintln!(
-            "warning: what jobs print is not kept: {} would be inside what volume '{}' shows; name \
-             a place elsewhere with --journal",
+            "warning: job output is not kept: {} would be inside the source of volume '{}'; name a \
+             journal elsewhere with --journal",
             directory.display(),
             volume.name
         );
@@ -114,8 +114,8 @@ pub(super) fn describe_kept_results(places: &BTreeSet<PathBuf>, directory: &Path
         more => format!(", and {more} more beside them"),
     };
     format!(
-        "the throw-away cluster ends, but results that could not be sent are still in its files, \
-         in {}{more}; remove {} when you have them",
+        "the temporary cluster ends, but unsent results remain in its files, in {}{more}; copy \
+         them, then remove {}",
         shown.join(", "),
         directory.display()
     )
@@ -138,7 +138,7 @@ fn rewrite_message(text: &str, kept: Option<&Path>) -> String {
         let place = kept.map(|kept| volume_path(kept, node, volume));
         return match place.filter(|place| place.is_dir()) {
             Some(place) => format!("{what}it is in {}", place.display()),
-            None => format!("{what}it is lost with the throw-away cluster"),
+            None => format!("{what}it is lost with the temporary cluster"),
         };
     }
     let here = |text: String, (there, here): (&str, &str)| text.replace(there, here);
@@ -172,8 +172,8 @@ pub(super) fn oversubscription_message(
     let all = u128::from(disk_bytes);
     (offered > all).then(|| {
         format!(
-            "the nodes offer {} together, but the disk of {} has {} in all, and jobs will meet \
-             its end: give a smaller --node-size, or name a directory of a larger disk in TMPDIR",
+            "the nodes together offer {}, but the disk of {} has only {} in all: jobs may find it \
+             full; give a smaller --node-size, or set TMPDIR to a directory on a larger disk",
             format_bytes(offered),
             place.display(),
             format_bytes(all)
@@ -201,9 +201,9 @@ mod tests {
 
     /// The beginning of what is told of a result, and the whole.
     fn result_message(volume: &str) -> (&'static str, String) {
-        let before = "file 'out' of volume 'w' could not be sent to bafs://home/out: no; ";
-        let stays = "it stays on node n2 for 7 days after the run; mend the cause, then: bafs \
-                     volume extract";
+        let before = "file 'out' of volume 'w' failed to reach bafs://home/out: no; ";
+        let stays = "it stays on node n2 for 7 days after the run; correct the cause, then run: \
+                     bafs volume extract";
         (
             before,
             format!("{before}{stays} {volume} out bafs://home/out"),
@@ -227,7 +227,7 @@ mod tests {
         let lost = rewrite_message(&told, None);
         assert_eq!(
             lost,
-            format!("{before}it is lost with the throw-away cluster")
+            format!("{before}it is lost with the temporary cluster")
         );
         // Its node lost the volume at the end.
         let gone = rewrite_message(&result_message("0af4").1, Some(directory.path()));

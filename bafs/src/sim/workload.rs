@@ -173,14 +173,14 @@ impl Workload {
         let environment = match (&args.environment, &self.site) {
             (Some(path), _) => plan::read_environment(path)?,
             (None, Some(site)) => site_environment(site, home, local)?,
-            (None, None) => bail!("give --environment: nodes, storage and links are not known"),
+            (None, None) => bail!("nodes, storage and links are unknown; give --environment"),
         };
         let mut environment = environment.with_rates(home, local);
         if let Some(count) = args.nodes {
             let [kind] = &mut environment.nodes[..] else {
                 bail!(
-                    "--nodes {count}: there are {} kinds of node; say how many of each in a file \
-                     for --environment",
+                    "--nodes {count}: the environment has {} kinds of node; give the number of \
+                     each in the --environment file",
                     environment.nodes.len()
                 );
             };
@@ -228,7 +228,7 @@ impl Workload {
 /// The machines of a run, as far as its journal tells.
 fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environment> {
     let unknown = |name: &str, what: &str| {
-        anyhow!("the journal tells no rate of {what}: too little crossed it; give --{name}")
+        anyhow!("the journal shows no rate of {what}: too few data crossed it; give --{name}")
     };
     let home = home.or(site.home_bytes_per_s);
     let local = local.or(site.local_bytes_per_s);
@@ -298,9 +298,9 @@ fn variability(measured: &MeasuredLoad) -> f64 {
 
 fn parse_mtbf(text: &str) -> Result<u64> {
     match parse_duration_with_unit(text) {
-        Ok(0) => bail!("--mtbf is zero: nothing would ever be done"),
+        Ok(0) => bail!("--mtbf is zero; give a duration such as 12h"),
         Ok(seconds) => Ok(seconds),
-        Err(error) => bail!("--mtbf cannot be read: {error}"),
+        Err(error) => bail!("--mtbf is invalid: {error}"),
     }
 }
 
@@ -322,7 +322,7 @@ mod tests {
                 .contains("is zero")
         );
         let error = parse_mtbf("often").unwrap_err().to_string();
-        assert!(error.contains("cannot be read"), "{error}");
+        assert!(error.contains("is invalid"), "{error}");
     }
 
     #[test]

@@ -37,7 +37,10 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
         id: home_id,
     } = client.resolve_source(&args.target).await?
     else {
-        bail!("'{}' is no place at a home", args.target);
+        bail!(
+            "'{}' is not a URL of a home; write bafs://HOST/PATH",
+            args.target
+        );
     };
     let resource = Resource::Home(target.clone());
     let mut call = ExtractFile {
@@ -62,10 +65,10 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
             give_up = None;
         }
         let until = *give_up.get_or_insert_with(|| Deadline::after_ms(HOME_TIMEOUT_MS));
-        eprintln!("{}; looking for the home again", away.detail);
+        eprintln!("{}; searching for the home again", away.detail);
         call.home_address = loop {
             if until.remaining().is_zero() {
-                let advice = "start the home again (`bafs servers` shows who lives), then repeat \
+                let advice = "start the home again (`bafs servers` lists live homes), then repeat \
                               this command";
                 return Err(anyhow::Error::new(away).context(advice));
             }

@@ -48,7 +48,7 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
             let volume = share.volume;
             let shown = client.call(&share.node.address, GetCache { volume });
             share.warming = shown.await?.warming.ok_or_else(|| {
-                let text = "its node was started again meanwhile; warm it again";
+                let text = "its node restarted meanwhile; warm it again";
                 Error::new(ErrorCode::WrongState, text)
             });
         }
@@ -102,7 +102,7 @@ fn check_completion(shares: &[VolumeWarming], waited: bool) -> Result<()> {
             .filter_map(|share| share.warming.as_ref().err())
     };
     if let Some(error) = faults().find(|error| !is_apart(error)) {
-        bail!("not every share is warmed: {error}");
+        bail!("some shares are not warmed: {error}");
     }
     if let Some(error) = faults().next().filter(|_| faults().count() == shares.len()) {
         bail!("nothing is warmed: {error}");
@@ -112,9 +112,9 @@ fn check_completion(shares: &[VolumeWarming], waited: bool) -> Result<()> {
     }
     for share in shares {
         match share.warming.as_ref().map(|warming| &warming.state) {
-            Ok(WarmingState::Failed(error)) => bail!("not everything was fetched: {error}"),
+            Ok(WarmingState::Failed(error)) => bail!("some blocks were not fetched: {error}"),
             Ok(WarmingState::Full) => bail!(
-                "not everything found room on {}; make the volume larger, or warm less (--path)",
+                "some blocks do not fit on {}; make the volume larger, or warm less (--path)",
                 share.node.name
             ),
             Ok(WarmingState::Running | WarmingState::Done) | Err(_) => {}
@@ -135,7 +135,7 @@ impl VolumeWarming {
         match &self.warming {
             Ok(_) if unpinned => format!("{name}: unpinned"),
             Ok(warming) => format!("{name}: {}", format_warming(warming)),
-            Err(error) => format!("{name}: nothing is warmed in {}: {error}", self.volume),
+            Err(error) => format!("{name}: cannot warm {}: {error}", self.volume),
         }
     }
 
@@ -157,7 +157,7 @@ async fn find_warming_targets(
 ) -> Result<Vec<(Advert, VolumeId)>> {
     let (volumes, silent) = client.list_volumes().await?;
     for node in silent {
-        eprintln!("warning: the share of a node is not warmed: {node}");
+        eprintln!("warning: cannot warm the share of a node: {node}");
     }
     let id = wanted.parse::<VolumeId>().ok();
     let is_named = |v: &VolumeStatus| {
@@ -167,10 +167,7 @@ async fn find_warming_targets(
     };
     let named: Vec<_> = volumes.iter().filter(|(_, v)| is_named(v)).collect();
     if let Some((_, v)) = named.iter().find(|(_, v)| cooperative_key(v).is_none()) {
-        bail!(
-            "{} is a scratch volume; only a cache is warmed",
-            v.spec.name
-        );
+        bail!("{} is a scratch volume; name a cache volume", v.spec.name);
     }
     let caches: Vec<_> = named
         .iter()
@@ -236,7 +233,7 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
     );
     let kept = count("cache_recovered_bytes");
     if kept > 0 {
-        let _ = write!(text, "; {kept} were here before");
+        let _ = write!(text, "; {kept} were in the cache before");
     }
     let passed = count("cache_bypassed_blocks");
     if passed > 0 {
@@ -318,9 +315,7 @@ fn format_warming(warming: &WarmingStatus) -> String {
     };
     let (present, wanted) = (warming.present_bytes, warming.total_bytes);
     let state = match &warming.state {
-        WarmingState::Full => {
-            "full: no more finds room in the volume, or on its node's disk".to_owned()
-        }
+        WarmingState::Full => "full: no space left in the volume or on its node's disk".to_owned(),
         WarmingState::Failed(error) => format!("failed: {error}"),
         other => state_name(other).to_owned(),
     };

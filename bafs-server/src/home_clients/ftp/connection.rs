@@ -64,7 +64,7 @@ impl FtpConnection {
         if !matches!(login.code, 202 | 230) {
             let said = login.refusal_error();
             let text = format!(
-                "the login of '{user}' is refused: check user and password in the node's \
+                "the server rejects the login of '{user}'; check user and password in the node's \
                  homes.toml ({})",
                 said.detail
             );
@@ -97,7 +97,7 @@ impl FtpConnection {
     /// `BadPath` for a name that would be two commands; `Unreachable`.
     pub(super) async fn send_command(&mut self, command: &str, argument: &str) -> Result<FtpReply> {
         if argument.contains(['\r', '\n', '\0']) {
-            let text = "a name with a line break cannot be said in FTP";
+            let text = "FTP cannot transfer a name with a line break";
             return Err(Error::new(ErrorCode::BadPath, text));
         }
         let space = if argument.is_empty() { "" } else { " " };
@@ -212,7 +212,7 @@ impl FtpConnection {
             }
         };
         let port = port
-            .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("it tells no port: {text}")))?;
+            .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("it sends no port: {text}")))?;
         let place = SocketAddr::new(self.peer.ip(), port);
         let data = with_silence_timeout(TcpStream::connect(place)).await?;
         if offset > 0 {
@@ -236,7 +236,7 @@ impl FtpConnection {
             let mut limited = (&mut self.stream).take(LINE_BYTES_MAX);
             let read = with_silence_timeout(limited.read_until(b'\n', &mut line)).await?;
             if read == 0 || line.last() != Some(&b'\n') {
-                return Err(connection_error(&"it ended the connection"));
+                return Err(connection_error(&"it closed the connection"));
             }
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             let code = first.get_or_insert_with(|| line.chars().take(3).collect());
@@ -252,7 +252,10 @@ impl FtpConnection {
                 continue;
             }
             let code = code.parse().map_err(|_| {
-                Error::new(ErrorCode::Malformed, format!("it speaks no FTP: {line}"))
+                Error::new(
+                    ErrorCode::Malformed,
+                    format!("it does not speak FTP: {line}"),
+                )
             })?;
             return Ok(FtpReply { code, lines });
         }
@@ -275,7 +278,7 @@ impl FtpReply {
             500..=504 => ErrorCode::Unsupported,
             _ => ErrorCode::ServerFault,
         };
-        Error::new(code, format!("it says {}: {said}", self.code))
+        Error::new(code, format!("it replies {}: {said}", self.code))
     }
 }
 
@@ -291,7 +294,7 @@ async fn with_silence_timeout<T>(step: impl Future<Output = std::io::Result<T>>)
     match tokio::time::timeout(SILENCE_TIMEOUT, step).await {
         Ok(done) => done.map_err(|e| connection_error(&e)),
         Err(_) => {
-            let text = format!("nothing was heard for {} s", SILENCE_TIMEOUT.as_secs());
+            let text = format!("it has not answered for {} s", SILENCE_TIMEOUT.as_secs());
             Err(connection_error(&text))
         }
     }

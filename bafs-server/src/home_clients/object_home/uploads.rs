@@ -168,10 +168,7 @@ impl BucketUploads {
             UploadState::Ended => Err(restarted_error(&put.path)),
             UploadState::Done(_) | UploadState::Open(_) => {
                 tokio::spawn(abort(state));
-                let text = format!(
-                    "what was sent of '{}' is damaged; it is sent again",
-                    put.path
-                );
+                let text = format!("the upload of '{}' is damaged; sending again", put.path);
                 Err(Error::new(ErrorCode::DigestMismatch, text))
             }
         };
@@ -291,7 +288,8 @@ async fn complete(
     let there = there.await?.content_length();
     if there != size {
         let text = format!(
-            "{} has {there} bytes at '{path}' after {size} were put: somebody else writes there",
+            "{} has {there} bytes at '{path}' after an upload of {size}: another client writes \
+             there",
             objects.address
         );
         return Err(Error::new(ErrorCode::Conflict, text));
@@ -319,6 +317,6 @@ async fn in_task<T: Send + 'static>(
 }
 
 fn restarted_error(path: &str) -> Error {
-    let text = format!("the upload of '{path}' was interrupted; it begins anew");
+    let text = format!("the upload of '{path}' was interrupted; restarting it");
     Error::new(ErrorCode::Conflict, text)
 }

@@ -203,13 +203,17 @@ impl SftpReply {
             Self::Status(PERMISSION_DENIED, _) => {
                 Error::new(ErrorCode::RightMissing, "permission refused")
             }
-            Self::Status(UNSUPPORTED, text) => {
-                Error::new(ErrorCode::Unsupported, format!("it cannot do that: {text}"))
-            }
+            Self::Status(UNSUPPORTED, text) => Error::new(
+                ErrorCode::Unsupported,
+                format!(
+                    "it does not support the operation: \
+                    {text}"
+                ),
+            ),
             Self::Status(code, text) => {
                 Error::new(ErrorCode::ServerFault, format!("{text} (status {code})"))
             }
-            _ => Error::new(ErrorCode::Malformed, "it answered something else"),
+            _ => Error::new(ErrorCode::Malformed, "it sent an unexpected reply"),
         }
     }
 }

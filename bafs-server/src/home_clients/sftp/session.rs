@@ -149,7 +149,7 @@ impl SftpSession {
                 if asked.shared.packets_received.load(Ordering::Relaxed) == before {
                     // Everybody's wait is over, and the next call opens another session.
                     asked.shared.waiters().take();
-                    let text = "the SFTP server does not answer; another session is opened";
+                    let text = "the SFTP server does not answer; opening another session";
                     return Err(Error::new(ErrorCode::Unreachable, text));
                 }
             }
@@ -278,7 +278,7 @@ fn connection_error(complaint: &Mutex<String>) -> Error {
     let complaint = complaint.lock().unwrap_or_else(PoisonError::into_inner);
     let said = complaint.split_whitespace().collect::<Vec<_>>().join(" ");
     let (code, hint) = if said.contains("Host key verification failed") {
-        let hint = "put the key of the host into known_hosts";
+        let hint = "add the key of the host to known_hosts";
         (ErrorCode::PeerRefused, hint)
     } else if said.contains("Permission denied") {
         let hint = "check user and key in the node's homes.toml";

@@ -218,7 +218,7 @@ pub(super) fn check_no_advice(text: &str, file: &str, result: &str) -> Result<()
     let advice = ended
         .output
         .lines()
-        .find(|line| line.contains("did nothing in volume"));
+        .find(|line| line.contains("did not use volume"));
     ensure!(advice.is_none(), "{}", advice.unwrap_or_default());
     Ok(())
 }
