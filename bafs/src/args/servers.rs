@@ -47,10 +47,10 @@ pub(crate) struct HomeArgs {
     /// Directory to export.
     #[arg(long, value_name = "DIR")]
     pub(crate) export: PathBuf,
-    /// Name in URLs: `bafs://NAME/path`.
+    /// Name of this home in URLs, `bafs://NAME/path`.
     #[arg(long, default_value = "home")]
     pub(crate) name: String,
-    /// Address of the catalog to advertise to.
+    /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
     /// Maximum rate of this server's link, both directions together, such as 1MB/s.
@@ -73,7 +73,7 @@ pub(crate) struct CatalogArgs {
 pub(crate) struct NodeArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Directory for volumes.
+    /// Directory for volumes, on a local disk.
     #[arg(long, value_name = "DIR")]
     pub(crate) store: PathBuf,
     /// Space to offer for volumes.
@@ -106,7 +106,7 @@ pub(crate) struct NodeArgs {
     /// needs mode 0600.
     #[arg(long, env = "BAFS_HOMES", value_name = "FILE")]
     pub(crate) homes: Option<PathBuf>,
-    /// Address of the catalog to advertise to.
+    /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
 }
