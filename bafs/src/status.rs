@@ -182,7 +182,7 @@ fn format_status(status: &RunStatus) -> Result<String> {
     for (stage, (done, all)) in status.levels.iter().enumerate().take(ROWS_SHOWN_MAX) {
         writeln!(
             text,
-            "stage {stage:<2} {} {done}/{all}",
+            "level {stage:<2} {} {done}/{all}",
             format_bar(*done, *all)
         )?;
     }
