@@ -101,7 +101,7 @@ pub fn agent_main(
     if let Some(prefix) = output_prefix
         && let Err(error) = end.output.write(prefix)
     {
-        tracing::warn!(%error, "what the job printed is not kept");
+        tracing::warn!(%error, "the job's output is not kept");
     }
     let mut output = io::stdout().lock();
     let written = serde_json::to_writer(&mut output, &end.report)
@@ -303,7 +303,7 @@ fn restart_watchdog(watchdog: &mut MountWatchdog, mounted: &FuseMount) {
     if let Some(mount) = mounted.mount_id()
         && let Err(error) = watchdog.restart(mount)
     {
-        tracing::warn!(%error, "the keeper of the mount is gone, and no other starts");
+        tracing::warn!(%error, "the mount watchdog ended and does not restart");
     }
 }
 

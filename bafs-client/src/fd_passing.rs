@@ -236,7 +236,10 @@ impl Drop for PendingCallGuard<'_> {
 }
 
 fn connection_error(error: &std::io::Error) -> Error {
-    Error::new(ErrorCode::Unreachable, format!("the node's door: {error}"))
+    Error::new(
+        ErrorCode::Unreachable,
+        format!("the node's descriptor passing: {error}"),
+    )
 }
 
 fn ended_error() -> Error {
@@ -245,7 +248,7 @@ fn ended_error() -> Error {
 }
 
 fn timeout_error() -> Error {
-    let text = "the storage server on this machine does not answer at its door";
+    let text = "the storage server on this machine does not pass descriptors in time";
     Error::new(ErrorCode::DeadlineExceeded, text)
 }
 

@@ -119,7 +119,10 @@ impl WatchdogProcess {
                     thread::sleep(EXIT_POLL_INTERVAL)
                 }
                 Ok(None) => break,
-                Err(error) => return tracing::warn!(%error, "nobody knows how the keeper ended"),
+                Err(error) => {
+                    return tracing::warn!(%error, "the exit status of the mount watchdog \
+                    is unknown");
+                }
             }
         }
         // It is stopped, and has nothing to keep any more.
@@ -244,8 +247,8 @@ fn leave_control_group() {
 
 fn print_loss(directory: &Path, silence_ms: u64) {
     let text = format!(
-        "bafs: the process that served {} gave no sign of life for {} s; it is killed, and the \
-         mount is gone\n",
+        "bafs: the process that serves {} sent no heartbeat for {} s; it is killed and unmounted; \
+         mount again\n",
         directory.display(),
         silence_ms / 1000
     );

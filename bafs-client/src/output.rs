@@ -141,7 +141,7 @@ impl OutputFile {
         let file = File::from(openat2(volume, &self.path, flags, Mode::empty(), within)?);
         match file.metadata()?.is_file() {
             true => Ok(file),
-            false => Err(io::Error::other("it is no regular file any more")),
+            false => Err(io::Error::other("it is no longer a regular file")),
         }
     }
 
@@ -152,9 +152,9 @@ impl OutputFile {
             Ok(Ok(Ok(read))) => return Some(read),
             Ok(Ok(Err(error))) => error.to_string(),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("it was not there within {} s", FILE_READ_TIMEOUT.as_secs()),
+            Err(_) => format!("it did not appear within {} s", FILE_READ_TIMEOUT.as_secs()),
         };
-        tracing::warn!(path, why, "what the job printed into a file cannot be read");
+        tracing::warn!(path, why, "cannot read an output file of the job");
         None
     }
 }

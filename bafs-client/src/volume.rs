@@ -439,15 +439,15 @@ impl Volume {
                     _ => ErrorCode::ServerFault,
                 };
                 let what = match volume.mode.has_write_back {
-                    true => "what the program wrote, and the kernel had collected,",
-                    false => "what the program wrote to mapped memory",
+                    true => "data that the program wrote to the kernel's cache",
+                    false => "data that the program wrote to mapped memory",
                 };
                 // The kernel may have a thousand pieces more that fail in the same way.
                 if !volume
                     .has_failed_background_write
                     .swap(true, Ordering::Relaxed)
                 {
-                    let text = format!("{what} is not kept: {errno:?}");
+                    let text = format!("{what} are lost: {errno:?}");
                     volume.health.report_data_loss(Error::new(code, text));
                 }
             } else {

@@ -341,7 +341,14 @@ async fn an_unlinked_open_file_is_lost_after_restart() {
         length: 1,
     };
     assert_eq!(world.run(op).await, Err(Errno(libc::EIO)));
-    assert!(world.loss().await.error.detail.contains("no name"));
+    assert!(
+        world
+            .loss()
+            .await
+            .error
+            .detail
+            .contains("no longer has a name")
+    );
 }
 
 #[tokio::test]
@@ -378,7 +385,7 @@ async fn an_unprovable_operation_ends_the_volume() {
     let loss = world.loss().await;
     assert_eq!(loss.error.code, ErrorCode::SessionUnknown);
     assert!(
-        loss.error.detail.contains("cannot be told"),
+        loss.error.detail.contains("it is unknown whether"),
         "{}",
         loss.error
     );

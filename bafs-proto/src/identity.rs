@@ -273,7 +273,7 @@ fn check_owner(directory: &Path) -> std::io::Result<()> {
         let is_open = found.mode() & 0o002 != 0 && !is_sticky;
         if is_open || ![own, 0].contains(&found.uid()) {
             let text = format!(
-                "other users may write to {} or own it; choose a directory that is not there yet",
+                "other users may write to {} or own it; name a new directory",
                 place.display()
             );
             return Err(std::io::Error::new(
@@ -309,16 +309,16 @@ fn missing_identity_error(error: Error, directory: &Path, role: Role) -> Error {
     let above = directory.parent().unwrap_or(directory);
     let what_to_do = if above.join(CA).is_file() {
         format!(
-            "{} is of one role: give the directory above it",
+            "{} belongs to one role; give its parent directory",
             above.display()
         )
     } else if !above.is_dir() {
-        "there is no such directory: give the one that `bafs init` made".to_owned()
+        "the directory does not exist; give the one that `bafs init` created".to_owned()
     } else {
         match role {
             // It may do everything, and is not for machines of others.
             Role::Scheduler => "this command needs `scheduler`, which only the cluster's owner \
-                                has: run it there, or ask for a `bafs grant`"
+                                has; run it there, or ask the owner for a `bafs grant`"
                 .to_owned(),
             Role::Server | Role::Agent => {
                 "copy this directory from where `bafs init` was run".to_owned()
@@ -390,15 +390,18 @@ mod tests {
         };
         let agent = cluster.path().join("agent");
         let said = refusal(&cluster.path().join("scheduler"), Role::Scheduler);
-        assert!(said.contains("or ask for a `bafs grant`"), "{said}");
+        assert!(
+            said.contains("or ask the owner for a `bafs grant`"),
+            "{said}"
+        );
         let said = refusal(&agent, Role::Agent);
         assert!(said.contains("copy this directory"), "{said}");
         let authority = Authority::generate().expect("keys");
         let identity = authority.issue(Role::Agent, Token::none());
         identity.expect("keys").save(&agent).expect("files");
         let said = refusal(&agent.join("scheduler"), Role::Scheduler);
-        assert!(said.contains("give the directory above it"), "{said}");
+        assert!(said.contains("give its parent directory"), "{said}");
         let said = refusal(&cluster.path().join("typo/agent"), Role::Agent);
-        assert!(said.contains("no such directory"), "{said}");
+        assert!(said.contains("the directory does not exist"), "{said}");
     }
 }

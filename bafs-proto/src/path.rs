@@ -131,8 +131,8 @@ pub fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "'{}' is no name: take 1 to {NAME_BYTES_MAX} bytes without '/', control, bidirectional and \
-         invisible characters, and neither '.' nor '..'",
+        "'{}' is not a name; use 1 to {NAME_BYTES_MAX} bytes without '/', control, bidirectional \
+         and invisible characters, and neither '.' nor '..'",
         name.escape_debug()
     );
     Err(Error::new(ErrorCode::BadPath, text))

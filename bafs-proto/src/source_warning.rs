@@ -42,15 +42,15 @@ impl WarningReason {
     fn explanation(self) -> &'static str {
         match self {
             Self::UnreadableDirectory => {
-                "the home may not read it: the directory is shown, and opening it fails (EACCES)"
+                "the home may not read it: the volume lists the directory, but opening it fails \
+                 (EACCES)"
             }
             Self::UnreadableFile => {
-                "the home may not read it: the file is there without its content, and opening it \
-                 fails (EACCES)"
+                "the home may not read it: the volume lists the file, but opening it fails (EACCES)"
             }
-            Self::SpecialFile => "it is a FIFO, socket or device without content, and left out",
-            Self::PathTooLong => "its path is longer than 4095 bytes, and it is left out",
-            Self::Unreachable => "the home cannot look at it (a broken link?), and it is left out",
+            Self::SpecialFile => "it is a FIFO, socket or device; the volume omits it",
+            Self::PathTooLong => "its path is longer than 4095 bytes; the volume omits it",
+            Self::Unreachable => "the home cannot inspect it (a broken link?); the volume omits it",
         }
     }
 }

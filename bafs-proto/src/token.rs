@@ -281,8 +281,8 @@ impl Verifier {
         let parsed = self.parse(token)?;
         if parsed.block_count() >= TOKEN_BLOCKS_MAX {
             let text = format!(
-                "the token was narrowed {} times, which is the most; grant from the identity that \
-                 it came from",
+                "the token was restricted {} times, which is the maximum; grant from its original \
+                 identity",
                 TOKEN_BLOCKS_MAX - 1
             );
             return Err(Error::new(ErrorCode::TokenInvalid, text));
@@ -293,7 +293,7 @@ impl Verifier {
             .and_then(|token| token.to_vec())
             .map_err(malformed)?;
         if bytes.len() > TOKEN_BYTES_MAX {
-            let text = "a token cannot name so much at once; make several";
+            let text = "a token cannot name so many resources; create several tokens";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
         Ok(Token(bytes))
@@ -353,7 +353,7 @@ impl Verifier {
     fn parse(&self, token: &Token) -> Result<Biscuit> {
         let invalid = |why: String| Error::new(ErrorCode::TokenInvalid, why);
         if token.0.is_empty() {
-            return Err(invalid("a token is needed and none was given".to_owned()));
+            return Err(invalid("the call needs a token, but has none".to_owned()));
         }
         if token.0.len() > TOKEN_BYTES_MAX {
             return Err(invalid("the token is too large".to_owned()));
@@ -443,7 +443,7 @@ impl OpenToken {
 }
 
 /// Why a token is refused that has more than [`Signer`] and [`Verifier`] write.
-const FOREIGN_CHECK_MESSAGE: &str = "the token was narrowed by what is no program of BAFS";
+const FOREIGN_CHECK_MESSAGE: &str = "another program than BAFS restricted the token";
 
 /// What a check may ask for: there is one of each, so that a check has one combination to look at.
 const REQUEST_FACTS: [&str; 4] = ["resource", "operation", "time", "server"];

@@ -313,7 +313,10 @@ fn run_fails_when_dependent_pipelines_cannot_coexist() {
         panic!("{outcome:?}");
     };
     assert!(messages[0].contains("cannot start"), "{messages:?}");
-    assert!(messages[0].contains("'p1', 'q1' made way"), "{messages:?}");
+    assert!(
+        messages[0].contains("preemption of the pipelines of 'p1', 'q1'"),
+        "{messages:?}"
+    );
     let executions = world.scheduler.progress().executions;
     assert!(executions <= 6, "{executions} executions, all in vain");
 }
@@ -432,7 +435,7 @@ fn impossible_gathering_job_is_rejected_at_once() {
 #[test]
 fn gathering_job_without_room_on_nodes_is_rejected() {
     let told = failure_reason(&gathering_workflow(20, "60 MB files 5"), &[100; 15]);
-    for part in ["'sum'", "20 of them need 60.0 MB", "room for 15"] {
+    for part in ["'sum'", "20 of them need 60.0 MB", "space for 15"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
     let (_, outcome) = run_workflow(
@@ -449,7 +452,7 @@ fn cache_partition_counts_beside_a_jobs_own_volumes() {
         + "volume data cache bafs://home/data 60 MB files 5\n\
          volume v scratch 99900 KB files 5\nmount v a /v\nmount data a /in\n";
     let told = failure_reason(&text, &[100, 100]);
-    for part in ["'a'", "on its own node", "100.1 MB", "100.0 MB"] {
+    for part in ["'a'", "are on its node", "100.1 MB", "100.0 MB"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
 }

@@ -115,5 +115,5 @@ fn job_too_wide_for_every_node_is_refused() {
     );
     assert_eq!(plan.choice, None);
     let refusal = plan.refusal.expect("no choice has a reason");
-    assert!(refusal.contains("asks for 8 CPUs"), "{refusal}");
+    assert!(refusal.contains("needs 8 CPUs"), "{refusal}");
 }

@@ -140,8 +140,8 @@ fn refusal_error(refusal: AdvertRefusal) -> Error {
     match refusal {
         AdvertRefusal::Full => {
             let text = format!(
-                "the catalog takes no more: at most {ADVERTS_MAX} servers, and with their caches \
-                 no more than one reply can name"
+                "the catalog is full: it lists at most {ADVERTS_MAX} servers, and no more caches \
+                 than fit into one reply"
             );
             Error::new(ErrorCode::Busy, text)
         }
@@ -152,16 +152,15 @@ fn refusal_error(refusal: AdvertRefusal) -> Error {
         }
         AdvertRefusal::NameInUse { address } => {
             let text = format!(
-                "the home at {address} has this name already: it is not in the catalog, and no \
-                 URL means it; give it another one (`--name`)"
+                "the home at {address} already has this name, so the catalog rejects this home; \
+                 give it another name (`--name`)"
             );
             Error::new(ErrorCode::Conflict, text)
         }
         AdvertRefusal::SameDirectory { name, address } => {
             let text = format!(
-                "the home '{name}' at {address} exports the same directory, or did a moment ago: \
-                 this one is not in the catalog, and no URL means it; stop one of them, or export \
-                 another directory"
+                "the home '{name}' at {address} exports the same directory, so the catalog rejects \
+                 this home; stop one of them, or export another directory"
             );
             Error::new(ErrorCode::Conflict, text)
         }

@@ -175,11 +175,10 @@ impl Executor {
     /// Starts a job; harmless to repeat, also after it has ended. Returns when the agent is about
     /// to be started: a failure to start it is a report like any other.
     ///
-    /// # Errors
-    /// `Conflict` when the execution is another job, `Unsupported` on a node without slots, `Busy`
-    /// when too many jobs run or the node is about to stop, `WrongState` when the node has begun it
-    /// before it restarted: its volumes may have changed; `ServerFault` when that it begins cannot
-    /// be noted.
+    /// # Errors `Conflict` when the execution is another job, `Unsupported` on a node without
+    /// slots, `Busy` when too many jobs run or the node is stopping, `WrongState` when the node has
+    /// begun it before it restarted: its volumes may have changed; `ServerFault` when that it
+    /// begins cannot be noted.
     pub fn start(self: &Arc<Self>, call: StartJob) -> Result<Done> {
         let id = call.execution;
         let (kill, killed) = watch::channel(false);
@@ -259,7 +258,7 @@ impl Executor {
     pub async fn watch(&self, call: WatchJobs, deadline: Deadline) -> Result<JobReports> {
         if call.executions.len() > WATCHED_EXECUTIONS_MAX {
             let text = format!(
-                "{} executions are too many to ask for",
+                "{} executions are too many for one call",
                 call.executions.len()
             );
             return Err(Error::new(ErrorCode::Malformed, text));
@@ -296,11 +295,11 @@ impl Executor {
             tokio::task::spawn_blocking(move || agent_log::read_output(&logs, id, has_ended));
         let read = reading.await.map_err(std::io::Error::other);
         let read = read.and_then(|read| read).map_err(|error| {
-            let text = format!("what execution {id} printed: {error}");
+            let text = format!("the output of execution {id}: {error}");
             Error::new(ErrorCode::ServerFault, text)
         })?;
         let gone = || {
-            let text = format!("nothing is kept of what execution {id} printed");
+            let text = format!("the output of execution {id} is not kept");
             Error::new(ErrorCode::NotFound, text)
         };
         let (stdout, stderr) = read.ok_or_else(gone)?;
@@ -327,8 +326,7 @@ impl Executor {
         let slots = self.config.slots as usize;
         if state.started.is_from_earlier_incarnation(id) {
             let text = format!(
-                "the node began execution {id} before it restarted; what it left in its volumes is \
-                 not known"
+                "the node restarted during execution {id}; the state of its volumes is unknown"
             );
             return Err(Error::new(ErrorCode::WrongState, text));
         }
@@ -337,7 +335,7 @@ impl Executor {
             return Err(Error::new(ErrorCode::Unsupported, text));
         }
         if state.is_stopped {
-            return Err(Error::new(ErrorCode::Busy, "the node is about to stop"));
+            return Err(Error::new(ErrorCode::Busy, "the node is stopping"));
         }
         if state.running >= slots * JOBS_PER_SLOT {
             let text = format!(

@@ -127,7 +127,8 @@ impl HandoffServer {
             Ok(listener) => listener,
             Err(error) => {
                 let directory = self.directory.display();
-                tracing::warn!(%directory, %error, "no door; local agents use the network");
+                tracing::warn!(%directory, %error, "no descriptor passing; local agents use the \
+                    network");
                 return;
             }
         };
@@ -135,7 +136,7 @@ impl HandoffServer {
             let packets = match listener.accept().await {
                 Ok(packets) => packets,
                 Err(error) => {
-                    tracing::debug!(%error, "nobody let in at the door");
+                    tracing::debug!(%error, "cannot accept agents for descriptor passing");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -162,7 +163,7 @@ impl HandoffServer {
         let mut tickets = lock(&self.tickets);
         tickets.retain(|_, (made, _)| now.ms_since(*made) <= HANDOFF_TICKET_LIFETIME_MS);
         if tickets.len() >= UNUSED_TICKETS_MAX {
-            let text = format!("{UNUSED_TICKETS_MAX} tickets wait at the door; use the network");
+            let text = format!("{UNUSED_TICKETS_MAX} tickets are unused; use the network");
             return Err(Error::new(ErrorCode::Busy, text));
         }
         let ticket = TicketSecret(rand::random());
@@ -200,12 +201,12 @@ impl HandoffServer {
             Ok((mut keeper, recall)) => {
                 self.counters.add("handoff_connections", 1);
                 if let Err(error) = serve_requests(packets, keeper.as_mut(), recall).await {
-                    tracing::debug!(%error, "a connection at the door failed");
+                    tracing::debug!(%error, "a descriptor-passing connection failed");
                 }
             }
             Err(error) => {
                 self.counters.add("handoff_refusals", 1);
-                tracing::debug!(%error, "an agent at the door was refused");
+                tracing::debug!(%error, "an agent was rejected for descriptor passing");
             }
         }
     }
@@ -215,10 +216,10 @@ impl HandoffServer {
         let uid = packets.peer_uid().map_err(connection_error)?;
         // Files that another user makes would not be ours to read, to copy, to delete.
         if uid != rustix::process::geteuid().as_raw() {
-            return Err(refuse("the door is for agents of the node's own user"));
+            return Err(refuse("only agents of the node's own user may connect"));
         }
         let packet = packets.receive().await.map_err(connection_error)?;
-        let (bytes, _files) = packet.ok_or_else(|| refuse("nothing was said at the door"))?;
+        let (bytes, _files) = packet.ok_or_else(|| refuse("the agent sent no hello"))?;
         let HandoffHello {
             version,
             secret: ticket,
@@ -229,9 +230,9 @@ impl HandoffServer {
         }
         let (made, grant) = lock(&self.tickets)
             .remove(&ticket)
-            .ok_or_else(|| refuse("the ticket is not known (any more)"))?;
+            .ok_or_else(|| refuse("the ticket is unknown or used"))?;
         if clock::now().ms_since(made) > HANDOFF_TICKET_LIFETIME_MS {
-            return Err(refuse("the ticket is too old"));
+            return Err(refuse("the ticket has expired"));
         }
         grant().await
     }
@@ -296,7 +297,7 @@ impl Drop for RequestTasks {
 }
 
 fn task_error(error: JoinError) -> Error {
-    let text = format!("the answer to an agent at the door broke off: {error}");
+    let text = format!("the reply to an agent failed: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 
@@ -318,17 +319,20 @@ async fn send_message(
 async fn with_message_timeout<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let limit = Duration::from_millis(MESSAGE_TIMEOUT_MS);
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-        let text = "the agent at the door is too slow";
+        let text = "the agent is too slow";
         Err(Error::new(ErrorCode::DeadlineExceeded, text))
     })
 }
 
 fn connection_error(error: std::io::Error) -> Error {
-    Error::new(ErrorCode::Unreachable, format!("the door: {error}"))
+    Error::new(
+        ErrorCode::Unreachable,
+        format!("descriptor passing: {error}"),
+    )
 }
 
 fn closed_error() -> Error {
-    let text = "this node hands nothing over; use the network";
+    let text = "this node passes no descriptors; use the network";
     Error::new(ErrorCode::Unsupported, text)
 }
 

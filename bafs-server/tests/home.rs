@@ -144,7 +144,7 @@ async fn a_token_must_cover_link_targets_too() {
         let refused = world.send(&token, stat(path), b"").await;
         let refused = refused.expect_err("it is not granted");
         assert_eq!(refused.code, ErrorCode::RightMissing, "{path}");
-        let leads = "'mine/g' leads by a symbolic link to 'other/g' here";
+        let leads = "'mine/g' is a symbolic link to 'other/g'";
         assert_eq!(
             refused.detail.contains(leads),
             path == "mine/g",

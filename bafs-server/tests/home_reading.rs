@@ -164,7 +164,7 @@ async fn a_vanished_home_directory_is_reported_not_recreated() {
     let gone = |error: bafs_proto::Error| {
         assert!(error.is_transient(), "{error}");
         let text = format!(
-            "the directory that this home exports, {}, is gone: put it back",
+            "the exported directory {} is gone; put it back",
             root.display()
         );
         assert!(error.detail.starts_with(&text), "{error}");

@@ -67,7 +67,7 @@ pub(crate) enum ChannelChoice {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// Run a real workload on a temporary local cluster, and compare it with remote I/O.
+    /// Run BLAST on a temporary local cluster, with BAFS and with remote I/O, and compare them.
     Demo(DemoArgs),
     /// Create the keys of a new cluster.
     Init(InitArgs),
@@ -82,7 +82,7 @@ pub(crate) enum CliCommand {
         after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000"
     )]
     Servers(ClientArgs),
-    /// Create, list, show, copy, send, warm and delete volumes.
+    /// Create, list, show, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// Create an identity that can mount only the named volumes, for use on other people's
@@ -140,7 +140,7 @@ pub(crate) struct MemoryArgs {
 /// How to reach a cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClientArgs {
-    /// Directory that `bafs init` created.
+    /// Identity: a directory that `bafs init` or `bafs grant` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: PathBuf,
     /// Address of the catalog.
@@ -232,7 +232,7 @@ Example:\n  bafs volume invalidate data"
         after_help = "The command warms the whole cooperative cache: each member node fetches its \
 own share. A node whose source lacks the path fetches nothing. bafs volume show prints the \
 progress. With --wait, the command fails (exit code 1) if some blocks do not fit.\n\n\
-Example:\n  bafs volume warm data --path db/nr --pin --wait"
+Example:\n  bafs volume warm data --path nr --pin --wait"
     )]
     Warm(VolumeWarmArgs),
 }
@@ -450,10 +450,10 @@ pub(crate) struct RunArgs {
     /// With --local: space of each node; defaults to 10 GB.
     #[arg(long, value_name = "SIZE", requires = "local")]
     pub(crate) node_size: Option<String>,
-    /// With --local: limit of the link to home, such as 1MB/s.
+    /// With --local: rate limit of the link to home, such as 1MB/s.
     #[arg(long, alias = "limit", value_name = "RATE", requires = "local")]
     pub(crate) home_rate: Option<String>,
-    /// Directory that `bafs init` created.
+    /// Identity: a directory that `bafs init` or `bafs grant` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
     /// Address of the catalog.

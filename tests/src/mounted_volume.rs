@@ -23,10 +23,10 @@ use crate::uring::RingSetting;
 use crate::{TestCluster, mounts_matching};
 
 /// What a mount says whose requests come by rings.
-pub const RING_MESSAGE: &str = "by a ring for each processor";
+pub const RING_MESSAGE: &str = "through a ring per processor";
 
 /// What a mount says whose kernel collects writes.
-pub const WRITE_BACK_MESSAGE: &str = "it collects writes";
+pub const WRITE_BACK_MESSAGE: &str = "it caches writes";
 
 /// The way from a program to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

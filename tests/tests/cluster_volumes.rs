@@ -223,8 +223,8 @@ fn cluster_volumes_leave_nothing_after_failed_creation() -> Result<()> {
         Ok(())
     };
     wrong("v", "9MB", "bafs://home/nowhere", "cannot create volume")?;
-    wrong("../x", "1MB", "bafs://home/in", "is no name")?;
-    wrong("x/y", "1MB", "bafs://home/in", "is no name")?;
+    wrong("../x", "1MB", "bafs://home/in", "is not a name")?;
+    wrong("x/y", "1MB", "bafs://home/in", "is not a name")?;
     wrong("v", "0", "bafs://home/in", "--size is 0 bytes")?;
     // Neither its space nor its name is taken.
     let create = ["volume", "create", "v", "--node", "n1", "--size", "9MB"];

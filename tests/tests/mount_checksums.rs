@@ -67,7 +67,10 @@ const INLINE: AccessPath = AccessPath {
     name: "inline",
     method: MountMethod::HostMount,
     options: &[],
-    messages: &["inline: this process runs each operation", "by its device"],
+    messages: &[
+        "inline: this process runs each operation",
+        "through /dev/fuse",
+    ],
 };
 
 const RING: AccessPath = AccessPath {
@@ -479,7 +482,7 @@ fn list_cache_files(world: &TestCluster, name: &str, says: &str) -> Result<Strin
 /// Caches of what was brought home: filled from home and from a peer, through the network, and
 /// read by the kernel itself.
 fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
-    let on_this_machine = "blocks on this machine are read without asking";
+    let on_this_machine = "the agent reads local blocks directly";
     create_cache(world, "far", "n2", "out")?;
     let found = list_cache_files(world, "far", on_this_machine)?;
     check_equal("a cache volume", &found, expected)?;

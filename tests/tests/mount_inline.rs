@@ -154,7 +154,7 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
     let ended = busy.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
     ensure!(
-        printed_text(&ended).contains("cannot go on"),
+        printed_text(&ended).contains("cannot continue"),
         printed_text(&ended)
     );
     world.cluster.restart("n1")?;

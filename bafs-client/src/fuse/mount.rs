@@ -49,7 +49,7 @@ pub enum MountError {
     )]
     NoDevice,
     /// There is FUSE, but not for us.
-    #[error("/dev/fuse may not be opened ({0}): ask root for `chmod 666 /dev/fuse`, or be root")]
+    #[error("cannot open /dev/fuse ({0}): ask root for `chmod 666 /dev/fuse`, or run as root")]
     DeviceRefused(Errno),
     /// The kernel did not take the mount.
     #[error("cannot mount on {}: {source}; {remedy}", directory.display())]
@@ -62,10 +62,10 @@ pub enum MountError {
         remedy: &'static str,
     },
     /// There is no process that would take the mount away should this one die.
-    #[error("cannot start the keeper of the mount: {0}")]
+    #[error("cannot start the mount watchdog: {0}")]
     Watchdog(io::Error),
     /// The kernel mounted but did not begin to talk.
-    #[error("the kernel did not begin the FUSE session: {0}")]
+    #[error("the kernel did not start the FUSE session: {0}")]
     Handshake(io::Error),
     /// Nobody would answer the kernel.
     #[error(
@@ -175,11 +175,12 @@ impl FuseMount {
         };
         let rings = match start_rings(rings, &session, &bridge) {
             Ok(Ok(rings)) => {
-                "the kernel asks by a ring for each processor".clone_into(&mut mounted.transport);
+                "the kernel sends requests through a ring per processor"
+                    .clone_into(&mut mounted.transport);
                 Some(rings)
             }
             Ok(Err(why)) => {
-                mounted.transport = format!("the kernel asks by its device ({why})");
+                mounted.transport = format!("the kernel sends requests through /dev/fuse ({why})");
                 None
             }
             Err(error) => {
@@ -191,7 +192,7 @@ impl FuseMount {
         if bridge.reader_mode() == ReaderMode::SharedThreads
             && mounted.volume.mode().has_passthrough
         {
-            mounted.transport.push_str("; it asks for large files too");
+            mounted.transport.push_str("; it requests large files, too");
         }
         let over = Arc::clone(&mounted.connection_end);
         match serve_until_end(session, bridge, (rings, over)) {
@@ -202,8 +203,8 @@ impl FuseMount {
             }
         }
         match (&mounted.write_back, mounted.volume.mode().has_write_back) {
-            (Some(_), _) => mounted.transport.push_str("; it collects writes"),
-            (None, true) => mounted.transport.push_str("; it cannot collect writes"),
+            (Some(_), _) => mounted.transport.push_str("; it caches writes"),
+            (None, true) => mounted.transport.push_str("; it cannot cache writes"),
             (None, false) => {}
         }
         mounted.tune_kernel();
@@ -606,7 +607,7 @@ fn mount_by_fusermount(
 fn mount_refusal(directory: &Path, source: io::Error, other: &'static str) -> MountError {
     let remedy = match source.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EPERM | Errno::EACCES) => {
-            "run as root, or let user name spaces be used (`bafs doctor` tells what is missing)"
+            "run as root, or enable user name spaces (`bafs doctor` shows the missing part)"
         }
         Some(Errno::ENODEV) => "the kernel has no FUSE: `modprobe fuse`",
         Some(Errno::ENOENT | Errno::ENOTDIR) => "give an existing directory",

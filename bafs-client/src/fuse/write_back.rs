@@ -127,12 +127,12 @@ impl WriteBackTracker {
 }
 
 fn data_loss_error() -> Error {
-    let text = "not all that programs wrote, and the kernel had collected, has come";
+    let text = "the kernel has not sent all cached writes of programs";
     Error::new(ErrorCode::ServerFault, text)
 }
 
 fn sync_error(error: &io::Error) -> Error {
-    let text = format!("what the kernel had collected was not asked for: {error}");
+    let text = format!("cannot request the kernel's cached writes: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 

@@ -384,7 +384,7 @@ async fn reacquire(
     let (_, root, lock, connection) = unpack_handoff(received, writable)?;
     let connection = Arc::new(connection);
     lent.resume(&root, lock, &connection)?;
-    tracing::warn!(tree = ?session.tree, "the server is back; operations go on");
+    tracing::warn!(tree = ?session.tree, "the server is back; operations continue");
     Ok(connection)
 }
 
@@ -416,7 +416,7 @@ async fn refetch_handoff(
                 if session.health.loss().is_some()
                     || deadline.remaining() <= HANDOFF_RETRY_PAUSE =>
             {
-                let text = "the server restarted and does not hand the volume over again";
+                let text = "the server restarted and does not hand over the volume again";
                 return Err(Error::from(error).context(text));
             }
             Err(error) => {

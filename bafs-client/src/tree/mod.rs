@@ -172,7 +172,7 @@ impl Tree {
             // A later writer of a file that the kernel has would map it and pass by the account.
             // The kernel takes files of root only.
             Self::Inline(tree) if tree.is_read_only() && is_root_of_machine() => {
-                let text = "large files are read by the kernel itself, where it takes them";
+                let text = "the kernel reads large files directly, if it supports them";
                 (true, text.to_owned())
             }
             Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => (

@@ -83,7 +83,7 @@ pub(super) async fn resolve(address: &str) -> Result<SocketAddr> {
         .ok()
         .and_then(|mut all| all.next())
         .ok_or_else(|| {
-            let text = format!("'{address}' is the address of no machine; write HOST:PORT");
+            let text = format!("'{address}' is not the address of a machine; write HOST:PORT");
             Error::new(ErrorCode::Unreachable, text)
         })
 }
@@ -114,7 +114,7 @@ pub(super) fn decode_lengths(lengths: [u8; 8]) -> Result<(usize, usize)> {
 
 /// The other end ended in the middle.
 pub(super) fn peer_closed_error() -> Error {
-    Error::new(ErrorCode::Unreachable, "the peer broke off")
+    Error::new(ErrorCode::Unreachable, "the peer closed the connection")
 }
 
 /// The library says what broke, and only below that why.

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What is said to who finds no room.
-pub(super) const TOO_MANY_CALLS: &str = "too many calls are under way";
+pub(super) const TOO_MANY_CALLS: &str = "too many calls are in progress";
 
 /// What one call weighs at least on its connection, in KiB.
 pub(super) const CALL_WEIGHT_KIB_MIN: usize = 128;

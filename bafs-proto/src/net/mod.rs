@@ -208,7 +208,7 @@ impl Connection {
         if time_left_ms == 0 {
             return Err(Error::new(
                 ErrorCode::DeadlineExceeded,
-                format!("{name} was not asked for: its deadline had passed"),
+                format!("{name} was not sent: its deadline had passed"),
             ));
         }
         let head = codec::encode(&RequestHead {

@@ -83,7 +83,7 @@ impl Pool {
         // Others may be dialing, one after the other; each waits no longer than it wants.
         let slot = tokio::time::timeout_at(deadline.instant().into(), slot.lock());
         let mut slot = slot.await.map_err(|_| {
-            let text = format!("{address} does not answer, and others wait for it as well");
+            let text = format!("{address} does not answer, and other calls already wait for it");
             Error::new(ErrorCode::Unreachable, text)
         })?;
         let open = slot.connection.take().filter(|c| !c.is_closed());
@@ -207,7 +207,7 @@ impl Pool {
                         && error.code != ErrorCode::SessionUnknown
                         && deadline.remaining() > Duration::from_millis(pause_ms) =>
                 {
-                    tracing::debug!(address, %error, "call will be repeated");
+                    tracing::debug!(address, %error, "retrying a call");
                     if error.code != ErrorCode::DeadlineExceeded {
                         reason = Some(error);
                     }
@@ -228,10 +228,8 @@ fn check_server_id(meant: Option<ServerId>, there: &Connection, address: &str) -
     if meant.is_none() || meant == there.server() {
         return Ok(());
     }
-    let text = format!(
-        "another server is at {address} now: start the one again that was there, at whatever \
-         address"
-    );
+    let text =
+        format!("another server is at {address} now; restart the earlier one, at any address");
     Err(Error::new(ErrorCode::Unreachable, text))
 }
 

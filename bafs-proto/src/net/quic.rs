@@ -203,7 +203,12 @@ pub fn server_endpoint(address: &str, identity: &Identity) -> Result<Endpoint> {
         .to_socket_addrs()
         .ok()
         .and_then(|mut all| all.next())
-        .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("'{address}' is no address")))?;
+        .ok_or_else(|| {
+            Error::new(
+                ErrorCode::Malformed,
+                format!("'{address}' is not an address"),
+            )
+        })?;
     let crypto = QuicServerConfig::try_from(tls::server_config(identity)?)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
@@ -373,6 +378,6 @@ fn connect_error(address: &str, error: &ConnectionError) -> Error {
         return connection_error(error).context(address);
     }
     let text =
-        format!("{address}: {error}; are the identities of one cluster, which `bafs init` made?");
+        format!("{address}: {error}; check that both identities are of one cluster (`bafs init`)");
     Error::new(ErrorCode::PeerRefused, text)
 }

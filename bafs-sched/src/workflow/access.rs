@@ -40,7 +40,7 @@ pub(super) fn check_access(
         if check.volume(volume, fill.is_some(), uses) == Err(SearchTooLong) {
             let Some(used) = uses.first() else { continue };
             let message = format!(
-                "the order of jobs is too tangled to check from '{}' on",
+                "the order of jobs is too complex to check from '{}' on",
                 volume.name
             );
             let hint = "make sure that users of one scratch volume are ordered by 'parent'";

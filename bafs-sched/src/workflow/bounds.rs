@@ -18,8 +18,8 @@ pub(super) fn check_mount_count(
             "job '{}' has {count} mounts; a job may have {MOUNTS_MAX}",
             job.name
         );
-        let hint = "gather in steps: several jobs that each read a part of these volumes and write \
-                    one, and a job that reads what they wrote";
+        let hint = "gather in steps: let several jobs each merge some of these volumes into one, \
+                    and a last job merge the results";
         return diagnostics.error_hint(*first, message, hint);
     }
     let (mut bytes, mut is_told) = (0, false);
@@ -48,7 +48,8 @@ pub(super) fn check_cache_files(
             "volume '{}' is a cache of {} files; one may have {CACHE_FILES_MAX}",
             volume.name, volume.size_files
         );
-        let hint = "say with 'files' how many its source has, or split it into several volumes";
+        let hint = "give the number of its source's files with 'files', or split it into several \
+                    volumes";
         diagnostics.error_hint(location, message, hint);
     }
 }

@@ -367,7 +367,7 @@ impl WorkflowChecker<'_> {
                     format!("job '{}' mounts '{inside}' inside '{outside}'", job.name)
                 };
                 let hint = format!(
-                    "give '{}' and '{}' paths apart (see {before})",
+                    "give '{}' and '{}' separate paths (see {before})",
                     names[0], names[1]
                 );
                 self.diagnostics.error_hint(second, message, hint);

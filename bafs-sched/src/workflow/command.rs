@@ -124,7 +124,7 @@ fn check_output(
         }
         None if complete => {
             let message = format!("{whose} is '{output}', which is in no volume");
-            let hint = "the file is lost when the job ends; name one in a mounted volume";
+            let hint = "the file is lost when the job ends; name a file in a mounted volume";
             diagnostics.warn(word.location, message, hint);
         }
         _ => {}

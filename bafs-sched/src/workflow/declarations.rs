@@ -321,7 +321,7 @@ impl WordCursor<'_, '_> {
             if word.text.contains("://") {
                 self.next -= 1;
             } else if !word.text.eq_ignore_ascii_case("cache") {
-                let message = format!("'{}' is no kind of volume", word.text);
+                let message = format!("unknown kind of volume '{}'", word.text);
                 return match find_nearest(&word.text, ["scratch", "cache"]) {
                     Some(near) => {
                         let hint = format!("did you mean '{near}'?");

@@ -149,7 +149,7 @@ fn parse_range(
             format!("write {last}..{first}; the order of jobs comes from 'parent'"),
         ),
         _ if first.is_empty() || last.is_empty() => (
-            format!("the range '{text}' lacks a bound"),
+            format!("the range '{text}' has only one bound"),
             "write both bounds, without blanks: 1..64".to_owned(),
         ),
         _ if last.starts_with('=') => (
@@ -157,9 +157,9 @@ fn parse_range(
             format!("ranges include both bounds: write {first}..{}", &last[1..]),
         ),
         _ if is_padded(first) || is_padded(last) => (
-            format!("the bounds of '{text}' begin with zeros"),
+            format!("the bounds of '{text}' have leading zeros"),
             format!(
-                "write plain numbers, and $(name:0{}) where zeros belong",
+                "write plain numbers, and $(name:0{}) for leading zeros",
                 last.len()
             ),
         ),
@@ -279,7 +279,7 @@ impl LoopScope {
                 }
                 let hint = format!("write $({name})");
                 Err((
-                    format!("'{value}' is not a number that zeros can be put before"),
+                    format!("'{value}' is not a number, and zeros cannot pad it"),
                     hint,
                 ))
             }

@@ -62,7 +62,10 @@ const IGNORED_KEYS: [(&str, &str); 7] = [
         "request_disk",
         "disk space is the size of the job's scratch volumes",
     ),
-    ("notification", "ask 'bafs status' how a workflow is doing"),
+    (
+        "notification",
+        "use 'bafs status' to see the progress of a workflow",
+    ),
 ];
 
 /// Keys of HTCondor that a user would miss silently, so they are errors with advice.
@@ -78,12 +81,12 @@ const FOREIGN_KEYS: [(&str, &str); 6] = [
         "transfer_output_files",
         "write into a scratch volume and 'extract' the file",
     ),
-    ("requirements", "ask for 'request_cpus'"),
+    ("requirements", "use 'request_cpus'"),
 ];
 
 /// Why a key is accepted that nothing heeds: no node knows what memory it has for jobs.
 const MEMORY_IGNORED_HINT: &str =
-    "bound the jobs of a node by 'request_cpus' or 'bafs node --slots'";
+    "limit the jobs of a node by 'request_cpus' or 'bafs node --slots'";
 
 /// What one line of a description was.
 pub(super) enum DescriptionLine {
@@ -170,7 +173,7 @@ impl DescriptionReader {
         if key == DescriptionKey::RequestMemory {
             diagnostics.warn(
                 word.location,
-                format!("'{name}' is not heeded"),
+                format!("'{name}' has no effect"),
                 MEMORY_IGNORED_HINT,
             );
         }
@@ -189,7 +192,8 @@ pub(super) fn parse_shared_directory(word: &Word, diagnostics: &mut Diagnostics)
         return Some(path.to_owned());
     }
     let message = format!("'{}' cannot be shared", word.text);
-    let hint = "only /tmp, /var/tmp and /dev/shm are a job's own; of all else it sees the host's";
+    let hint = "only /tmp, /var/tmp and /dev/shm are private; a job sees all other directories of \
+                the host";
     diagnostics.error_hint(word.location, message, hint);
     None
 }

@@ -120,13 +120,10 @@ impl<'t> Parser<'t> {
         self.check_variable(&variable, diagnostics);
         let items: Vec<Word> = words.collect();
         if is_in && items.is_empty() {
-            diagnostics.error_hint(place, "this loop has nothing to go through", form);
+            diagnostics.error_hint(place, "this loop has no values", form);
         }
         if self.open_loops.len() == LOOP_DEPTH_MAX {
-            diagnostics.error(
-                place,
-                format!("more than {LOOP_DEPTH_MAX} loops inside each other"),
-            );
+            diagnostics.error(place, format!("more than {LOOP_DEPTH_MAX} nested loops"));
         }
         self.open_loops.push(Loop {
             location: place,

@@ -23,7 +23,7 @@ impl PathError {
     pub(super) fn description(self) -> &'static str {
         match self {
             Self::NotAbsolute => "is not absolute",
-            Self::NotRelative => "is absolute, but is looked for inside the volume",
+            Self::NotRelative => "is absolute, but must be relative to the volume",
             Self::DotComponent => "contains '.' or '..'",
             Self::Root => "names no file or directory",
             Self::KernelDirectory => "lies under /proc, /sys or /dev",

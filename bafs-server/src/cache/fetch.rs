@@ -199,8 +199,8 @@ impl Generation {
             capacity_files = table.capacity_files(),
             used_files = table.used_files(),
             pinned_bytes = table.class_bytes(CopyClass::Pinned),
-            "a cache volume has no room for some blocks, which are passed through and fetched \
-             again when they are read again; let it have more bytes or files, or unpin something"
+            "a cache volume has no space for some blocks, so each read fetches them again; give it \
+             more bytes or files, or unpin blocks"
         );
     }
 

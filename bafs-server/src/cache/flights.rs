@@ -194,7 +194,7 @@ impl Passenger {
         let landed = self.0.wait_for(Option::is_some).await;
         let landed = landed.ok().and_then(|landing| landing.clone());
         landed.unwrap_or_else(|| {
-            let text = "the fetch of a cached block was given up; ask again";
+            let text = "the fetch of a cached block was cancelled; retry";
             Err(Error::new(ErrorCode::ServerFault, text))
         })
     }

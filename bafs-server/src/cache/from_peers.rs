@@ -279,7 +279,7 @@ fn note_wrong_bytes(generation: &Generation, peer: &PeerCache, error: &Error) {
     let meter = &generation.meter;
     meter.add_for(peer.server, "digest_failures", 1);
     tracing::warn!(peer = %peer.address, server = %peer.server, %error,
-        "a cache peer sends wrong bytes; look after its memory, disk and version");
+        "a cache peer sends wrong bytes; check its memory, disk and version");
 }
 
 fn is_faultless(code: ErrorCode) -> bool {
@@ -330,10 +330,14 @@ pub(super) fn told_to_agents(
     let home = generation.manifest.home().address;
     let text = match last {
         Time(0) => {
-            format!("home {home} has sent nothing yet; does it run, and can this node reach it?")
+            format!(
+                "home {home} has sent no data yet; check that it runs and that this node can \
+                     reach it"
+            )
         }
         _ => format!(
-            "home {home} has sent nothing for {} s; does it run, and can this node reach it?",
+            "home {home} has sent no data for {} s; check that it runs and that this node can \
+             reach it",
             silent_ms / 1000
         ),
     };

@@ -66,7 +66,7 @@ impl Gate {
         tokio::time::timeout_at(deadline.instant().into(), self.turn(urgency))
             .await
             .unwrap_or_else(|_| {
-                let text = "too many requests to home are under way";
+                let text = "too many requests to home are in progress";
                 Err(Error::new(ErrorCode::DeadlineExceeded, text))
             })
     }
@@ -79,7 +79,11 @@ impl Gate {
             if urgency.is_urgent() {
                 let place = self.places.acquire().await;
                 let place = place.map_err(|_| {
-                    Error::new(ErrorCode::ServerFault, "the server asks home no more")
+                    Error::new(
+                        ErrorCode::ServerFault,
+                        "the server is stopping and sends no more \
+                        requests to home",
+                    )
                 })?;
                 return Ok(self.pass(place, false));
             }

@@ -370,8 +370,8 @@ impl Generation {
     /// Ends the jobs that may have read damaged bytes without digests: their results are not to be
     /// trusted.
     pub(super) async fn take_back_hurt(&self) {
-        let text = "a file that jobs on this node read is damaged on its disk; what they read may \
-                    be wrong, so they must start again. Look after the disk";
+        let text = "a cached file is damaged on this node's disk, and jobs may have read wrong \
+                    data; start them again, and check the disk";
         let why = Error::new(ErrorCode::VolumeLost, text);
         tracing::error!(%why, "jobs are ended");
         match self.take_back(why).await {

@@ -89,7 +89,7 @@ impl Manifest {
             if listed.len() > MANIFEST_ENTRIES_MAX {
                 return Err(bad_listing(
                     &source,
-                    "has more files than a cache volume can show",
+                    "has more files than a cache volume may have",
                 ));
             }
             if !page.has_more {

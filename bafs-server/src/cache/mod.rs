@@ -378,7 +378,7 @@ impl Caches {
                 let mut named: Vec<_> = named.filter(|g| g.cooperative == *name).collect();
                 let same = named.iter().position(|g| g.manifest.digest() == manifest);
                 if name.is_empty() || named.is_empty() {
-                    let text = format!("this server shares no cooperative cache '{name}'");
+                    let text = format!("this server is not a member of cooperative cache '{name}'");
                     return Err(Error::new(ErrorCode::VolumeLost, text));
                 }
                 named.swap_remove(same.unwrap_or(0))
@@ -502,13 +502,13 @@ fn run_of(
 }
 
 fn lost(id: VolumeId) -> Error {
-    let text = format!("cache volume {id} is not on this server (any more)");
+    let text = format!("cache volume {id} does not exist on this server");
     Error::new(ErrorCode::VolumeLost, text)
 }
 
 fn source_changed() -> Error {
-    let text = "the source changed: the cache volume was invalidated, or shows another state of \
-                it than the reader works with; start the job again";
+    let text = "the source changed: the cache volume has another generation than the reader; start \
+                the job again";
     Error::new(ErrorCode::SourceChanged, text)
 }
 
@@ -517,7 +517,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.map_err(|error| {
         Error::new(
             ErrorCode::ServerFault,
-            format!("work on a cache volume broke off: {error}"),
+            format!("an operation on a cache volume failed: {error}"),
         )
     })
 }

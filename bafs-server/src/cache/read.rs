@@ -363,7 +363,6 @@ pub(super) fn count_hits(generation: &Generation, run: &Run, is_here: impl Fn(us
 }
 
 pub(super) fn too_late() -> Error {
-    let text = "the blocks are still on their way from home or a peer; they come sooner when \
-                they are asked for again";
+    let text = "the fetch of the blocks from home or a peer is still in progress; retry";
     Error::new(ErrorCode::DeadlineExceeded, text)
 }

@@ -150,7 +150,7 @@ async fn run_spawned(
                 Ok(Ok(Ok(report))) => return Ok(truncate_report(report)),
                 _ => Err(agent_died_error(
                     call,
-                    &format!("it ended with {status}, and gave no report"),
+                    &format!("it ended with {status} without a report"),
                 )),
             }
         }
@@ -282,7 +282,7 @@ async fn send_job(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<(),
     };
     match tokio::time::timeout(Duration::from_millis(JOB_INPUT_TIMEOUT_MS), writing).await {
         Ok(written) => written.map_err(|e| e.to_string()),
-        Err(_) => Err("it does not read its job".to_owned()),
+        Err(_) => Err("it does not read its job description".to_owned()),
     }
 }
 
@@ -301,14 +301,14 @@ async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
             Ok(Err(error)) => return Err(error.to_string()),
             Err(_) => {
                 let seconds = silence.as_secs();
-                return Err(format!("it gave no sign of life for {seconds} s"));
+                return Err(format!("it sent no heartbeat for {seconds} s"));
             }
         }
     }
     if line.is_empty() {
-        return Err("it gave no report".to_owned());
+        return Err("it sent no report".to_owned());
     }
-    serde_json::from_slice(&line).map_err(|e| format!("its report is not readable: {e}"))
+    serde_json::from_slice(&line).map_err(|e| format!("its report is invalid: {e}"))
 }
 
 async fn wait_for_kill(killed: &mut watch::Receiver<bool>) {
@@ -325,7 +325,7 @@ async fn kill_and_reap(child: &mut Child) {
 
 fn agent_died_error(call: &StartJob, why: &str) -> Error {
     let text = format!(
-        "the agent of job '{}' died: {why}; its last words are in the node's logs, {}.log",
+        "the agent of job '{}' died: {why}; see its log {}.log in the node's logs",
         call.job.name, call.execution
     );
     Error::new(ErrorCode::ServerFault, text)

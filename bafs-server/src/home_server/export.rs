@@ -88,8 +88,8 @@ impl Export {
             return Ok(());
         }
         let text = format!(
-            "the directory that this home exports, {}, is gone: put it back, or start this home \
-             again with another",
+            "the exported directory {} is gone; put it back, or restart this home with another \
+             directory",
             self.root_path.display()
         );
         Err(Error::new(ErrorCode::ServerFault, text))
@@ -225,7 +225,7 @@ impl Export {
                 other => other?,
             };
             if file_type(&found.stat) != FileType::Directory {
-                let text = format!("'{upper}' is no directory");
+                let text = format!("'{upper}' is not a directory");
                 return Err(Error::new(ErrorCode::WrongState, text));
             }
         }
@@ -243,8 +243,8 @@ impl Export {
             name => format!("bafs://{name}/{place}"),
         };
         let text = format!(
-            "'{path}' leads by a symbolic link to '{place}' here, which the token does not grant: \
-             name {instead} instead"
+            "'{path}' is a symbolic link to '{place}', for which the token grants no right; name \
+             {instead} instead"
         );
         Error::new(error.code, text)
     }
@@ -267,7 +267,7 @@ impl ExportEntry {
     /// `WrongState` for anything else, which could block or has no content.
     pub(crate) fn open_file(&self) -> Result<File> {
         if file_type(&self.stat) != FileType::RegularFile {
-            let text = format!("'{}' is no regular file", self.path);
+            let text = format!("'{}' is not a regular file", self.path);
             return Err(Error::new(ErrorCode::WrongState, text));
         }
         let opened =
@@ -314,9 +314,8 @@ pub(crate) fn system_error(path: &str, error: Errno) -> Error {
         Errno::NOENT | Errno::NOTDIR => return not_found_error(path),
         Errno::XDEV => {
             let text = format!(
-                "'{path}' is on another file system than the directory that this home exports, or \
-                 behind a symbolic link that leads out of it or nowhere: export that one by a home \
-                 of its own"
+                "'{path}' is outside the exported directory: on another file system, or behind a \
+                 symbolic link; export that directory with its own home"
             );
             return Error::new(ErrorCode::BadPath, text);
         }

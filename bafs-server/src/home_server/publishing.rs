@@ -92,7 +92,7 @@ impl Puts {
         let place = parent.child_path(name);
         allow(&place).map_err(|error| self.export.redirected_error(path, &place, error))?;
         if self.export.is_own_name(&parent.stat, name) {
-            let text = format!("'{path}' is no place for a file");
+            let text = format!("'{path}' cannot be a file");
             return Err(Error::new(ErrorCode::BadPath, text));
         }
         Ok(())

@@ -107,8 +107,8 @@ impl Puts {
         }
         let export = self.export.root_path().display();
         error.context(format!(
-            "{export}: a home must be able to write in the directory that it exports, as it keeps \
-             {OWN_DIRECTORY} there"
+            "{export}: the home cannot write to its exported directory, where it keeps \
+             {OWN_DIRECTORY}; permit it to write there"
         ))
     }
 
@@ -458,7 +458,7 @@ impl Puts {
 
     fn load_known(&self, extract: ExtractionId) -> Result<UploadRecord> {
         self.load(extract)?.ok_or_else(|| {
-            let text = format!("no upload {extract} was begun here; begin it first");
+            let text = format!("upload {extract} does not exist here; start it first");
             Error::new(ErrorCode::NotFound, text)
         })
     }
@@ -528,7 +528,7 @@ pub(super) fn loaded(place: &Path) -> Result<Option<UploadRecord>> {
 pub(super) fn check_target(path: &str) -> Result<()> {
     check_result_path(path)?;
     if path.is_empty() || path.split('/').next() == Some(OWN_DIRECTORY) {
-        let text = format!("'{path}' is no place for a file");
+        let text = format!("'{path}' cannot be a file");
         return Err(Error::new(ErrorCode::BadPath, text));
     }
     Ok(())
@@ -553,12 +553,13 @@ fn other_content(extract: ExtractionId) -> Error {
 }
 
 pub(super) fn other_path(extract: ExtractionId, begun: &str, path: &str) -> Error {
-    let text = format!("upload {extract} was begun for '{begun}', not for '{path}'; take a new id");
+    let text =
+        format!("upload {extract} was started for '{begun}', not for '{path}'; use a new id");
     Error::new(ErrorCode::Conflict, text)
 }
 
 pub(super) fn damaged(path: &str) -> Error {
-    let text = format!("what was received for '{path}' is damaged; send it again");
+    let text = format!("the data received for '{path}' are damaged; send them again");
     Error::new(ErrorCode::DigestMismatch, text)
 }
 
@@ -617,12 +618,12 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let refused = open(root.path()).not_entered(Errno::ACCESS.into());
         assert_eq!(refused.code, ErrorCode::RightMissing);
-        for part in ["must be able to write", OWN_DIRECTORY, "Permission denied"] {
+        for part in ["permit it to write", OWN_DIRECTORY, "Permission denied"] {
             assert!(refused.detail.contains(part), "{refused}");
         }
         let mounted = system_error("other/x", Errno::XDEV);
         assert_eq!(mounted.code, ErrorCode::BadPath);
-        assert!(mounted.detail.contains("by a home of its own"), "{mounted}");
+        assert!(mounted.detail.contains("with its own home"), "{mounted}");
     }
 
     fn receive(puts: &Puts, path: &str, data: &[u8]) -> CommitPut {

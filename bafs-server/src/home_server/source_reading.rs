@@ -36,11 +36,16 @@ pub(crate) fn read(
         return Err(Error::new(ErrorCode::Malformed, text));
     }
     let changed = |why: &dyn Display| {
-        let text = format!("'{path}' is not the file that it was: {why}");
+        let text = format!("'{path}' changed: {why}");
         Error::new(ErrorCode::SourceChanged, text)
     };
     let found = match find() {
-        Err(error) if error.code == ErrorCode::NotFound => return Err(changed(&"it is gone")),
+        Err(error) if error.code == ErrorCode::NotFound => {
+            return Err(changed(
+                &"it no longer \
+            exists",
+            ));
+        }
         other => other?,
     };
     if source_identity(&found.stat) != call.identity {

@@ -139,7 +139,7 @@ async fn unless_over<T>(
 }
 
 fn late(left: usize) -> Error {
-    let text = format!("{left} bytes do not pass the home server's limit in time");
+    let text = format!("{left} bytes exceed the home server's rate limit within the timeout");
     Error::new(ErrorCode::DeadlineExceeded, text)
 }
 

@@ -132,7 +132,8 @@ impl Puts {
             self.refused.gave_way(extract);
             let target = &upload.path;
             tracing::warn!(
-                "the disk is full: what came of '{target}' is dropped for others, and comes again"
+                "the disk is full: the upload of '{target}' is dropped to free space, and starts \
+                 again later"
             );
             Ok(())
         });
@@ -173,11 +174,11 @@ impl Puts {
             let held = fs::metadata(place.join(DATA)).map_or(0, |data| data.len());
             fs::remove_dir_all(&place).map_err(|error| fault(&place, error))?;
             self.refused.forget(extract);
-            tracing::warn!(%extract, "{held} bytes of an upload that nobody continues are removed");
+            tracing::warn!(%extract, "removed {held} bytes of an abandoned upload");
             Ok(true)
         });
         removed.unwrap_or_else(|error: Error| {
-            tracing::warn!(%extract, %error, "an upload that nobody continues stays");
+            tracing::warn!(%extract, %error, "cannot remove an abandoned upload");
             false
         })
     }
@@ -210,7 +211,7 @@ impl Puts {
     fn tell_room(&self) -> String {
         let room = self.describe_room();
         if self.refused.is_time_to_tell(clock::now()) {
-            tracing::warn!("{room}: what does not fit waits until there is room");
+            tracing::warn!("{room}: uploads that do not fit wait for space");
         }
         room
     }

@@ -102,7 +102,7 @@ impl SharedDatabase {
     fn with_database<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = database.as_ref() else {
-            let text = format!("the volume table {} is not usable now", self.path.display());
+            let text = format!("the volume table {} is unusable now", self.path.display());
             return Err(Error::new(ErrorCode::ServerFault, text));
         };
         catch_panic(|| work(database))
@@ -233,8 +233,8 @@ fn write_all(database: &SharedDatabase, mut changes: mpsc::Receiver<QueuedChange
 /// Runs work on the database, which panics where it meets a damaged page.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        let text = "the file is damaged; put a copy of it in its place, or begin with an empty \
-                    store: then its volumes count as lost, and schedulers make them again";
+        let text = "the file is damaged; restore it from a copy, or start with an empty store: its \
+                    volumes are then lost, and schedulers create them again";
         Err(Error::new(ErrorCode::ServerFault, text))
     })
 }
@@ -354,7 +354,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     match bytes.split_first() {
         Some((&RECORD_VERSION, record)) => codec::decode(record),
         _ => {
-            let text = "a record is of a version that this program does not know; use the program \
+            let text = "a record has a version that this program does not know; use the program \
                         that wrote the store, or an empty store";
             Err(Error::new(ErrorCode::VersionMismatch, text))
         }

@@ -250,7 +250,8 @@ impl Extraction {
             return error;
         }
         let text = format!(
-            "nothing was heard of home {} for {} s; does it run, and can this node reach it? ({})",
+            "home {} has not answered for {} s; check that it runs and that this node can reach it \
+             ({})",
             self.upload.home,
             SILENCE_TIMEOUT_MS / 1000,
             error.detail
@@ -290,7 +291,7 @@ impl Extraction {
         let until = self.call_deadline_after(self.call_timeout_ms + transfer_ms_max(size));
         let receipt = self.homes.commit(&self.upload, digest, until).await?;
         if receipt.size != size || receipt.digest != digest {
-            let text = "home's receipt is for other bytes than were sent";
+            let text = "the home's receipt does not match the sent bytes";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
         self.check_receipt(receipt)
@@ -366,7 +367,7 @@ impl Extraction {
         match timeout_at(self.deadline.instant().into(), place).await {
             Ok(room) => room.map_err(|e| read_error(&e)),
             Err(_) => {
-                let text = "other extractions held the memory for pieces all the time";
+                let text = "other extractions use all memory for chunks; try again later";
                 Err(Error::new(ErrorCode::DeadlineExceeded, text))
             }
         }
@@ -398,7 +399,8 @@ impl Extraction {
     /// The digest of the whole file, if it stayed as it was.
     fn unchanged_digest(&self) -> Result<Digest> {
         if self.has_changed()? {
-            let text = "the file was changed while it was extracted; extract when its writer ended";
+            let text = "the file changed during the extraction; extract it after its writer has \
+                        ended";
             return Err(Error::new(ErrorCode::WrongState, text));
         }
         Ok(self.prefix_hash.hasher.digest())

@@ -116,7 +116,7 @@ impl FillUsage {
             return Ok(());
         }
         let text = format!(
-            "the source has more files than the volume may hold ({}); give it more",
+            "the source has more files than the volume's limit ({}); increase the limit",
             self.limit.files
         );
         Err(Error::new(ErrorCode::TooLarge, text))
@@ -142,8 +142,8 @@ impl FillUsage {
             return Ok(());
         }
         let text = format!(
-            "the source takes more bytes than the volume may hold ({}; '{path}' makes {bytes}; a \
-             file takes whole blocks of the disk); give it more",
+            "the source needs more bytes than the volume's limit ({}; '{path}' makes {bytes}; a \
+             file takes whole blocks of the disk); increase the limit",
             self.limit.bytes
         );
         Err(Error::new(ErrorCode::TooLarge, text))

@@ -531,7 +531,10 @@ fn refusal_error(spec: &VolumeSpec, refusal: CreationRefusal) -> Error {
             Error::new(ErrorCode::NoSpaceFiles, text)
         }
         CreationRefusal::TooMany => {
-            let text = format!("there are {VOLUMES_MAX} volumes; delete some first");
+            let text = format!(
+                "the node has the maximum of {VOLUMES_MAX} volumes; delete some \
+                                first"
+            );
             Error::new(ErrorCode::Busy, text)
         }
     }

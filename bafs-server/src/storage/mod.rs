@@ -362,11 +362,11 @@ impl Storage {
             VolumeState::Ready => Ok(()),
             VolumeState::Creating => Err(Error::new(
                 ErrorCode::Busy,
-                format!("volume {id} is still being made"),
+                format!("volume {id} is still being created"),
             )),
             VolumeState::Failed => {
                 let why = row.failure.as_ref().map_or("", |fault| &fault.detail);
-                let text = format!("volume {id} could not be made: {why}");
+                let text = format!("volume {id} could not be created: {why}");
                 Err(Error::new(ErrorCode::WrongState, text))
             }
         }
@@ -478,8 +478,8 @@ fn offered_capacity(
         return capacity;
     };
     tracing::warn!(
-        "--files: the disk of {} has {files} files (inodes) for volumes, which are offered instead \
-         of {}; a file system is given more when it is made",
+        "--files: the disk of {} has only {files} files (inodes) for volumes, so the node offers \
+         these instead of {}; only a new file system can have more",
         store.root().display(),
         capacity.files
     );
@@ -487,7 +487,7 @@ fn offered_capacity(
 }
 
 fn volume_lost_error(id: VolumeId) -> Error {
-    let text = format!("volume {id} does not exist here (any more)");
+    let text = format!("volume {id} does not exist here");
     Error::new(ErrorCode::VolumeLost, text)
 }
 

@@ -141,7 +141,7 @@ impl VolumeTree {
         };
         // It goes on when this caller is told how things stand.
         let Ok(counted) = tokio::time::timeout(IN_PROGRESS_AFTER, counting).await else {
-            let text = format!("what volume {} holds is still being counted", self.id);
+            let text = format!("the node still counts the content of volume {}", self.id);
             return Err(Error::new(ErrorCode::InProgress, text));
         };
         *hold = TreeOwner::Unknown;
@@ -179,8 +179,7 @@ impl VolumeTree {
             }
             if until.remaining().is_zero() {
                 let text = format!(
-                    "an agent on the node has not given volume {id} back yet; it is killed or \
-                     hangs"
+                    "an agent on the node still holds volume {id}; it is being killed or hangs"
                 );
                 return Err(Error::new(ErrorCode::Busy, text));
             }

@@ -25,8 +25,8 @@ impl RunningFill {
             return Ok(());
         }
         let text = format!(
-            "the home may not read '{path}', and jobs of this node, which are root, would find it \
-             empty: give the home the right to read it, or use a cache"
+            "the home may not read '{path}', and jobs of this node, which run as root, would find \
+             it empty; permit the home to read it, or use a cache"
         );
         Err(Error::new(ErrorCode::RightMissing, text))
     }

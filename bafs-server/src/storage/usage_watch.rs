@@ -134,7 +134,7 @@ impl Storage {
                 ErrorCode::NoSpaceFiles
             };
             let text = format!(
-                "volume {id} holds {} bytes in {} files and may hold {} in {}; make it larger",
+                "volume {id} holds {} bytes in {} files, but its limit is {} in {}; make it larger",
                 used.0, used.1, limit.bytes, limit.files
             );
             volume.end_writer(Error::new(code, text)).await;

@@ -18,7 +18,8 @@ pub(crate) struct PlanArgs {
     /// The workflow file.
     #[arg(required_unless_present = "canonical", conflicts_with = "canonical")]
     pub(crate) workflow: Option<PathBuf>,
-    /// Equal pipelines instead of a workflow; keys: width, depth, batch, private, run, var.
+    /// Equal pipelines instead of a workflow; the keys are width, depth, batch, private, run and
+    /// var.
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) canonical: Option<String>,
     /// Nodes, storage and links to plan for, as TOML; defaults to the free resources of the
@@ -63,7 +64,8 @@ pub(crate) struct SimArgs {
     /// The workflow file.
     #[arg(group = "workload")]
     pub(crate) workflow: Option<PathBuf>,
-    /// Equal pipelines instead of a workflow; keys: width, depth, batch, private, run, var.
+    /// Equal pipelines instead of a workflow; the keys are width, depth, batch, private, run and
+    /// var.
     #[arg(long, value_name = "KEY=VALUE,...", group = "workload")]
     pub(crate) canonical: Option<String>,
     /// Measured behaviour of each job, which overrides its declaration: CSV with the columns job,

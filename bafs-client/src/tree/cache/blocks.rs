@@ -201,7 +201,7 @@ impl BlockFetcher {
                         Ok(None) => {}
                         Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),
                         Err(why) => {
-                            tracing::debug!(%why, "blocks are asked for through the network");
+                            tracing::debug!(%why, "the agent requests blocks through the network");
                             *remaining = Some(deadline);
                             return Ok(None);
                         }

@@ -123,7 +123,7 @@ impl LocalBlocks {
             if why.class() == ErrorClass::VolumeLost {
                 health.mark_lost(why);
             } else {
-                tracing::info!(%why, "blocks on this machine are asked for from now on");
+                tracing::info!(%why, "the agent requests blocks on this machine from now on");
             }
         });
         Ok(Self {
@@ -233,7 +233,7 @@ impl LocalBlocks {
 }
 
 fn timeout_error() -> Error {
-    let text = "the node does not answer at its door; files are read block by block";
+    let text = "the node does not pass descriptors; the agent reads files block by block";
     Error::new(ErrorCode::DeadlineExceeded, text)
 }
 

@@ -118,15 +118,15 @@ impl CacheTree {
             Err(why) => (false, format!("blocks come through the network: {why}")),
             Ok(_) if mean < PASSTHROUGH_FILE_BYTES_MIN => {
                 let text = format!(
-                    "blocks on this machine are read without asking; files have {mean} bytes on \
-                     average, so they are opened without any request"
+                    "the agent reads local blocks directly; files have {mean} bytes on average, so \
+                     it opens them without a request"
                 );
                 (false, text)
             }
             Ok(_) => {
                 let text = format!(
-                    "blocks on this machine are read without asking, and files that are wholly \
-                     here by the kernel itself; they have {mean} bytes on average"
+                    "the agent reads local blocks directly, and the kernel reads complete local \
+                     files; files have {mean} bytes on average"
                 );
                 (true, text)
             }
@@ -375,7 +375,7 @@ async fn read_manifest(server: &Server, volume: VolumeId) -> Result<CacheManifes
             has_more: more,
         } = page;
         if *digest.get_or_insert(manifest) != manifest {
-            let text = "the source was listed again while the volume was being mounted";
+            let text = "the source changed its generation during the mount; mount again";
             return Err(Error::new(ErrorCode::SourceChanged, text));
         }
         let stuck = more && more_entries.is_empty();

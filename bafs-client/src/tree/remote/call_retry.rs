@@ -62,7 +62,7 @@ impl RemoteSession {
             if !again || deadline.remaining() <= Duration::from_millis(pause_ms) {
                 return Err(error);
             }
-            tracing::debug!(address, %error, "operations will be sent again");
+            tracing::debug!(address, %error, "retrying operations");
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(RETRY_PAUSE_MS_MAX);
         }

@@ -49,7 +49,7 @@ impl RemoteSession {
             }
         }
         // The loss is recorded where it was found; this is for what was only refused.
-        let text = "operations that were answered cannot be brought to the restarted server";
+        let text = "the restarted server rejects operations that returned early";
         let refused = Error::new(ErrorCode::SessionUnknown, format!("{text}: {failure:?}"));
         self.health.mark_lost(refused);
         self.link()

@@ -249,8 +249,8 @@ impl RemoteSession {
         );
         let op = op.split([' ', '(']).next().unwrap_or_default();
         let text = format!(
-            "the server could not do what the program was told is done ({op}): {why}; look after \
-             the server's disk, and run the program again"
+            "the server failed an operation that returned early ({op}): {why}; check the server's \
+             disk, then run the program again"
         );
         self.health.mark_lost(Error::new(code, text));
     }

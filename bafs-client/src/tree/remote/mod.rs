@@ -346,7 +346,7 @@ impl RemoteTree {
                 tracing::warn!(?tree, %error, "whether the volume is kept longer is not known");
             }
             Err(error) => {
-                tracing::debug!(?tree, %error, "session not closed; its lease will end it");
+                tracing::debug!(?tree, %error, "session not closed; its lease ends it");
             }
         }
     }

@@ -57,7 +57,7 @@ impl RemoteSession {
                 tracing::warn!(
                     address = server.address,
                     tree = ?self.tree,
-                    "the server had forgotten the session; it goes on"
+                    "the server had lost the session; resuming it"
                 );
                 self.set_link(opened);
                 Ok(())
@@ -176,9 +176,7 @@ impl RemoteSession {
                     return Err(SessionFailure::OperationRefused(Errno(libc::ESTALE)));
                 }
                 _ => {
-                    return Err(file_missing(
-                        "a file that the job uses has no name any more",
-                    ));
+                    return Err(file_missing("an open file of the job no longer has a name"));
                 }
             }
         }
@@ -512,7 +510,7 @@ impl RemoteSession {
     }
 
     fn unproved_failure(&self, what: &str) -> SessionFailure {
-        let text = format!("whether {what} was done when the server stopped cannot be told");
+        let text = format!("it is unknown whether {what} was complete when the server stopped");
         self.fail_volume(Error::new(ErrorCode::SessionUnknown, text))
     }
 
@@ -527,7 +525,7 @@ impl RemoteSession {
 
     fn fail_volume(&self, error: Error) -> SessionFailure {
         let doing = format!(
-            "the server at {} restarted under the job, which cannot go on",
+            "the server at {} restarted, and the job cannot continue",
             self.server.address
         );
         let code = error.code;

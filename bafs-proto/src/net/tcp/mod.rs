@@ -178,7 +178,7 @@ impl ServerEndpoint {
                 return connection_error(error).context(&self.address);
             }
             let text = format!(
-                "{}: {error}; are the identities of one cluster, which `bafs init` made?",
+                "{}: {error}; check that both identities are of one cluster (`bafs init`)",
                 self.address
             );
             Error::new(ErrorCode::PeerRefused, text)

@@ -114,7 +114,7 @@ impl MountedScratch {
             let length = self.agent_output.read_at(&mut said, 0)?;
             let said = String::from_utf8_lossy(&said[..length]);
             let mut lines = said.lines();
-            if let Some(line) = lines.find(|line| line.contains("the kernel asks")) {
+            if let Some(line) = lines.find(|line| line.contains("the kernel sends requests")) {
                 return Ok(line.to_owned());
             }
             std::thread::sleep(POLL_INTERVAL);
