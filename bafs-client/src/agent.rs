@@ -25,15 +25,15 @@ use crate::volume::{Ownership, Volume, VolumeMode};
 use crate::volume_health::{VolumeHealth, VolumeLoss};
 
 /// How a volume is reached, for people.
-const EXPLAIN_INLINE: &str = "inline: each operation runs in this process, on the directory that the \
-    server on this machine handed over; no messages";
-const EXPLAIN_BIND_MOUNT: &str = "directory: the job works on the directory itself, which the server on this \
-    machine watches; no messages";
+const EXPLAIN_INLINE: &str = "inline: each operation runs in this process, on the directory that \
+    the server on this machine handed over; no messages";
+const EXPLAIN_BIND_MOUNT: &str = "directory: the job works on the directory itself, which the \
+    server on this machine watches; no messages";
 const EXPLAIN_CALLS: &str = "calls: each operation is a call to the server";
-const EXPLAIN_DELEGATED: &str = "calls: what is sure to succeed is answered first and brought to the server in \
-    order; fsync and the end of the job wait until it has run";
-const EXPLAIN_DELEGATED_CLOSE: &str = "calls: what is sure to succeed is answered first and brought to the \
-    server in order; close, fsync and changes of names wait until it has run";
+const EXPLAIN_DELEGATED: &str = "calls: what is sure to succeed is answered first and brought to \
+    the server in order; fsync and the end of the job wait until it has run";
+const EXPLAIN_DELEGATED_CLOSE: &str = "calls: what is sure to succeed is answered first and \
+    brought to the server in order; close, fsync and changes of names wait until it has run";
 const EXPLAIN_HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
 const EXPLAIN_PASSTHROUGH: &str = "whole files: what is here wholly is read by the kernel itself";
 const EXPLAIN_BLOCKS: &str =

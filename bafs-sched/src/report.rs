@@ -87,8 +87,8 @@ impl RunReportBuilder {
             ));
         } else if scheduler.settings() != wanted {
             let text = format!(
-                "the run goes on as it began: other options (--order, --checkpoint, --resource-timeout, …) \
-                 have no effect with the journal {journal}"
+                "the run goes on as it began: other options (--order, --checkpoint, \
+                 --resource-timeout, …) have no effect with the journal {journal}"
             );
             tracing::warn!("{text}");
             self.warnings.push(text);

@@ -29,8 +29,9 @@ pub const ADVERT_TTL_MS: u64 = 4 * ADVERTISE_MS;
 const FAILURES_BEFORE_WARNING: u32 = 3;
 
 /// What to do then.
-const CATALOG_UNREACHABLE_ADVICE: &str = "the catalog is not told of it. Is `bafs catalog` running at that address, \
-                      with an identity of the same cluster? This server goes on trying";
+const CATALOG_UNREACHABLE_ADVICE: &str = "the catalog is not told of it. Is `bafs catalog` running \
+                      at that address, with an identity of the same cluster? \
+                      This server goes on trying";
 
 /// A server that is running.
 pub struct RunningServer {
@@ -170,7 +171,10 @@ impl AdvertLog {
         }
         self.failures = self.failures.saturating_add(1);
         if self.failures == FAILURES_BEFORE_WARNING {
-            tracing::warn!(%catalog, %error, "nobody finds this server: {CATALOG_UNREACHABLE_ADVICE}");
+            tracing::warn!(
+                %catalog, %error,
+                "nobody finds this server: {CATALOG_UNREACHABLE_ADVICE}"
+            );
         }
         tracing::debug!(%catalog, %error, "catalog not told");
     }

@@ -15,8 +15,8 @@ use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 use crate::account::{Account, SpaceDecision};
 use crate::errno::{self, Outcome};
 use crate::handles::OpenFile;
-use crate::session::Session;
 use crate::kernel;
+use crate::session::Session;
 
 /// Most that one copy moves before it answers, in bytes: a short copy is no error, and nobody
 /// waits for long.

@@ -301,7 +301,8 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, requires = "cache")]
     pub(crate) cooperative: Option<String>,
     /// Delete the volume when nobody shows interest for so many hours.
-    #[arg(long, alias = "hours", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
+    #[arg(long, alias = "hours", default_value_t = 24,
+        value_parser = clap::value_parser!(u64).range(1..=87_600))]
     pub(crate) lifetime_hours: u64,
 }
 

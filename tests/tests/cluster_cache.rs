@@ -331,8 +331,8 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
     let signs = tempfile::tempdir()?;
     let (began, go) = (signs.path().join("began"), signs.path().join("go"));
     let script = format!(
-        "head -c 1000000 /data/{DATA_FILE} >/dev/null; touch {}; while ! test -e {}; do sleep 0.05; \
-         done; cat /data/{DATA_FILE} | cksum",
+        "head -c 1000000 /data/{DATA_FILE} >/dev/null; touch {}; while ! test -e {}; do sleep \
+         0.05; done; cat /data/{DATA_FILE} | cksum",
         began.display(),
         go.display()
     );

@@ -84,8 +84,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE", group = "workload")]
     pub(crate) from_csv: Option<PathBuf>,
     /// How much of what jobs of one name read is the same data, which Slurm does not know.
-    #[arg(long, alias = "shared", value_name = "SHARE", default_value_t = 0.0, value_parser = parse_fraction,
-        requires = "from_slurm", conflicts_with_all =
+    #[arg(long, alias = "shared", value_name = "SHARE", default_value_t = 0.0,
+        value_parser = parse_fraction, requires = "from_slurm", conflicts_with_all =
         ["workflow", "canonical", "from_journal", "from_csv"], allow_negative_numbers = true)]
     pub(crate) shared_fraction: f64,
     /// Nodes, storage and links to simulate, as TOML; those of the run when not given and it is
