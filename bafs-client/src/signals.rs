@@ -91,9 +91,12 @@ impl StopSignals {
         tokio::select! {
             () = receive_signal(&mut self.interrupt) => {
                 let by_key = IS_FROM_KEYBOARD.load(Ordering::SeqCst);
-                (StopSignal::Interrupt, if by_key { SignalOrigin::Keyboard } else { SignalOrigin::Other })
+                let origin = if by_key { SignalOrigin::Keyboard } else { SignalOrigin::Other };
+                (StopSignal::Interrupt, origin)
             }
-            () = receive_signal(&mut self.terminate) => (StopSignal::Terminate, SignalOrigin::Other),
+            () = receive_signal(&mut self.terminate) => {
+                (StopSignal::Terminate, SignalOrigin::Other)
+            }
             () = receive_signal(&mut self.hangup) => (StopSignal::Hangup, SignalOrigin::Other),
         }
     }

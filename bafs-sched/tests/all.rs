@@ -2,12 +2,15 @@
 
 mod adaptive_policy;
 mod admission;
+mod assumed_sizes;
 mod chaos;
 mod copies;
+mod copy_benefit;
 mod decide;
 mod declared_access;
 mod driver;
 mod driver_output;
+mod driver_unavailable_sources;
 mod driver_unreachable_home;
 mod feasibility;
 mod final_pipelines;
@@ -25,6 +28,7 @@ mod past_runs;
 mod pipelines_across_nodes;
 mod placement;
 mod planner;
+mod planner_properties;
 mod refetches;
 mod repeated_failures;
 mod reserved_slots;

@@ -166,7 +166,8 @@ proptest! {
 
     #[test]
     fn mutations_never_panic(mutations in prop::collection::vec(any_mutation(), 1..6)) {
-        exercise_parser(&mutations.iter().fold(VALID_WORKFLOW.to_owned(), |text, m| apply_mutation(&text, m)));
+        let valid = VALID_WORKFLOW.to_owned();
+        exercise_parser(&mutations.iter().fold(valid, |text, m| apply_mutation(&text, m)));
     }
 
     #[test]

@@ -264,7 +264,8 @@ async fn serve_requests(
             why = wait_for_recall(&mut recall), if may_recall => {
                 may_recall = false;
                 if let Some(why) = why {
-                    with_message_timeout(send_message(packets, &HandoffMessage::Revoke { reason: why }, &[])).await?;
+                    let revoke = HandoffMessage::Revoke { reason: why };
+                    with_message_timeout(send_message(packets, &revoke, &[])).await?;
                 }
             }
             Some(answered) = answers.0.join_next() => {
@@ -273,7 +274,8 @@ async fn serve_requests(
                     Ok((reply, files)) => (Ok(reply), files),
                     Err(error) => (Err(error), Vec::new()),
                 };
-                with_message_timeout(send_message(packets, &HandoffMessage::Reply { number, result: answer }, &files)).await?;
+                let reply = HandoffMessage::Reply { number, result: answer };
+                with_message_timeout(send_message(packets, &reply, &files)).await?;
             }
             packet = packets.receive(), if answers.0.len() < CONCURRENT_REQUESTS_MAX => {
                 let Some((bytes, _files)) = packet.map_err(connection_error)? else {

@@ -50,6 +50,7 @@ mod handles;
 mod inodes;
 mod listing;
 mod name_operations;
+mod operation_kind;
 mod removal;
 mod session;
 mod shared_words;

@@ -27,7 +27,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
+use bafs_proto::file_op::{Attr, Caller, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{HandleId, InodeNo};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
@@ -43,6 +43,7 @@ use crate::file_reference::{FileReference, host_file_id};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
 use crate::inodes::Inodes;
 use crate::name_operations::NewEntry;
+use crate::operation_kind::{caller_errno, is_change_op, is_open_op};
 use crate::tree::Tree;
 
 /// An agent's inode references and open handles. Dropping it closes everything.
@@ -581,71 +582,4 @@ impl Session {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether an operation leaves something open.
-fn is_open_op(op: &FileOp) -> bool {
-    matches!(
-        op,
-        FileOp::Open { .. } | FileOp::Create { .. } | FileOp::OpenDirectory { .. }
-    )
-}
-
-/// What a caller is told of a failure. A disk that became read-only may refuse a read with `EROFS`
-/// too; but to a program that says that it tried to write, which it did not.
-fn caller_errno(op: &FileOp, error: Errno) -> Errno {
-    match error {
-        errno::ROFS if !is_change_op(op) => errno::IO,
-        error => error,
-    }
-}
-
-/// Whether an operation changes the tree, so that it needs a writable session.
-fn is_change_op(op: &FileOp) -> bool {
-    match op {
-        FileOp::Open { flags, .. } => {
-            let flags = OFlags::from_bits_retain(flags.cast_unsigned());
-            flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC)
-        }
-        FileOp::Lookup { .. }
-        | FileOp::Forget { .. }
-        | FileOp::GetAttr { .. }
-        | FileOp::ReadLink { .. }
-        | FileOp::Read { .. }
-        | FileOp::Fsync { .. }
-        | FileOp::Release { .. }
-        | FileOp::OpenDirectory { .. }
-        | FileOp::ReadDirectory { .. }
-        | FileOp::ReleaseDirectory { .. }
-        | FileOp::FsyncDirectory { .. }
-        | FileOp::StatFs
-        | FileOp::GetXattr { .. }
-        | FileOp::ListXattr { .. }
-        | FileOp::Seek { .. } => false,
-        _ => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bafs_proto::ids::{HandleId, InodeNo};
-
-    use super::*;
-
-    #[test]
-    fn a_failed_read_never_reports_erofs() {
-        let read = FileOp::Read {
-            handle: HandleId(1),
-            offset: 0,
-            length: 1,
-        };
-        let open = |flags: OFlags| FileOp::Open {
-            ino: InodeNo::ROOT,
-            flags: flags.bits().cast_signed(),
-        };
-        assert_eq!(caller_errno(&read, errno::ROFS), errno::IO);
-        assert_eq!(caller_errno(&open(OFlags::RDONLY), errno::ROFS), errno::IO);
-        assert_eq!(caller_errno(&open(OFlags::RDWR), errno::ROFS), errno::ROFS);
-        assert_eq!(caller_errno(&read, errno::NOENT), errno::NOENT);
-    }
 }

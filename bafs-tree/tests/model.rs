@@ -270,10 +270,15 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         is_alone in any::<bool>(),
     ) {
-        let fixture = if is_alone { TreeFixture::without_btimes(Some(LIMIT)) } else { TreeFixture::new(Some(LIMIT)) };
+        let fixture = if is_alone {
+            TreeFixture::without_btimes(Some(LIMIT))
+        } else {
+            TreeFixture::new(Some(LIMIT))
+        };
         let plain = tempfile::tempdir().expect("directory");
         for step in &steps {
-            let (tree, direct) = (run_on_tree(&fixture, step), run_on_directory(plain.path(), step));
+            let tree = run_on_tree(&fixture, step);
+            let direct = run_on_directory(plain.path(), step);
             prop_assert_eq!(tree, direct, "{:?}", step);
         }
         let counted = Tree::open(&fixture.path(""), Some(LIMIT)).expect("open");

@@ -38,7 +38,8 @@ fn command_line() -> String {
     let mut root = Cli::command();
     root.build();
     let mut page = String::from(
-        "# Command line\n\nAll commands and options of `bafs`. `bafs COMMAND --help` shows the same.\n\n",
+        "# Command line\n\nAll commands and options of `bafs`. `bafs COMMAND --help` shows the \
+         same.\n\n",
     );
     describe(&root, "bafs", &mut page);
     page
@@ -123,8 +124,8 @@ fn meaning(argument: &clap::Arg) -> String {
 
 fn errors() -> String {
     let mut page = String::from(
-        "# Errors\n\nA server answers a call with one of these codes. `--json` outputs and logs show \
-         the name.\nThe class says who acts on the error. Numbers are never reused.\n\n\
+        "# Errors\n\nA server answers a call with one of these codes. `--json` outputs and logs \
+         show the name.\nThe class says who acts on the error. Numbers are never reused.\n\n\
          | Number | Name | Class | Meaning |\n|---|---|---|---|\n",
     );
     for code in ErrorCode::ALL {

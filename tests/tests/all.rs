@@ -3,6 +3,7 @@
 mod cluster_arguments;
 mod cluster_cache;
 mod cluster_cache_failures;
+mod cluster_cache_mapped_files;
 mod cluster_cache_peers;
 mod cluster_chaos;
 mod cluster_copies;
@@ -42,6 +43,7 @@ mod mount_network;
 mod mount_programs;
 mod mount_ring;
 mod mount_write_back;
+mod random_operations;
 mod suite_model;
 mod suite_posix;
 mod suite_programs;

@@ -15,8 +15,8 @@ const HOLD_SCRIPT: &str = "ulimit -n 4096; cd /vol; mkdir held; n=0; \
     while { exec {fd}<>held/$n; } 2>why; do n=$((n + 1)); done; cat why; echo \"held $n\"; \
     git init -q x && git clone -q x y 2>&1 && echo 'git in the same job'; echo end; read rest";
 
-const GIT_SCRIPT: &str = "cd /vol; git init -q x && git clone -q x y 2>&1 && echo 'git in another job'; \
-    ulimit -n 4096; n=0; while [ $n -lt 60 ] && exec {fd}<>f$n; do n=$((n + 1)); done; \
+const GIT_SCRIPT: &str = "cd /vol; git init -q x && git clone -q x y 2>&1 && echo 'git in another \
+    job'; ulimit -n 4096; n=0; while [ $n -lt 60 ] && exec {fd}<>f$n; do n=$((n + 1)); done; \
     echo \"opened $n\"";
 
 #[test]

@@ -15,8 +15,8 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
 /// Asks without end, by data and by names, until something fails.
-const REQUEST_LOOP_SCRIPT: &str = "while dd if=big of=/dev/null bs=64k iflag=direct 2>/dev/null && echo x > own$0 \
-    && rm own$0; do :; done; exit 7";
+const REQUEST_LOOP_SCRIPT: &str = "while dd if=big of=/dev/null bs=64k iflag=direct 2>/dev/null \
+    && echo x > own$0 && rm own$0; do :; done; exit 7";
 
 /// A volume with a file of 64 MB, and programs on every processor that ask it without end.
 fn start_busy_volume() -> Result<(MountedVolume, Vec<Child>)> {

@@ -39,10 +39,10 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 /// volume's name; the kernel can do it alone.
 const REMOUNT_HELPER: &str = "#!/bin/sh\nexec mount -i -n \"$3\" \"$4\" \"$2\"\n";
 
-const FSX_CONFIGURATION: &str = "flen = 262144\n[weights]\nclose_open = 0.2\ninvalidate = 1.0\nmapread = 1.0\n\
-    mapwrite = 1.0\nread = 1.0\nwrite = 1.0\ntruncate = 0.3\nfsync = 0.05\nfdatasync = 0.05\n\
-    posix_fallocate = 0.2\npunch_hole = 0.3\nsendfile = 0.3\nposix_fadvise = 0.2\n\
-    copy_file_range = 0.5\n";
+const FSX_CONFIGURATION: &str = "flen = 262144\n[weights]\nclose_open = 0.2\ninvalidate = 1.0\n\
+    mapread = 1.0\nmapwrite = 1.0\nread = 1.0\nwrite = 1.0\ntruncate = 0.3\nfsync = 0.05\n\
+    fdatasync = 0.05\nposix_fallocate = 0.2\npunch_hole = 0.3\nsendfile = 0.3\n\
+    posix_fadvise = 0.2\ncopy_file_range = 0.5\n";
 
 fn find_suite(test: &str, tool_name: &str) -> Option<PathBuf> {
     let reason = mount_obstacle().or_else(|| {

@@ -84,7 +84,8 @@ pub(crate) fn check_skips(skips: &[SkippedTest]) -> Result<()> {
     let unexpected = find_unexpected(skips, &parse_allowed(&text)?);
     if !unexpected.is_empty() {
         bail!(
-            "skipped although this is root with /dev/fuse, and not listed in {ALLOWED_SKIPS_FILE}: {}",
+            "skipped although this is root with /dev/fuse, and not listed in \
+             {ALLOWED_SKIPS_FILE}: {}",
             unexpected.join(", ")
         );
     }

@@ -41,6 +41,7 @@ mod convert;
 mod file_system;
 mod handlers;
 mod mount;
+mod mount_error;
 mod operations;
 mod passthrough;
 mod reader_slots;
@@ -51,4 +52,5 @@ mod shared_readers;
 mod write_back;
 
 pub use connection_end::ConnectionEnd;
-pub use mount::{FuseMount, MountError, MountKind, open_device};
+pub use mount::{FuseMount, MountKind, open_device};
+pub use mount_error::MountError;

@@ -15,10 +15,10 @@ use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
-use thiserror::Error;
 
 use super::connection_end::{ConnectionEnd, ConnectionEndSender, serve_until_end};
 use super::file_system::{ReaderMode, VolumeFileSystem};
+use super::mount_error::{MountError, mount_refusal};
 use super::reader_slots::{ReaderSlot, session_thread_count};
 use super::ring::{RingRefused, Rings};
 use super::write_back::WriteBackTracker;
@@ -37,56 +37,6 @@ pub enum MountKind {
     MountSystemCall,
     /// On the host, for an ordinary user: by the set-user-id program `fusermount3`.
     Fusermount,
-}
-
-/// Why a volume could not be mounted, with what to do about it.
-#[derive(Debug, Error)]
-pub enum MountError {
-    /// There is no FUSE on this machine.
-    #[error(
-        "/dev/fuse is missing: load the kernel module (`modprobe fuse`), and in a container \
-         start it with `--device /dev/fuse`"
-    )]
-    NoDevice,
-    /// There is FUSE, but not for us.
-    #[error("cannot open /dev/fuse ({0}): ask root for `chmod 666 /dev/fuse`, or run as root")]
-    DeviceRefused(Errno),
-    /// The kernel did not take the mount.
-    #[error("cannot mount on {}: {source}; {remedy}", directory.display())]
-    Refused {
-        /// Where.
-        directory: PathBuf,
-        /// What the kernel or `fusermount3` answered.
-        source: io::Error,
-        /// What to do about it.
-        remedy: &'static str,
-    },
-    /// There is no process that would take the mount away should this one die.
-    #[error("cannot start the mount watchdog: {0}")]
-    Watchdog(io::Error),
-    /// The kernel mounted but did not begin to talk.
-    #[error("the kernel did not start the FUSE session: {0}")]
-    Handshake(io::Error),
-    /// Nobody would answer the kernel.
-    #[error(
-        "cannot start the thread that serves the mount: {0}; raise the limit of processes \
-         (`ulimit -u`)"
-    )]
-    Thread(io::Error),
-}
-
-impl MountError {
-    /// What the kernel answered, if it is known.
-    pub fn errno(&self) -> Option<i32> {
-        match self {
-            Self::NoDevice => None,
-            Self::DeviceRefused(errno) => Some(*errno as i32),
-            Self::Refused { source, .. }
-            | Self::Handshake(source)
-            | Self::Watchdog(source)
-            | Self::Thread(source) => source.raw_os_error(),
-        }
-    }
 }
 
 /// A volume that is mounted and served.
@@ -600,22 +550,4 @@ fn mount_by_fusermount(
     by(&first)
         .or_else(|_| by(&second))
         .map_err(|error| mount_refusal(directory, error, "install fusermount3 (package fuse3)"))
-}
-
-/// What the kernel or `fusermount3` answered, and what to do about it: `other` where that is not
-/// known.
-fn mount_refusal(directory: &Path, source: io::Error, other: &'static str) -> MountError {
-    let remedy = match source.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EPERM | Errno::EACCES) => {
-            "run as root, or enable user name spaces (`bafs doctor` shows the missing part)"
-        }
-        Some(Errno::ENODEV) => "the kernel has no FUSE: `modprobe fuse`",
-        Some(Errno::ENOENT | Errno::ENOTDIR) => "give an existing directory",
-        _ => other,
-    };
-    MountError::Refused {
-        directory: directory.to_owned(),
-        source,
-        remedy,
-    }
 }

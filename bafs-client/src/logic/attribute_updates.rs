@@ -8,17 +8,9 @@ use nix::libc;
 use super::delegation::{CAPABILITY_XATTR, Delegation};
 use super::inflight_queries::InflightQuery;
 use super::inode_map::InodeMap;
-use super::operation_log::{Space, marker_name};
+use super::operation_log::marker_name;
 
 impl Delegation {
-    /// The server will be asked something itself: from now on nobody is promised the space that it
-    /// may take.
-    pub fn reserve_space(&mut self, op: &FileOp) {
-        let cost = space_cost(op);
-        self.query_space.bytes += cost.bytes;
-        self.query_space.files += cost.files;
-    }
-
     /// It is asked: until it answers nobody counts on what that changes.
     pub fn begin_query(&mut self, inodes: &InodeMap, op: &FileOp) -> InflightQuery {
         let changing = self.invalidate(inodes, op);
@@ -40,7 +32,7 @@ impl Delegation {
         }
     }
 
-    /// The server has answered it, for which space was [set aside](Self::set_aside). Whether
+    /// The server has answered it, for which space was [reserved](Self::reserve_space). Whether
     /// attributes in the answer are still those of their file: false when something else changed
     /// it meanwhile, or when they may lack what was done before. Times that
     /// programs were told already stay as they are.
@@ -60,13 +52,7 @@ impl Delegation {
             }
             _ => {}
         }
-        let cost = space_cost(op);
-        self.query_space.bytes -= cost.bytes;
-        self.query_space.files -= cost.files;
-        if cost != Space::default() {
-            self.spend_space(cost);
-            self.query_count += 1;
-        }
+        self.end_reservation(op);
         let changed = self.invalidate(inodes, op);
         if question.can_change_any() {
             self.metadata.invalidate_linked();
@@ -91,12 +77,6 @@ impl Delegation {
         };
         self.metadata.approximate_attr(attr.ino).is_some()
             || !self.queries.is_current(query, attr.ino)
-    }
-
-    /// What was free before may be taken now, until the server tells.
-    pub(super) fn spend_space(&mut self, cost: Space) {
-        self.free_space.bytes = self.free_space.bytes.saturating_sub(cost.bytes);
-        self.free_space.files = self.free_space.files.saturating_sub(cost.files);
     }
 
     /// Takes in what the server answered to an operation that it was asked itself.
@@ -252,22 +232,6 @@ fn removed_name(op: &FileOp) -> Option<(InodeNo, &ByName)> {
     }
 }
 
-/// The most space that an operation can take, other than by what is in the log.
-fn space_cost(op: &FileOp) -> Space {
-    /// Larger than what a name, a link's target or an attribute costs on any file system.
-    const SOME_BYTES: u64 = 128 << 10;
-    let bytes = match op {
-        FileOp::Write { data, .. } => u64::from(data.length) + SOME_BYTES,
-        FileOp::Allocate { length, .. } | FileOp::CopyRange { length, .. } => {
-            length.saturating_add(SOME_BYTES).min(u64::MAX >> 8)
-        }
-        op if is_change(op) => SOME_BYTES,
-        _ => 0,
-    };
-    let files = u64::from(is_change(op));
-    Space { bytes, files }
-}
-
 /// Whether an operation may change names, attributes or space.
 pub fn is_change(op: &FileOp) -> bool {
     match op {
@@ -300,6 +264,7 @@ mod tests {
     use bafs_proto::ids::Epoch;
 
     use super::super::delegation::{Decision, DelegatedRequest};
+    use super::super::operation_log::Space;
     use super::*;
 
     const CALLER: Caller = Caller {

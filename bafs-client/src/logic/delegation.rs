@@ -69,12 +69,6 @@ pub(super) const BLOCKS_PER_NAME: u64 = 4;
 /// Blocks that a write may cost beyond its own bytes: at both ends, and for the file's index.
 const BLOCKS_PER_WRITE: u64 = 4;
 
-/// Nearer to the volume's limit every operation is left to the server, which counts exactly.
-const SPACE_MARGIN: Space = Space {
-    bytes: 1 << 20,
-    files: 16,
-};
-
 /// Links of a directory from which the server decides whether there may be more.
 const LINKS_MAX: u32 = 30_000;
 
@@ -269,15 +263,6 @@ impl Delegation {
     fn is_listable(&self, directory: InodeNo) -> bool {
         let about = self.metadata.approximate_attr(directory);
         about.is_some_and(|attr| attr.is_directory()) && self.metadata.is_worth_listing(directory)
-    }
-
-    /// Whether space is sure for an operation beside all that is in the log.
-    pub(super) fn has_space(&self, cost: Space) -> bool {
-        let promised = self.log.promised_space();
-        let bytes = promised.bytes + self.query_space.bytes + cost.bytes + SPACE_MARGIN.bytes;
-        let files = promised.files + self.query_space.files + cost.files + SPACE_MARGIN.files;
-        cost == Space::default()
-            || (bytes <= self.free_space.bytes && files <= self.free_space.files)
     }
 
     /// Whether an operation on this name is sure to find its directory as it is known here, and the
@@ -590,25 +575,6 @@ impl Delegation {
             _ => {}
         }
         self.spend_space(entry.cost);
-    }
-
-    /// Counts the operations that took space without the log: what the server tells together with
-    /// a batch includes those that this counted when the batch was sent.
-    pub fn query_count(&self) -> u64 {
-        self.query_count
-    }
-
-    /// The server told what is free, after all that is settled now; `spent` is the count when it
-    /// was asked.
-    pub fn set_free_space(&mut self, free_space: Space, spent: u64) {
-        self.free_space = if spent == self.query_count {
-            free_space
-        } else {
-            Space {
-                bytes: free_space.bytes.min(self.free_space.bytes),
-                files: free_space.files.min(self.free_space.files),
-            }
-        };
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod attribute_updates;
 mod delegated_opens;
 mod delegated_renames;
+mod delegated_space;
 pub mod delegation;
 pub mod inflight_queries;
 pub mod inode_map;

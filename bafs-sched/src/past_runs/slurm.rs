@@ -13,8 +13,8 @@ use super::{JOBS_MAX, PastError, PastRun};
 use crate::workflow::RUNTIME_S_MAX;
 
 /// How to get what is needed.
-const SACCT_COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,TotalCPU,\
-                       Start,End,NTasks,AveDiskRead,AveDiskWrite";
+const SACCT_COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,\
+                       TotalCPU,Start,End,NTasks,AveDiskRead,AveDiskWrite";
 
 /// Columns of which one tells how long a job ran.
 const ELAPSED_COLUMNS: [&str; 2] = ["ElapsedRaw", "Elapsed"];

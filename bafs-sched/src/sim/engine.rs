@@ -11,7 +11,7 @@ use super::cache_reads::TransferStep;
 use super::cluster_caches::ClusterCaches;
 use super::link::{FlowId, Link, SECOND_US};
 use super::load::WorkflowJobs;
-use super::node::{Scan, SimulatedNode, build_nodes, node_index};
+use super::node::{Scan, SimulatedNode, build_nodes, count_computing_nodes, node_index};
 use super::policy::Scenario;
 use super::simulation_result::{
     ExecutionSpan, SimulationResult, StalledRunError, UsageSample, UsageSamples,
@@ -205,7 +205,7 @@ impl Simulation {
             progress_mark: (0, 0),
             pending_events: VecDeque::new(),
             actions: Vec::new(),
-            computing_nodes: count_computing_nodes(&scenario, &nodes, clusters.len()),
+            computing_nodes: count_computing_nodes(&scenario.environment, &nodes, clusters.len()),
             nodes,
             link_checks: vec![u64::MAX; links.len()],
             links,
@@ -220,7 +220,7 @@ impl Simulation {
             extracts: BTreeMap::new(),
             rng: SeededRng::new(scenario.seed ^ 0xfa11),
             noticed_nodes: Vec::new(),
-            result: empty_result(),
+            result: SimulationResult::empty(),
             samples: UsageSamples::default(),
             running_jobs: 0,
             scratch_bytes: 0,
@@ -596,38 +596,4 @@ fn build_links(
         Link::new(serving[cluster], fastest[cluster]).with_latency(latency_us)
     }));
     links
-}
-
-fn count_computing_nodes(
-    scenario: &Scenario,
-    nodes: &[SimulatedNode],
-    clusters: usize,
-) -> Vec<u32> {
-    let mut computing = vec![0; clusters];
-    for node in nodes {
-        let class = &scenario.environment.nodes[node.class as usize];
-        computing[node.cluster as usize] += u32::from(class.cpus > 0);
-    }
-    computing
-}
-
-fn empty_result() -> SimulationResult {
-    SimulationResult {
-        elapsed_us: 0,
-        outcome: Outcome::Cancelled,
-        executions: 0,
-        home_bytes: 0,
-        fetched_bytes: 0,
-        peer_bytes: 0,
-        failures: 0,
-        events: 0,
-        records_examined: 0,
-        busy_us: 0,
-        scratch_bytes_max: 0,
-        cache_bytes_max: 0,
-        rule_relaxations: 0,
-        strategy_changes: Vec::new(),
-        samples: Vec::new(),
-        execution_spans: Vec::new(),
-    }
 }

@@ -122,6 +122,20 @@ pub(super) fn build_nodes(environment: &Environment) -> (Vec<SimulatedNode>, Vec
     (nodes, clusters)
 }
 
+/// For each cluster, how many of its nodes compute.
+pub(super) fn count_computing_nodes(
+    environment: &Environment,
+    nodes: &[SimulatedNode],
+    clusters: usize,
+) -> Vec<u32> {
+    let mut computing = vec![0; clusters];
+    for node in nodes {
+        let class = &environment.nodes[node.class as usize];
+        computing[node.cluster as usize] += u32::from(class.cpus > 0);
+    }
+    computing
+}
+
 /// The id of the node at this position.
 pub(super) fn server_id(node: usize) -> ServerId {
     ServerId(node as u64 + 1)

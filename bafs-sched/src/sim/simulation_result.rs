@@ -45,6 +45,28 @@ pub struct SimulationResult {
 }
 
 impl SimulationResult {
+    /// That of a run of which nothing has happened yet.
+    pub(super) fn empty() -> Self {
+        Self {
+            elapsed_us: 0,
+            outcome: Outcome::Cancelled,
+            executions: 0,
+            home_bytes: 0,
+            fetched_bytes: 0,
+            peer_bytes: 0,
+            failures: 0,
+            events: 0,
+            records_examined: 0,
+            busy_us: 0,
+            scratch_bytes_max: 0,
+            cache_bytes_max: 0,
+            rule_relaxations: 0,
+            strategy_changes: Vec::new(),
+            samples: Vec::new(),
+            execution_spans: Vec::new(),
+        }
+    }
+
     /// The same in seconds.
     pub fn seconds(&self) -> f64 {
         self.elapsed_us as f64 / 1e6

@@ -21,7 +21,8 @@ use super::model::{
 use super::names::NameTable;
 use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
-use super::url::{Scheme, Url};
+use super::targets::{check_nested_targets, check_target};
+use super::url::Url;
 
 /// Makes the workflow. It is valid only if `diagnostics` has no error afterwards.
 ///
@@ -467,7 +468,7 @@ impl WorkflowChecker<'_> {
             target_location: target_place,
         } in declarations
         {
-            self.check_target(&target, target_place, &mut targets);
+            check_target(&target, target_place, &mut targets, self.diagnostics);
             let file = path::parse_relative(&path.text).unwrap_or_else(|error| {
                 let message = format!("the path '{}' {}", path.text, error.description());
                 let hint = "write the file's path inside the volume, such as out/result.txt";
@@ -502,52 +503,9 @@ impl WorkflowChecker<'_> {
                 target,
             });
         }
-        self.check_nested_targets(&targets);
+        check_nested_targets(&targets, self.diagnostics);
         let places = self.volumes.locations();
         check_overlaps(&self.workflow, &sources, places, self.diagnostics);
-    }
-
-    /// A file is no directory, but in a bucket, where names only look like paths.
-    fn check_nested_targets(&mut self, targets: &BTreeMap<Url, SourceLocation>) {
-        for (target, at) in targets.iter().filter(|(it, _)| it.scheme != Scheme::S3) {
-            let mut above = target.clone();
-            while let Some(end) = above.path.rfind('/').filter(|end| *end > 0) {
-                above.path.truncate(end);
-                let Some(first) = targets.get(&above) else {
-                    continue;
-                };
-                let first = self.diagnostics.describe_location(*first);
-                let message = format!("'{target}' is below '{above}', a file as {first} says");
-                let hint = "no path is a file and a directory: give each a name of its own";
-                self.diagnostics.error_hint(*at, message, hint);
-                break;
-            }
-        }
-    }
-
-    fn check_target(
-        &mut self,
-        target: &Url,
-        at: SourceLocation,
-        targets: &mut BTreeMap<Url, SourceLocation>,
-    ) {
-        if !target.scheme.is_writable() {
-            let message = format!("'{target}' cannot be written: the scheme is read-only");
-            self.diagnostics
-                .error_hint(at, message, "use bafs, ftp, file, s3 or sftp");
-        } else if target.path == "/" {
-            let message = format!("'{target}' names no file");
-            self.diagnostics
-                .error_hint(at, message, "name the file that is to be made");
-        }
-        if let Some(first) = targets.get(target) {
-            let first = self.diagnostics.describe_location(*first);
-            let message = format!("two files are extracted to '{target}', one in {first}");
-            self.diagnostics
-                .error_hint(at, message, "give each its own name");
-        } else {
-            targets.insert(target.clone(), at);
-        }
     }
 
     fn find_job(&mut self, word: &Word) -> Option<JobIndex> {

@@ -51,6 +51,7 @@ mod path;
 mod pipelines;
 mod quantities;
 mod spelling;
+mod targets;
 mod url;
 
 pub use diagnostic::{Diagnostic, Severity, WorkflowRejected};

@@ -45,6 +45,7 @@ mod publishing;
 mod puts;
 mod receipts;
 mod refused;
+mod small_file_record;
 mod source_reading;
 mod sweep;
 mod throttle;

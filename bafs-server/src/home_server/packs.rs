@@ -24,7 +24,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::export::{ExportEntry, file_type, system_error};
 use super::puts::{Puts, check_target, damaged, fault, other_path, parted, same_content};
-use super::receipts::{Decision, KnownRecord, Placed, Receipts, SmallFileRecord};
+use super::receipts::{Decision, KnownRecord, Placed, Receipts};
+use super::small_file_record::SmallFileRecord;
 use crate::clock;
 
 /// Calls whose files are put in place at once; others wait for their turn.

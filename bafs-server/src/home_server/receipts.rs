@@ -11,15 +11,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::PutReceipt;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
 
 use super::directory_use::make_private_directory;
 use super::puts::{fault, sync_directory};
+use super::small_file_record::SmallFileRecord;
 use crate::clock;
 
 /// A receipt is kept for so long, for schedulers that return late.
@@ -42,21 +41,9 @@ const LINE_BYTES_MAX: u64 = 32 << 10;
 /// What the line of a record begins with that was taken back; no digit of a checksum.
 const TAKEN_BACK: u8 = b'-';
 
-/// Digits of the checksum of a line.
-const CHECK_DIGITS: usize = 16;
-
 const LOG: &str = "receipts";
 const LOCK: &str = "receipts.lock";
 const SMALL: &str = "small";
-
-/// What is decided about a small file: it has its name, or gets it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SmallFileRecord {
-    pub(super) receipt: PutReceipt,
-    /// The name of its bytes until they have their own; never used again.
-    pub(super) temporary: String,
-    pub(super) time: Time,
-}
 
 /// A record, and whether the file was given its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -539,48 +526,6 @@ impl LogContent {
     }
 }
 
-impl SmallFileRecord {
-    fn line(&self) -> String {
-        let PutReceipt {
-            extraction: extract,
-            path,
-            size,
-            digest,
-        } = &self.receipt;
-        let (time, temporary) = (self.time.0, &self.temporary);
-        // Quoted as JSON: a path may have spaces and ends of lines.
-        let path = serde_json::Value::from(path.as_str());
-        let text = format!("{extract} {time} {size} {digest} {temporary} {path}");
-        format!("{} {text}\n", check(&text))
-    }
-
-    /// A line as it was written; `None` when it is not whole.
-    fn parse(line: &[u8]) -> Option<Self> {
-        let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
-        let (digits, text) = line.split_once(' ')?;
-        if digits != check(text) {
-            return None;
-        }
-        let mut words = text.splitn(6, ' ');
-        let mut next = || words.next();
-        let (extract, time) = (next()?.parse().ok()?, Time(next()?.parse().ok()?));
-        let (size, digest) = (next()?.parse().ok()?, parse_digest(next()?)?);
-        let temporary = next()?.to_owned();
-        let path = serde_json::from_str(next()?).ok()?;
-        let receipt = PutReceipt {
-            extraction: extract,
-            path,
-            size,
-            digest,
-        };
-        Some(Self {
-            receipt,
-            temporary,
-            time,
-        })
-    }
-}
-
 /// Copies records to another log, but for those that the disk has damaged. Answers how long that is
 /// and where each record is.
 fn copied(
@@ -605,23 +550,6 @@ fn copied(
     writer.flush()?;
     drop(writer);
     Ok((offset, offsets))
-}
-
-fn check(text: &str) -> String {
-    let mut digits = Digest::of(text.as_bytes()).to_string();
-    digits.truncate(CHECK_DIGITS);
-    digits
-}
-
-fn parse_digest(text: &str) -> Option<Digest> {
-    let mut digest = Digest([0; 32]);
-    if text.len() != 2 * digest.0.len() {
-        return None;
-    }
-    for (at, byte) in digest.0.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(digest)
 }
 
 fn read(file: &File, entry: &LogEntry) -> io::Result<SmallFileRecord> {
@@ -664,6 +592,8 @@ impl Receipts {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ErrorCode;
+    use bafs_proto::hash::Digest;
+    use bafs_proto::message::PutReceipt;
 
     use super::*;
 

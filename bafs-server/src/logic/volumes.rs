@@ -550,7 +550,8 @@ mod tests {
                     _ => table.release_deleted(key),
                 }
                 let living: u64 = table.rows().map(|row| row.spec.size_bytes).sum();
-                let leaving: u64 = table.deletions_in_progress.values().map(|(_, amount)| amount.bytes).sum();
+                let deletions = table.deletions_in_progress.values();
+                let leaving: u64 = deletions.map(|(_, amount)| amount.bytes).sum();
                 prop_assert!(living + leaving <= 100);
                 prop_assert_eq!(table.space().free().bytes, 100 - living - leaving);
             }

@@ -207,7 +207,8 @@ impl FillSource {
             self.counters.add("fill_digest_failures", 1);
         }
         let text = format!(
-            "{} arrived damaged {DAMAGED_ATTEMPTS_MAX} times; check the disk and memory of the source",
+            "{} arrived damaged {DAMAGED_ATTEMPTS_MAX} times; check the disk and memory of the \
+             source",
             what()
         );
         Err(Error::new(ErrorCode::DigestMismatch, text))

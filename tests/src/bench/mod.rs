@@ -46,7 +46,8 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "chaos",
-        description: "runs while nodes, links, disks, catalog and scheduler fail: all end well, or not",
+        description: "runs while nodes, links, disks, catalog and scheduler fail: all end well, \
+                      or not",
         run: chaos::run,
     },
     Benchmark {
@@ -56,7 +57,8 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "experiments",
-        description: "the scheduler on real processes: scoping, orders, copies, twins of applications",
+        description: "the scheduler on real processes: scoping, orders, copies, twins of \
+                      applications",
         run: experiments::run,
     },
     Benchmark {
@@ -66,12 +68,14 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "nohang",
-        description: "programs while servers, links, disks and agents fail: nothing hangs or is left",
+        description: "programs while servers, links, disks and agents fail: nothing hangs or \
+                      is left",
         run: nohang::run,
     },
     Benchmark {
         name: "planner",
-        description: "predictions beside the simulator: baselines, regret over two grids, other graphs",
+        description: "predictions beside the simulator: baselines, regret over two grids, other \
+                      graphs",
         run: planner::run,
     },
     Benchmark {

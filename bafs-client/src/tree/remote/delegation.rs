@@ -1,20 +1,19 @@
 //! Answers for the one writer of a volume before its server has run the operations. What may be
 //! answered is decided in `logic/delegation.rs`; `log_shipping.rs` brings it to the server.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::InodeNo;
-use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 
 use super::{RemoteSession, SessionFailure};
 use crate::clock;
 use crate::errno::errno_of;
-use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_OPS_MAX};
+use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, LOG_OPS_MAX};
 use crate::logic::attribute_updates::is_change;
 use crate::logic::delegation::{Decision, DelegatedRequest, Delegation, can_block_opens};
 use crate::logic::inflight_queries::InflightQuery;
@@ -512,53 +511,6 @@ impl RemoteSession {
     pub(super) fn fail_pending_answers(&self, own: &SessionDelegation) {
         let held = std::mem::take(&mut own.lock_state().pending_answers);
         held.into_iter().for_each(PendingAnswer::send_failure);
-    }
-
-    /// Learns all names of a directory, if they are not too many.
-    async fn cache_names(&self, own: &SessionDelegation, directory: InodeNo) {
-        let begun = loop {
-            let position = {
-                let delegation = &mut own.lock_state().delegation;
-                // What is appended from now on is told to the listing.
-                match delegation.log.last_position_of(directory) {
-                    Some(position) if self.health.loss().is_none() => position,
-                    _ => break delegation.metadata.begin_listing(directory),
-                }
-            };
-            self.wait_for_position(own, position).await;
-        };
-        let names = self.list_names(directory).await;
-        let image = &mut own.lock_state().delegation.metadata;
-        image.end_listing(directory, begun, names);
-    }
-
-    async fn list_names(&self, directory: InodeNo) -> Option<BTreeSet<Vec<u8>>> {
-        let ask = |op| self.run_operation(Caller::default(), op, Bytes::new());
-        let op = FileOp::OpenDirectory { ino: directory };
-        let Ok(FileReply::Opened { handle, .. }) = ask(op).await.0 else {
-            return None;
-        };
-        let (mut names, mut cookie) = (BTreeSet::new(), 0);
-        let mut is_whole = false;
-        for _ in 0..DIRECTORY_PAGES_MAX {
-            let op = FileOp::ReadDirectory {
-                handle,
-                cookie,
-                bytes_max: DIRECTORY_PAGE_BYTES_MAX,
-                plus: false,
-            };
-            let Ok(FileReply::Entries(entries)) = ask(op).await.0 else {
-                break;
-            };
-            let Some(last) = entries.last() else {
-                is_whole = true;
-                break;
-            };
-            cookie = last.cookie;
-            names.extend(entries.into_iter().map(|entry| entry.name));
-        }
-        let _ = ask(FileOp::ReleaseDirectory { handle }).await;
-        is_whole.then_some(names)
     }
 
     /// The kernel dropped references; the server is told when nothing on its way needs them.

@@ -40,6 +40,8 @@ mod delegation;
 mod forget_queue;
 mod log_recovery;
 mod log_shipping;
+mod name_listing;
+mod operation_outcome;
 mod reply_translation;
 mod session_recovery;
 

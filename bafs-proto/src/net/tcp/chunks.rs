@@ -190,7 +190,9 @@ impl FrameSender {
         tokio::select! {
             biased;
             written = writing => written.map_err(|e| connection_error(&e)),
-            () = self.wait_closed() => Err(Error::new(ErrorCode::Unreachable, "the connection ended")),
+            () = self.wait_closed() => {
+                Err(Error::new(ErrorCode::Unreachable, "the connection ended"))
+            }
         }
     }
 

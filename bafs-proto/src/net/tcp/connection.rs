@@ -185,7 +185,9 @@ async fn run_connection(connection: Arc<TcpConnection>, mut receiver: FrameRecei
     };
     let error = tokio::select! {
         error = reading => error,
-        error = connection.outbox.run_keepalive(|| connection.is_needed(first, &mut idle, &mut last)) => error,
+        error = connection.outbox.run_keepalive(|| {
+            connection.is_needed(first, &mut idle, &mut last)
+        }) => error,
         () = connection.outbox.wait_closed() => ended_error(),
     };
     // What came from the server in error is its fault, and may be better on the next connection.

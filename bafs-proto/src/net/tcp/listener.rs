@@ -186,7 +186,9 @@ async fn serve_connection(
     let error = tokio::select! {
         error = serving => error,
         error = sender.run_keepalive(|| true) => error,
-        () = sender.wait_closed() => Error::new(ErrorCode::DeadlineExceeded, "a reply was not taken"),
+        () = sender.wait_closed() => {
+            Error::new(ErrorCode::DeadlineExceeded, "a reply was not taken")
+        }
         _ = stop.wait_for(|stop| *stop) => Error::new(ErrorCode::Unreachable, "server stops"),
     };
     lock(&wanted).clear();

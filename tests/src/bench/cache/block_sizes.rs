@@ -38,7 +38,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
     let stage = CacheCluster::start(1, "4GB", Some(LINK))?;
     stage.write_data_set("blocks", &Content::new(9, set))?;
     report.print_section(&format!(
-        "block sizes: a cold scan of {} MiB behind {LINK}, and {RANDOM_READS} cold random reads of 4 KiB",
+        "block sizes: a cold scan of {} MiB behind {LINK}, and {RANDOM_READS} cold random reads of \
+         4 KiB",
         set / MIB
     ));
     let mut costs: Vec<_> = BLOCK_SIZES
@@ -98,8 +99,8 @@ fn read_once(
     let before = stage.read_home_bytes()?;
     let (time, said) = time_seconds(|| {
         shell.run_line(&format!(
-            "fio --name=read --filename=/data/{DATA_FILE} --readonly --invalidate=0 --ioengine=psync \
-             --norandommap {pattern} >/dev/null 2>&1 || echo failed"
+            "fio --name=read --filename=/data/{DATA_FILE} --readonly --invalidate=0 \
+             --ioengine=psync --norandommap {pattern} >/dev/null 2>&1 || echo failed"
         ))
     })?;
     anyhow::ensure!(said.is_empty(), "fio failed in the job");

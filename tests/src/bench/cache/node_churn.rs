@@ -41,8 +41,9 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
     let mut stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
     stage.write_data_set("churn", &content)?;
     report.print_section(&format!(
-        "a scan of {} MiB behind {LINK} on {PERMANENT_NODES} of {NODES} nodes; of the others one is killed \
-         (SIGKILL) or leaves the cache, so that its share moves, every {} s and is back after {} s",
+        "a scan of {} MiB behind {LINK} on {PERMANENT_NODES} of {NODES} nodes; of the others one \
+         is killed (SIGKILL) or leaves the cache, so that its share moves, every {} s and is back \
+         after {} s",
         set / MIB,
         2.0 * DOWNTIME.as_secs_f64(),
         DOWNTIME.as_secs_f64()

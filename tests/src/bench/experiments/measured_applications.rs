@@ -236,7 +236,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     report.print_section(&format!(
         "twins: {PIPELINES} pipelines on {NODES} nodes with {SLOTS} slots, bytes and computing by \
          1/{SCALE}, at most {COMPUTE_MS_MAX} ms of computing for each pipeline (thesis: 64 \
-         pipelines, 16 processors); remote I/O beyond {REMOTE_IO_S} s counts as the time of its bytes"
+         pipelines, 16 processors); remote I/O beyond {REMOTE_IO_S} s counts as the time of its \
+         bytes"
     ));
     let apps = options.choose(APPLICATIONS, &APPLICATIONS[..2]);
     let links = options.choose(&LINKS[..], &LINKS[..1]);

@@ -26,8 +26,8 @@ enum ScopingMode {
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let width = options.choose(12, 4);
     report.print_section(&format!(
-        "scoping: {width} pipelines of {DEPTH} jobs, 1 MiB of I/O each, home at {HOME_RATE} (thesis: \
-         48, 100 MB)"
+        "scoping: {width} pipelines of {DEPTH} jobs, 1 MiB of I/O each, home at {HOME_RATE} \
+         (thesis: 48, 100 MB)"
     ));
     let mut field = TestBed::start(&vec![TestNodeSpec::new(100_000_000, 2); 4], HOME_RATE)?;
     let mut plot = CurvePlot::new(

@@ -206,8 +206,8 @@ impl SimulationErrors {
         if !self.real_within.is_empty() {
             let (time, home) = (share(|within| within.0), share(|within| within.1));
             report.print_line(&format!(
-                "  real runs among the {SIMULATIONS} simulations of each: {} by their time, {} by what \
-                 home sent, of 1",
+                "  real runs among the {SIMULATIONS} simulations of each: {} by their time, {} by \
+                 what home sent, of 1",
                 format_number(time),
                 format_number(home)
             ));
