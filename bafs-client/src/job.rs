@@ -35,6 +35,8 @@
 //!
 //! Afterwards no process and no mount of the job is left. What follows is the scheduler's decision.
 
+mod job_end;
+
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
@@ -48,6 +50,8 @@ use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use job_end::{classify_end, environment_code, interrupted_error};
+
 use crate::agent::{Agent, TemporaryLocation};
 use crate::fuse::{FuseMount, MountKind};
 use crate::heartbeat::Heartbeat;
@@ -58,8 +62,8 @@ use crate::memory;
 use crate::output::{CapturedOutput, OutputCollector, OutputFile};
 use crate::report_limits::limit_pages;
 use crate::sandbox::{
-    self, Access, JobControl, JobPlan, JobSession, JobStreams, JobUser, NotStarted,
-    NotStartedReason, OutputTarget, RunningJob, Sandbox, StartError, VOLUMES_MAX, VolumeBind,
+    self, Access, JobControl, JobPlan, JobSession, JobStreams, JobUser, NotStartedReason,
+    OutputTarget, RunningJob, Sandbox, StartError, VOLUMES_MAX, VolumeBind,
 };
 use crate::signals::StopSignal;
 use crate::volume::Volume;
@@ -442,7 +446,9 @@ async fn supervise(
                 tokio::select! {
                     report = &mut finished => return Ok(report),
                     Some(loss) = lost.recv() => Some(loss),
-                    _ = wait_for_request(&mut request, |stop_request| matches!(stop_request, StopRequest::Kill(_))) => None,
+                    _ = wait_for_request(&mut request, |asked| {
+                        matches!(asked, StopRequest::Kill(_))
+                    }) => None,
                     () = tokio::time::sleep(TERMINATION_GRACE) => None,
                 }
             }
@@ -564,116 +570,4 @@ async fn release_volume(job_volume: JobVolume) -> (VolumeUse, Option<VolumeLoss>
         error,
     });
     (volume.usage_with(held, is_changed), unsent)
-}
-
-fn classify_end(
-    ended: Result<sandbox::SandboxReport, JobInterruption>,
-    late_loss: Option<VolumeLoss>,
-) -> JobEnd {
-    let (ended, loss) = match ended {
-        Ok(report) => (report, late_loss),
-        Err(JobInterruption::VolumeLost(loss)) => {
-            return JobEnd::environment_failure(loss.error, Some(loss.volume));
-        }
-        Err(JobInterruption::Environment(error)) => {
-            return JobEnd::environment_failure(error, None);
-        }
-    };
-    let usage = ended.usage.unwrap_or_default();
-    let mut not_started = None;
-    // A job that stumbled over a lost volume ended by itself, but not for its own reasons.
-    if let Some(VolumeLoss { volume, error }) = loss {
-        return add_times(
-            JobEnd::environment_failure(error, Some(volume)),
-            ended.wall,
-            usage,
-        );
-    }
-    let outcome = match ended.outcome {
-        sandbox::SandboxOutcome::Exited(code) => JobOutcome::Exited(code),
-        sandbox::SandboxOutcome::Signaled(signal) => JobOutcome::Signaled(signal),
-        sandbox::SandboxOutcome::Killed(_) => JobOutcome::Killed,
-        sandbox::SandboxOutcome::NotStarted(refusal) => {
-            not_started = Some(refusal.reason);
-            not_started_outcome(refusal)
-        }
-        sandbox::SandboxOutcome::Interrupted(why) => {
-            JobOutcome::EnvironmentFailed(Error::new(ErrorCode::ServerFault, why))
-        }
-    };
-    let mut end = JobEnd::environment_failure(interrupted_error(), None);
-    end.report.outcome = outcome;
-    end.not_started = not_started;
-    end.warnings = ended.warnings;
-    add_times(end, ended.wall, usage)
-}
-
-fn add_times(mut end: JobEnd, wall: Duration, usage: sandbox::JobUsage) -> JobEnd {
-    end.report.wall_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
-    end.report.cpu_ms = (usage.user_us + usage.system_us) / 1000;
-    end
-}
-
-/// A program that cannot start is the job's fault; a machine that cannot start it is not.
-fn not_started_outcome(refusal: NotStarted) -> JobOutcome {
-    use NotStartedReason as Reason;
-    match refusal.reason {
-        Reason::ExecutableMissing
-        | Reason::ExecutableNotExecutable
-        | Reason::InterpreterMissing
-        | Reason::ExecutableBadFormat
-        | Reason::DirectoryUnusable
-        | Reason::StreamUnusable
-        | Reason::PathUnusable
-        | Reason::CommandTooLong
-        | Reason::Refused => JobOutcome::NotStarted(refusal.message),
-        Reason::VolumeUnusable | Reason::NameSpaceRefused | Reason::IdentityRefused => {
-            let code = environment_code(refusal.errno);
-            JobOutcome::EnvironmentFailed(Error::new(code, refusal.message))
-        }
-    }
-}
-
-/// A machine that is short of something may have it later; anything else it lacks for good.
-fn environment_code(errno: Option<i32>) -> ErrorCode {
-    use nix::libc;
-    match errno {
-        Some(
-            libc::EAGAIN
-            | libc::ENOMEM
-            | libc::EMFILE
-            | libc::ENFILE
-            | libc::ENOSPC
-            | libc::EBUSY
-            | libc::EINTR
-            | libc::EIO,
-        ) => ErrorCode::ServerFault,
-        _ => ErrorCode::Unsupported,
-    }
-}
-
-fn interrupted_error() -> Error {
-    Error::new(ErrorCode::ServerFault, "the job was interrupted")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transient_start_failures_differ_from_missing_support() {
-        let outcome = |errno| {
-            not_started_outcome(NotStarted {
-                reason: NotStartedReason::NameSpaceRefused,
-                errno: Some(errno),
-                message: "no name space".to_owned(),
-            })
-        };
-        let code = |outcome| match outcome {
-            JobOutcome::EnvironmentFailed(error) => error.code,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(code(outcome(nix::libc::EPERM)), ErrorCode::Unsupported);
-        assert_eq!(code(outcome(nix::libc::EAGAIN)), ErrorCode::ServerFault);
-    }
 }

@@ -57,3 +57,4 @@ pub mod tree;
 pub mod usage;
 pub mod volume;
 pub mod volume_health;
+mod volume_mode;

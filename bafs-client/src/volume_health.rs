@@ -79,7 +79,8 @@ impl VolumeHealth {
             && self.connection_end() == Some(ConnectionEnd::Unmounted);
         if self.0.loss.set(error.clone()).is_ok() {
             if is_succeeded {
-                tracing::debug!(volume = %self.0.volume, %error, "a later writer opened the volume");
+                let volume = &self.0.volume;
+                tracing::debug!(%volume, %error, "a later writer opened the volume");
                 self.0.has_successor.store(true, Ordering::Release);
                 self.0.signal.send_replace(true);
                 return;

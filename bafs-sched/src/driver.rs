@@ -39,6 +39,7 @@
 mod clock;
 mod maintenance;
 mod output_collector;
+mod run_options;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -46,7 +47,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
-use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{Advert, JobOutcome};
 use bafs_proto::net::channel::Dialer;
@@ -59,8 +59,10 @@ use tokio::task::JoinSet;
 
 use self::clock::RunClock;
 use self::output_collector::OutputCollector;
+pub use run_options::{CancelHandle, RunOptions};
+
 use crate::io::connectivity::Connectivity;
-use crate::io::homes::{FileHome, Homes};
+use crate::io::homes::Homes;
 use crate::io::job_watch::{WatchList, WatchListSender, watch_node};
 use crate::io::journal::{Journal, JournalHeader, JournalRecord};
 use crate::io::listing_tracker::ListingTracker;
@@ -68,7 +70,7 @@ use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
-use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
+use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler};
 use crate::report::{RunReport, RunReportBuilder};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
@@ -83,48 +85,6 @@ const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
 const EVENT_BATCH_MAX: usize = 256;
-
-/// Options of a run, apart from the workflow.
-#[derive(Debug, Clone)]
-pub struct RunOptions {
-    /// Address of the catalog, `host:port`.
-    pub catalog: String,
-    /// Who runs it; its token must grant what the run does.
-    pub identity: Identity,
-    /// The journal. If it exists, the run that it tells of goes on.
-    pub journal: PathBuf,
-    /// The directory that takes what jobs print, if that is to be kept.
-    pub log_directory: Option<PathBuf>,
-    /// How it is run; those in an existing journal win.
-    pub settings: Settings,
-    /// The home that stands for `file:///…`, if there is one.
-    pub file_home: Option<FileHome>,
-    /// Stops the run.
-    pub cancel_handle: CancelHandle,
-}
-
-/// Cancels a run: its jobs are killed, its volumes deleted, and it ends as cancelled.
-#[derive(Debug, Clone)]
-pub struct CancelHandle(Arc<watch::Sender<bool>>);
-
-impl Default for CancelHandle {
-    fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(false)))
-    }
-}
-
-impl CancelHandle {
-    /// Asks the run to stop; asking again is harmless.
-    pub fn request_cancel(&self) {
-        self.0.send_replace(true);
-    }
-
-    async fn wait_for_request(&self) {
-        let mut receiver = self.0.subscribe();
-        // The sender lives as long as this handle, so waiting cannot fail.
-        let _ = receiver.wait_for(|is_requested| *is_requested).await;
-    }
-}
 
 /// What the tasks of a run tell its loop.
 #[derive(Debug)]

@@ -165,7 +165,8 @@ impl HistoryWriter {
                 refetched_bytes,
             } => {
                 let text = format!(
-                    "holds {primary_bytes} bytes as primary, and fetched {refetched_bytes} bytes again"
+                    "holds {primary_bytes} bytes as primary, and fetched {refetched_bytes} \
+                     bytes again"
                 );
                 self.write_volume(*volume, &text);
             }

@@ -10,6 +10,7 @@ mod handoff;
 mod home;
 mod home_names;
 mod home_reading;
+mod home_refusals;
 mod homes;
 mod lifetimes;
 mod node;

@@ -317,7 +317,7 @@ fn session_call(kind: &str, volume: u128) -> Request {
         "close" => CloseTree {
             tree,
             epoch,
-            lifetime_ms_min: u64::from(volume % 2 == 0),
+            lifetime_ms_min: u64::from(volume.is_multiple_of(2)),
         }
         .into(),
         _ => GetHandoffTicket {
@@ -337,7 +337,7 @@ async fn refused_session_calls_slow_their_connection() {
         .grant(&[Resource::Jobs], &ALL, FOREVER)
         .expect("grant");
     for (first, kind) in [(0, "ops"), (100, "close"), (200, "ticket")] {
-        let since = std::time::Instant::now();
+        let since = tokio::time::Instant::now();
         // 64 are free; the ten pauses behind the next are 10, 20, ... 100 ms.
         for volume in first..first + 75 {
             let asked = call_from(&node, kind, &token, session_call(kind, volume)).await;

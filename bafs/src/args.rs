@@ -304,7 +304,12 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, requires = "cache")]
     pub(crate) cooperative: Option<String>,
     /// Delete the volume after this many hours without use.
-    #[arg(long, alias = "hours", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
+    #[arg(
+        long,
+        alias = "hours",
+        default_value_t = 24,
+        value_parser = clap::value_parser!(u64).range(1..=87_600)
+    )]
     pub(crate) lifetime_hours: u64,
 }
 

@@ -6,8 +6,9 @@ use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
 
+use super::calls::is_unanswered;
 use super::remote_io;
-use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, ServerAddress, Servers, is_unanswered};
+use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, ServerAddress, Servers};
 use crate::driver::monotonic_now;
 use crate::logic::{Event, MountedVolume};
 

@@ -26,6 +26,7 @@
 //! Every call carries an id that the core chose. So a call that is repeated after a crash has no
 //! second effect.
 
+pub(crate) mod calls;
 pub(crate) mod connectivity;
 mod file_extraction;
 pub(crate) mod home_aliases;

@@ -7,8 +7,9 @@ use bafs_proto::Result;
 use bafs_proto::message::RenewVolumes;
 use bafs_proto::time::{Deadline, Time};
 
+use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
-use super::servers::{RETRY_PAUSE, Servers, is_unanswered};
+use super::servers::{RETRY_PAUSE, Servers};
 use crate::driver::monotonic_now;
 
 /// A node says within so long that it is there, in milliseconds.

@@ -10,24 +10,23 @@ use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
-    Advert, Call, CreateVolume, DeleteVolume, JobCommand, JobOutcome, JobReport, JobSpec, KillJob,
-    MountSpec, MountTarget, QueryServers, RenewVolumes, Request, StartJob,
+    Advert, CreateVolume, DeleteVolume, JobCommand, JobOutcome, JobReport, JobSpec, KillJob,
+    MountSpec, MountTarget, QueryServers, RenewVolumes, StartJob,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
 use bafs_proto::source_warning::SourceWarnings;
-use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{
     ReplacementPolicy, VolumeKind as Kind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorCode, Result};
-use bytes::Bytes;
 
+use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
-use crate::driver::{monotonic_now, wall_time_now};
 use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -40,9 +39,6 @@ const QUOTA_TIMEOUT_MS: u64 = 3_000;
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
 const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
-
-/// A call that nobody answers is made again so often because no node answered meanwhile.
-const CUT_OFF_RETRIES_MAX: u32 = 3;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
 const CACHE_INSPECTION_TIMEOUT_MS: u64 = 3_000;
@@ -533,75 +529,6 @@ impl Servers {
         self.bearer
             .delegate_token(resource, rights, now.plus_ms(TOKEN_LIFETIME_MS))
     }
-
-    /// Makes a call once.
-    pub(crate) async fn call_once<C: Call + Clone>(
-        &self,
-        address: &str,
-        call: C,
-        deadline: Deadline,
-    ) -> Result<C::Reply> {
-        let token =
-            self.make_call_token(address, call.clone().into(), deadline.remaining_ms().into())?;
-        let answer = self.pool.call(address, &token, call, deadline).await;
-        // One call may be late for other reasons: silence begins with its end.
-        self.note_call_result(address, monotonic_now(), &answer);
-        answer
-    }
-
-    /// The token that a call shows: good for nothing else, and at no other node.
-    pub(super) fn make_call_token(
-        &self,
-        address: &str,
-        request: Request,
-        ms: u64,
-    ) -> Result<Token> {
-        self.bearer
-            .token_for_call(address, &request, wall_time_now(), ms)
-    }
-
-    pub(crate) async fn call_until<C: Call + Clone>(
-        &self,
-        address: &str,
-        call: C,
-        ms: u64,
-    ) -> Result<C::Reply> {
-        self.call_until_with_body(address, call, Bytes::new(), ms)
-            .await
-    }
-
-    async fn call_until_with_body<C: Call + Clone>(
-        &self,
-        address: &str,
-        call: C,
-        body: Bytes,
-        ms: u64,
-    ) -> Result<C::Reply> {
-        let mut doubts = 0;
-        loop {
-            let (since, deadline) = (monotonic_now(), Deadline::after_ms(ms));
-            let token = self.make_call_token(
-                address,
-                call.clone().into(),
-                KeepaliveDeadline::total_ms_max(ms),
-            )?;
-            let (call, body) = (call.clone(), body.clone());
-            let asked = self
-                .pool
-                .call_with_retries(address, &token, call, body, deadline);
-            let answer = asked.await.map(|(reply, _)| reply);
-            self.note_call_result(address, since, &answer);
-            match &answer {
-                Err(error) if is_unanswered(error) && doubts < CUT_OFF_RETRIES_MAX => {
-                    doubts += 1;
-                    if !self.wait_out_cut_off(since).await {
-                        return answer;
-                    }
-                }
-                _ => return answer,
-            }
-        }
-    }
 }
 
 fn start_failure_report(why: String) -> JobReport {
@@ -633,14 +560,6 @@ fn refetched_bytes(status: &CacheStatus) -> u64 {
         0 => 0,
         _ => count("cache_home_bytes").saturating_sub(count("cache_home_unique_bytes")),
     }
-}
-
-/// Whether a call failed because nobody answered it.
-pub(crate) fn is_unanswered(error: &Error) -> bool {
-    matches!(
-        error.code,
-        ErrorCode::Unreachable | ErrorCode::DeadlineExceeded
-    )
 }
 
 /// The facts of a volume that is made: first what it does not have, so that nobody uses it before

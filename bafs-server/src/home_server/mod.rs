@@ -45,6 +45,7 @@ mod publishing;
 mod puts;
 mod receipts;
 mod refused;
+mod request_rights;
 mod small_file_record;
 mod source_reading;
 mod sweep;
@@ -68,8 +69,8 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
     Advert, CloseTree, CommitPut, Counters as CounterValues, Done, ListSource, OpenTree, PutFile,
-    PutFiles, PutFilesEntry, PutRange, PutReceipt, PutResults, ReadSource, Reply, Request,
-    RunFileOps, ServerKind, SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
+    PutFiles, PutRange, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
+    SourceData, SourceEntry, SourcePage, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Cancellation, IncomingRequest, Service};
@@ -80,6 +81,8 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
+
+use request_rights::{home_path, required_rights, unsupported_error};
 
 use crate::access::{AccessChecker, RequiredRight};
 use crate::clock;
@@ -587,57 +590,5 @@ impl Service for HomeServer {
         incoming: IncomingRequest,
     ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(self.answer(incoming))
-    }
-}
-
-fn unsupported_error(request: &Request) -> Error {
-    let text = format!(
-        "a home server does not answer {}; ask a node",
-        request.name()
-    );
-    Error::new(ErrorCode::Unsupported, text)
-}
-
-/// What is sure to be asked of a request's tokens; each is demanded where it is used, with what
-/// links lead to.
-fn required_rights(token: &Token, request: &Request) -> Vec<RequiredRight> {
-    let shared = Arc::new(token.clone());
-    let at = |path: &str, right| vec![(shared.clone(), Resource::Home(path.to_owned()), right)];
-    match request {
-        Request::ListSource(call) => at(&call.path, Right::Read),
-        Request::StatSource(call) => at(&call.path, Right::Read),
-        Request::ReadSource(call) => at(&call.path, Right::Read),
-        Request::ReadSources(call) => at(&call.path, Right::Read),
-        Request::BeginPut(call) => at(&call.path, Right::Write),
-        Request::PutFile(call) => at(&call.path, Right::Write),
-        Request::PutFiles(call) => {
-            let one = |file: &PutFilesEntry| {
-                let resource = Resource::Home(file.put.path.clone());
-                (Arc::new(file.token.clone()), resource, Right::Write)
-            };
-            call.files.iter().take(PUT_FILES_MAX).map(one).collect()
-        }
-        Request::OpenTree(call) => match (&call.tree, call.writable) {
-            (TreeRef::Home(path), true) => at(path, Right::Write),
-            (TreeRef::Home(path), false) => at(path, Right::Read),
-            (TreeRef::Volume(_), _) => Vec::new(),
-        },
-        Request::ReadCounters(_) => vec![(shared, Resource::Catalog, Right::Read)],
-        // What the others need is known with the upload or the session.
-        _ => Vec::new(),
-    }
-}
-
-/// The path of a tree of a home server.
-fn home_path(tree: &TreeRef) -> Result<&str> {
-    match tree {
-        TreeRef::Home(path) => {
-            bafs_proto::path::check_relative(path)?;
-            Ok(path)
-        }
-        TreeRef::Volume(volume) => {
-            let text = format!("a home server holds no volume {volume}; ask the node that does");
-            Err(Error::new(ErrorCode::Unsupported, text))
-        }
     }
 }

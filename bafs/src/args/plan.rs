@@ -86,7 +86,8 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE", group = "workload")]
     pub(crate) from_csv: Option<PathBuf>,
     /// Fraction of the input that jobs of one name have in common; Slurm does not record it.
-    #[arg(long, alias = "shared", value_name = "SHARE", default_value_t = 0.0, value_parser = parse_fraction,
+    #[arg(long, alias = "shared", value_name = "SHARE", default_value_t = 0.0,
+        value_parser = parse_fraction,
         requires = "from_slurm", conflicts_with_all =
         ["workflow", "canonical", "from_journal", "from_csv"], allow_negative_numbers = true)]
     pub(crate) shared_fraction: f64,

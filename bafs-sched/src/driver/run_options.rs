@@ -1,0 +1,52 @@
+//! Options of a run, and the handle that cancels it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bafs_proto::identity::Identity;
+use tokio::sync::watch;
+
+use crate::io::homes::FileHome;
+use crate::logic::Settings;
+
+/// Options of a run, apart from the workflow.
+#[derive(Debug, Clone)]
+pub struct RunOptions {
+    /// Address of the catalog, `host:port`.
+    pub catalog: String,
+    /// Who runs it; its token must grant what the run does.
+    pub identity: Identity,
+    /// The journal. If it exists, the run that it tells of goes on.
+    pub journal: PathBuf,
+    /// The directory that takes what jobs print, if that is to be kept.
+    pub log_directory: Option<PathBuf>,
+    /// How it is run; those in an existing journal win.
+    pub settings: Settings,
+    /// The home that stands for `file:///…`, if there is one.
+    pub file_home: Option<FileHome>,
+    /// Stops the run.
+    pub cancel_handle: CancelHandle,
+}
+
+/// Cancels a run: its jobs are killed, its volumes deleted, and it ends as cancelled.
+#[derive(Debug, Clone)]
+pub struct CancelHandle(Arc<watch::Sender<bool>>);
+
+impl Default for CancelHandle {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl CancelHandle {
+    /// Asks the run to stop; asking again is harmless.
+    pub fn request_cancel(&self) {
+        self.0.send_replace(true);
+    }
+
+    pub(super) async fn wait_for_request(&self) {
+        let mut receiver = self.0.subscribe();
+        // The sender lives as long as this handle, so waiting cannot fail.
+        let _ = receiver.wait_for(|is_requested| *is_requested).await;
+    }
+}
