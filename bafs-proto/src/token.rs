@@ -722,7 +722,7 @@ mod tests {
         }
         let narrowed = verifier.narrow(&most, &jobs, &[Right::Manage], DAY);
         let refused = narrowed.expect_err("nobody would read it");
-        assert!(refused.detail.contains("narrowed 8 times"), "{refused}");
+        assert!(refused.detail.contains("restricted 8 times"), "{refused}");
     }
 
     #[test]
