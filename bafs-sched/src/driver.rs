@@ -58,6 +58,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::clock::RunClock;
+use self::maintenance::send_event;
 use self::output_collector::OutputCollector;
 pub use run_options::{CancelHandle, RunOptions};
 
@@ -239,14 +240,12 @@ impl Driver {
         let (notes, receiver) = mpsc::channel(EVENT_BATCH_MAX);
         let (token, verifier) = (&options.identity.token, &options.identity.verifier);
         let bearer = Bearer::new(token.clone(), verifier.clone());
+        let connectivity = Connectivity::for_resumed_run(&scheduler, monotonic_now());
         let servers = Servers {
             pool,
             bearer: Arc::new(bearer),
             homes: Arc::new(Mutex::new(homes)),
-            connectivity: Arc::new(Mutex::new(Connectivity::for_resumed_run(
-                &scheduler,
-                monotonic_now(),
-            ))),
+            connectivity: Arc::new(Mutex::new(connectivity)),
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
@@ -600,12 +599,5 @@ impl Driver {
         let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
         Ok(self.report_builder.build_report(&self.scheduler, outcome))
-    }
-}
-
-async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Option<Event>) {
-    if let Some(event) = event {
-        // The loop ended: nobody waits for this any more.
-        let _ = notes.send(DriverMessage::Event(event)).await;
     }
 }
