@@ -74,7 +74,7 @@ async fn full_disk_is_attributed_to_the_node() {
     };
     assert!(messages[0].contains("on node n2"), "{messages:?}");
     // How often a listing came in between is chance.
-    assert!(messages[0].contains("one after the other"), "{messages:?}");
+    assert!(messages[0].contains("times in a row"), "{messages:?}");
     let told = report.warnings.iter();
     let told = told.filter(|text| text.contains("smaller --size"));
     assert_eq!(told.count(), 1, "{:?}", report.warnings);

@@ -121,7 +121,7 @@ impl ReplicatedRun {
     /// The nodes that have the volume and its copy, once the first copy is complete.
     fn copy_nodes(&mut self) -> Result<(&'static str, &'static str)> {
         let said = self.wait_for_copies(1)?;
-        let is_on = |node: &str| said.contains(&format!("complete on node {node},"));
+        let is_on = |node: &str| said.contains(&format!("complete on node {node} "));
         match (is_on("n1"), is_on("n2")) {
             (true, false) => Ok(("n2", "n1")),
             (false, true) => Ok(("n1", "n2")),

@@ -140,7 +140,7 @@ fn cluster_keeps_the_output_of_jobs() -> Result<()> {
     let unknown = printed_text(&run_logs(directory.path(), &["w.bafs", "lagre"])?);
     ensure!(unknown.contains("did you mean 'large'?"), "{unknown}");
     let none = printed_text(&run_logs(directory.path(), &["first", "--attempt", "9"])?);
-    ensure!(none.contains("the last one is 2"), "{none}");
+    ensure!(none.contains("the last is 2"), "{none}");
     // What is kept of one is removed: it is said.
     std::fs::remove_file(directory.path().join("w.bafs.logs/files.1.out"))?;
     ensure!(printed(&["files"])?.contains("[removed"), "its absence");

@@ -373,7 +373,7 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
         .bafs_command(&["volume", "create", "v", "--node", "x", "--size", "1MB"])
         .output()?;
     ensure!(
-        printed_text(&no_node).contains("no live node 'x'; live are: n1"),
+        printed_text(&no_node).contains("no live node 'x'; live nodes: n1"),
         printed_text(&no_node)
     );
     let taken = world.cluster.address("n1");

@@ -51,7 +51,7 @@ async fn a_permitted_directory_serves_as_a_home() {
         ErrorCode::RightMissing
     );
     let kind = stage.fill_volume(6, "gopher://h", "a").await;
-    let kind = check_error(kind, &["'gopher' is no kind of home"]);
+    let kind = check_error(kind, &["unknown scheme 'gopher'"]);
     assert_eq!(kind.code, ErrorCode::Unsupported);
 }
 

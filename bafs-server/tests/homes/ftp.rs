@@ -96,7 +96,7 @@ async fn modern_ftp_servers_are_read_and_written() {
 
     let stage = HomesFixture::new(&login("wrong")).await;
     let refused = stage.fill_volume(1, &address, "in").await;
-    let refused = check_error(refused, &["login of 'me' is refused", "homes.toml"]);
+    let refused = check_error(refused, &["rejects the login of 'me'", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
     assert!(!refused.detail.contains("wrong"), "{refused}");
 }
