@@ -427,7 +427,7 @@ fn cluster_reruns_jobs_with_larger_volumes() -> Result<()> {
     );
     for part in [
         "'j' ran out of space in volume 'w'",
-        "runs again with 20.0 MB",
+        "runs again once with 20.0 MB",
     ] {
         ensure!(
             printed_text(&output).contains(part),

@@ -126,7 +126,12 @@ fn cluster_refuses_and_hides_terminal_control_names() -> Result<()> {
         ensure!(output.status.code() == Some(code), "{args:?}: {text}");
         ensure!(!text.contains(['\u{1b}', '\u{9b}']), "{args:?}: {text:?}");
         if args[0] == "home" || args[0] == "node" {
-            ensure!(text.contains("control"), "{args:?}: {text}");
+            let remedy = if args[0] == "home" {
+                "letters"
+            } else {
+                "control"
+            };
+            ensure!(text.contains(remedy), "{args:?}: {text}");
         }
     }
     Ok(())
