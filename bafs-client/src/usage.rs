@@ -102,7 +102,7 @@ impl VolumeUsage {
         waiting.since.get_or_insert(now);
     }
 
-    /// A call that had [`Self::begun`] ended.
+    /// A call that had `Self::begun` ended.
     pub fn end_call(&self, begun: Instant, now: Instant) {
         let took = now.saturating_duration_since(begun);
         self.longest_call_ms

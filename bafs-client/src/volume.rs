@@ -111,7 +111,7 @@ impl Volume {
         self.usage.stop_counting_reads();
     }
 
-    /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
+    /// As [`Self::usage`], with what `Self::held` and [`Self::is_changed`] answered.
     pub fn usage_with(&self, final_stat: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
         without_counts(

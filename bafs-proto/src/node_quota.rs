@@ -62,7 +62,7 @@ impl NodeQuota {
 /// gives it back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetNodeQuota {
-    /// Who asks, as [`crate::volume_tree::VolumeSpec::owner`]: volumes of this owner lie in it.
+    /// Who asks, as `crate::volume_tree::VolumeSpec::owner`: volumes of this owner lie in it.
     pub owner: String,
     /// The person for whom it asks.
     pub user: String,

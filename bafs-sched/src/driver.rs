@@ -124,10 +124,10 @@ pub async fn run_workflow(
     run_with_connections(pool, workflow, options, progress).await
 }
 
-/// As [`run`], over connections that are given.
+/// As `run`, over connections that are given.
 ///
 /// # Errors
-/// As [`run`].
+/// As `run`.
 pub async fn run_with_connections(
     pool: Pool,
     workflow: Workflow,

@@ -99,7 +99,7 @@ pub struct ExecutionRecord {
     pub wall_ms: u64,
     /// CPU time that the node reports.
     pub cpu_ms: u64,
-    /// The sum of its volumes' [`waited_ms`](bafs_proto::report::VolumeUse::waited_ms).
+    /// The sum of its volumes' `waited_ms`.
     pub waited_ms: u64,
     /// Bytes that it read through its agent.
     pub read_bytes: u64,

@@ -21,7 +21,7 @@ struct InodeEntry {
     references: u64,
     handles: u64,
     last_attr: Option<Attr>,
-    /// When the file lost its last name, in the order of [`Inodes::nameless`].
+    /// When the file lost its last name, in the order of `Inodes::nameless`.
     unlinked_order: Option<u64>,
 }
 

@@ -106,7 +106,7 @@ fn remove_stale(place: &Path) {
     }
 }
 
-/// Opens the lock of a directory, if it is a file as [`lock`] makes it: a pipe, for instance, would
+/// Opens the lock of a directory, if it is a file as `lock` makes it: a pipe, for instance, would
 /// be waited for until somebody writes to it.
 fn open_lock(path: &Path) -> Option<File> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;

@@ -29,7 +29,7 @@ pub fn job_command(world: &TestCluster, options: &[&str], script: &str) -> Comma
     job_command_with_mount(world, "v:/vol", options, script)
 }
 
-/// As [`job`], with the volume mounted as `mount` says.
+/// As `job`, with the volume mounted as `mount` says.
 pub fn job_command_with_mount(
     world: &TestCluster,
     mount: &str,

@@ -39,7 +39,7 @@ pub enum DataPath {
     AgentProcess,
     /// The same as on another machine: the node's door is shut, and agents use the network.
     Network,
-    /// As [`Self::Inline`], and the kernel asks by rings, where it can (see [`crate::ring`]).
+    /// As [`Self::Inline`], and the kernel asks by rings, where it can (see `crate::ring`).
     Ring,
     /// As [`Self::Inline`], and the kernel collects writes.
     WriteBack,

@@ -133,7 +133,7 @@ impl Network {
         self.set_link(name, "down")
     }
 
-    /// Gives a link back that [`Self::cut`] took.
+    /// Gives a link back that `Self::cut` took.
     ///
     /// # Errors
     /// When there is none of that name.

@@ -44,7 +44,7 @@ impl RingSetting {
     /// New mounts get rings.
     ///
     /// # Errors
-    /// The parameter cannot be set: see [`missing`].
+    /// The parameter cannot be set: see `missing`.
     pub fn enable() -> Result<Self> {
         Self::write_setting("Y")
     }
@@ -52,7 +52,7 @@ impl RingSetting {
     /// New mounts get none.
     ///
     /// # Errors
-    /// The parameter cannot be set: see [`missing`].
+    /// The parameter cannot be set: see `missing`.
     pub fn disable() -> Result<Self> {
         Self::write_setting("N")
     }

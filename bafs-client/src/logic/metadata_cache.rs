@@ -86,7 +86,7 @@ impl MetadataCache {
         }
     }
 
-    /// The server told attributes, of which times [were kept](Self::keep_times).
+    /// The server told attributes, of which times were kept.
     pub fn store_attr(&mut self, attr: &Attr) {
         let known = self.files.get(&attr.ino);
         let owing = known.filter(|file| file.has_pending_times && file.attr.mtime == attr.mtime);

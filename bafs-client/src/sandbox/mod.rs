@@ -35,8 +35,8 @@
 //! (user_namespaces(7)), in which one user exists. No helper with privileges is involved.
 //!
 //! **Concurrency.** [`dispatch_job_init`] comes first in `main`, then [`enter_private`]. Both need
-//! a process with one thread. Afterwards come [`Sandbox::create_directories`], the mounts, and
-//! [`Sandbox::start_job`].
+//! a process with one thread. Afterwards come `Sandbox::create_directories`, the mounts, and
+//! `Sandbox::start_job`.
 //!
 //! **Limits.** `limits.rs` has them: 1,024 volumes ([`VOLUMES_MAX`]), and two seconds until a kill
 //! is complete ([`KILL_MAX`]). See `docs/decisions/0008-one-name-space-per-job.md`.

@@ -1,5 +1,5 @@
 //! The time of a run: that of the machine's clock, but never less than what has passed. Only
-//! [`now`] and [`tick`] read clocks.
+//! `now` and `tick` read clocks.
 
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -43,7 +43,7 @@ pub(crate) fn wall_time_now() -> Time {
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Milliseconds of this process's life: unlike [`now`] never set back.
+/// Milliseconds of this process's life: unlike `now` never set back.
 #[expect(
     clippy::disallowed_methods,
     reason = "the driver is where the scheduler meets the clock"

@@ -136,7 +136,7 @@ impl SimulatedCluster {
     }
 
     /// Runs 40 pipelines of four stages on six nodes, while nodes, links, disks, the catalog and
-    /// the scheduler fail as the seed says. `calm` is what [`Self::calm`] answers.
+    /// the scheduler fail as the seed says. `calm` is what `Self::calm` answers.
     ///
     /// # Panics
     /// When an invariant of the core does not hold, or the run does not end.
@@ -144,7 +144,7 @@ impl SimulatedCluster {
         Self::run_with_faults(seed, calm, Self::all_faults())
     }
 
-    /// The faults of [`Self::chaos`].
+    /// The faults of `Self::chaos`.
     fn all_faults() -> Faults {
         Faults {
             node_dies: 8,
@@ -169,7 +169,7 @@ impl SimulatedCluster {
     /// the scheduler that is killed.
     ///
     /// # Panics
-    /// As [`Self::chaos`].
+    /// As `Self::chaos`.
     pub fn run_link_cuts(seed: u64, calm: &BTreeMap<u32, u64>, group_cut: u64) -> ChaosResult {
         let faults = Faults {
             scheduler_dies: 40,

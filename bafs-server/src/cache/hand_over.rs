@@ -281,7 +281,7 @@ impl Generation {
     /// same.
     ///
     /// # Errors
-    /// As of [`super::disk::Disk::compare`].
+    /// As of `super::disk::Disk::compare`.
     async fn compare(self: &Arc<Self>, file: FileIndex) -> Result<()> {
         let mut over = self.begin_to_compare(file);
         let told = over.wait_for(Option::is_some).await;

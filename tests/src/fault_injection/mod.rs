@@ -139,7 +139,7 @@ pub fn run_seeds(
 /// start; nothing else fails.
 ///
 /// # Errors
-/// As [`run`].
+/// As `run`.
 pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
     run_with_private_mounts(move || {
         const PIPELINES: usize = 24;

@@ -167,7 +167,7 @@ impl BlockTable {
 
     /// Takes out all blocks of a file, so that another one finds a place: that of the first block
     /// to go of which all may go for a block of this class. They stay charged until
-    /// [`BlockTable::freed`]. Empty when there is none.
+    /// `BlockTable::freed`. Empty when there is none.
     pub(crate) fn evict_file(&mut self, for_class: CopyClass) -> Vec<Victim> {
         let blocks = self.find_file_victim(for_class).unwrap_or_default();
         let mut victims = Vec::with_capacity(blocks.len());
