@@ -740,7 +740,7 @@ mod tests {
             cpus = 1 => cpus = 1\nlocal-latency = "61 s" => line 7: => the limit is 60 s
             cpus = 1 => cpus = 1\nhome-latency = "99999999999999999999 s" => line 7: => is too long
             cpus = 1 => cpus = 1\nlocal-latency = "-1 ms" => line 7: => must be a whole number
-            [[nodes]] => hash-imbalance = 1\n[[nodes]] => line 4: => `hash-imbalance` must be true
+            [[nodes]] => hash-imbalance = 1\n[[nodes]] => line 4: => hash-imbalance => true or false
             cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
             count = 50 => count = 5000000000 => line 5: => `count` must be
             5 GB => 1000 PB => more than 8000 PB of storage
