@@ -233,7 +233,7 @@ impl OutputCollector {
     }
 
     /// What a job that is over printed, and its last words, at most 64 KiB; bytes that are no text
-    /// are replaced there. `output_file` are files that took a stream in place of the pipe; their
+    /// are replaced there. `stream_files` are files that took a stream in place of the pipe; their
     /// last words are told of a job that failed.
     pub(crate) async fn finish(
         &self,

@@ -54,7 +54,7 @@ pub struct CacheStatus {
     pub pinned_paths: Vec<String>,
     /// The last warming, if there was one since the server started.
     pub warming: Option<WarmingStatus>,
-    /// What it did since the server started; the names are in `docs/CACHE.md`.
+    /// What it did since the server started; the names are in `docs/guide/performance.md`.
     pub counters: BTreeMap<String, u64>,
     /// The others that share it, as this server believes.
     pub peers: Vec<CachePeer>,
@@ -85,7 +85,8 @@ pub struct CachePeer {
     pub used_bytes: Option<u64>,
     /// Whether it failed lately and is passed over for a while.
     pub is_unresponsive: bool,
-    /// What was asked of it since this server started; the names are in `docs/CACHE.md`.
+    /// What was asked of it since this server started; the names are in
+    /// `docs/guide/performance.md`.
     pub counters: BTreeMap<String, u64>,
 }
 

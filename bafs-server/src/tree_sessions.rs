@@ -221,7 +221,7 @@ impl TreeSessions {
     /// Runs a batch of operations, or finds the answer of a batch that ran before.
     ///
     /// # Errors
-    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `RunningServer` for
+    /// `SessionUnknown`, `Fenced`, `VolumeLost` for a session that is no more; `InProgress` for
     /// a batch that takes longer; `Malformed` for one that is too large; `Conflict` for one that
     /// ran so long ago that its answer is gone.
     pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {

@@ -231,7 +231,7 @@ fn select_home(homes: Vec<Advert>, host: &str) -> Option<Advert> {
     homes.into_iter().find(is_named)
 }
 
-/// The identity of the person: the scheduler's, or what `bafs reserve_range` made, which is an
+/// The identity of the person: the scheduler's, or what `bafs grant` made, which is an
 /// agent's that holds a token.
 fn load_user_identity(cluster: &Path) -> Result<Identity> {
     match load_granted_identity(cluster) {

@@ -97,6 +97,9 @@ fn form(argument: &clap::Arg) -> String {
 fn meaning(argument: &clap::Arg) -> String {
     let help = argument.get_long_help().or_else(|| argument.get_help());
     let mut cell = help.map(ToString::to_string).unwrap_or_default();
+    if !cell.is_empty() && !cell.ends_with(['.', ':']) {
+        cell.push('.');
+    }
     let values = argument.get_possible_values();
     let values: Vec<_> = values.iter().filter(|value| !value.is_hide_set()).collect();
     if !values.is_empty() && argument.get_action().takes_values() {
@@ -108,7 +111,8 @@ fn meaning(argument: &clap::Arg) -> String {
         let _ = write!(cell, " Values: {}.", described.join("; "));
     }
     let defaults = argument.get_default_values();
-    if !defaults.is_empty() && argument.get_action().takes_values() {
+    let is_empty = defaults.iter().all(|value| value.is_empty());
+    if !is_empty && argument.get_action().takes_values() {
         let shown: Vec<_> = defaults
             .iter()
             .map(|value| value.to_string_lossy())

@@ -355,7 +355,7 @@ pub(crate) async fn run_on_cluster(
     Ok(driver::run_workflow(workflow, options, progress).await?)
 }
 
-/// Kills the second node, or the only one: what `bafs demo --kill-node-after_sequence` promises.
+/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
 fn kill_one_node(cluster: &mut Cluster) {
     let name = if cluster.address("n2").is_empty() {
         "n1"

@@ -1,4 +1,4 @@
-//! `bafs prefer_pipeline` and `bafs cancel_pipeline`: wishes for a run that goes on. Its scheduler
+//! `bafs prefer` and `bafs cancel`: wishes for a run that goes on. Its scheduler
 //! reads and journals them; these commands only leave them beside its journal.
 
 use std::path::Path;

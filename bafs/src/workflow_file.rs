@@ -69,7 +69,7 @@ fn format_diagnostic(diagnostic: &Diagnostic, file: &str, text: &str) -> String 
     }
 }
 
-/// `bafs check_workflow`: says what a workflow consists of.
+/// `bafs check`: says what a workflow consists of.
 pub(crate) fn check_workflow(path: &Path, output: Printer) -> Result<()> {
     let workflow = load_workflow(path)?;
     let (jobs, volumes) = (workflow.jobs.len(), workflow.volumes.len());

@@ -35,7 +35,7 @@ pub enum DataPath {
     Inline,
     /// The same, and the kernel keeps nothing.
     Uncached,
-    /// Agent and node are processes of their own: what `bafs_command mount` shows.
+    /// Agent and node are processes of their own: what `bafs mount` shows.
     AgentProcess,
     /// The same as on another machine: the node's door is shut, and agents use the network.
     Network,

@@ -1,4 +1,4 @@
-//! `bafs_command plan` without an environment: for what is free on the nodes that a catalog lists.
+//! `bafs plan` without an environment: for what is free on the nodes that a catalog lists.
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{TestCluster, printed_text};

@@ -1,4 +1,4 @@
-//! Programs for tests that come as crates, suites and servers: builds them below `target_path/`.
+//! Programs for tests that come as crates, suites and servers: builds them below `target/`.
 //! Runs none of them.
 
 use std::fs;
@@ -47,7 +47,7 @@ fn is_installed(root: &Path, name: &str, version: &str) -> bool {
     has_entry(&list, name, version) && root.join("bin").join(name).is_file()
 }
 
-/// Cargo's own list of what it installed, for `cargo_command install` itself would ask the
+/// Cargo's own list of what it installed, for `cargo install` itself would ask the
 /// registry.
 fn has_entry(list: &str, name: &str, version: &str) -> bool {
     list.contains(&format!("\"{name} {version} "))

@@ -101,7 +101,7 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     })
 }
 
-/// The best runner of this machine: nextest (limits and groups of `.session_config/nextest.toml`)
+/// The best runner of this machine: nextest (limits and groups of `.config/nextest.toml`)
 /// or cargo.
 fn runner_command(arguments: &[String]) -> Command {
     let mut command = if ensure_nextest() {
@@ -130,7 +130,7 @@ fn runner_command(arguments: &[String]) -> Command {
 }
 
 /// One more than there are processors: of the two clusters that run beside other tests
-/// (`.session_config/nextest.toml`), one or both wait.
+/// (`.config/nextest.toml`), one or both wait.
 fn count_test_threads() -> usize {
     thread::available_parallelism().map_or(2, NonZero::get) + 1
 }

@@ -1,4 +1,4 @@
-//! `bafs volume extract_file`: a file of a volume is sent home. Says what it waits for, and ends
+//! `bafs volume extract`: a file of a volume is sent home. Says what it waits for, and ends
 //! when the home stays away; looks for it again meanwhile, as it may be back at another address.
 
 use std::time::Duration;

@@ -266,7 +266,7 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
     text
 }
 
-/// The part of `bafs volume show --json` that is about a cache (`docs/CACHE.md`).
+/// The part of `bafs volume show --json` that is about a cache (`docs/guide/performance.md`).
 pub(super) fn cache_json(cache: &CacheStatus) -> Value {
     let peers = cache.peers.iter().map(|peer| {
         json!({

@@ -29,7 +29,7 @@ pub use self::report::BenchmarkReport;
 /// A benchmark.
 #[derive(Debug, Clone, Copy)]
 pub struct Benchmark {
-    /// As `cargo xtask bench FILE_NAME` calls it; without spaces.
+    /// As `cargo xtask bench NAME` calls it; without spaces.
     pub name: &'static str,
     /// What it compares, in a line.
     pub description: &'static str,

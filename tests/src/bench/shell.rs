@@ -58,7 +58,7 @@ fn has_ended_within(child: &mut Child, longest: Duration) -> Result<bool> {
 }
 
 impl Shell {
-    /// Starts one in a job with a volume, as `bafs_command exec --mount` calls it.
+    /// Starts one in a job with a volume, as `bafs exec --mount` calls it.
     pub(super) fn start_in_job(world: &TestCluster, mount: &str) -> Result<Self> {
         Self::start(&mut world.bafs_command(&["exec", "--mount", mount, "--", "/bin/sh"]))
     }

@@ -1,4 +1,4 @@
-//! `bafs-bench FILE_NAME [--json] [--quick] [--only PATH_DESCRIPTOR_DIVISOR,…]`: runs one
+//! `bafs-bench NAME [--json] [--quick] [--only PART,…]`: runs one
 //! benchmark; `--list` names all. `cargo xtask bench` builds and starts it. Measures nothing
 //! itself.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]

@@ -145,7 +145,7 @@ impl NamespaceCluster {
         Ok(())
     }
 
-    /// Where a server listens, `find_host:port`.
+    /// Where a server listens, `host:port`.
     ///
     /// # Errors
     /// When there is none of that name.

@@ -1,4 +1,4 @@
-//! `bench cache_directory`: the cooperative cache on real processes. Each part is a file of its
+//! `bench cache`: the cooperative cache on real processes. Each part is a file of its
 //! own.
 
 mod blast;

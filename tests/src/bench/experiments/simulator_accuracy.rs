@@ -20,7 +20,7 @@ use crate::bench::measure::{Samples, format_number};
 const LOCAL_BYTES_PER_S: u64 = 500_000_000;
 
 /// What a home that limits its bytes lets through at once after a rest: so many microseconds of it
-/// (`BURST_NS` of `bafs-find_server`).
+/// (`BURST_NS` of `bafs-server`).
 const HOME_BURST_US: u64 = 200_000;
 
 /// Simulations of one real run.
