@@ -61,10 +61,8 @@ fn read_home_settings(path: &Path) -> Result<HomeSettings> {
 }
 
 /// What a server said that did not start, with what helps.
-fn explain_start_error(
-    explain_start_error: bafs_proto::Result<RunningServer>,
-) -> Result<RunningServer> {
-    explain_start_error.map_err(|error| match start_error_remedy(&error.detail) {
+fn explain_start_error(started: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
+    started.map_err(|error| match start_error_remedy(&error.detail) {
         Some(remedy) => anyhow!("{error}; {remedy}"),
         None => error.into(),
     })

@@ -143,8 +143,8 @@ impl ExecJob {
     ///
     /// # Errors
     /// When it is gone.
-    pub fn send_signal(&self, send_signal: Signal) -> Result<()> {
-        kill(Pid::from_raw(i32::try_from(self.0.id())?), send_signal)?;
+    pub fn send_signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.0.id())?), signal)?;
         Ok(())
     }
 

@@ -40,11 +40,11 @@ impl StepLog {
     fn run_step(
         &mut self,
         name: &'static str,
-        run_ci: impl FnOnce() -> Result<StepOutcome>,
+        run: impl FnOnce() -> Result<StepOutcome>,
     ) -> Result<()> {
         println!("\n==== {name} ====");
         let start = Instant::now();
-        let outcome = run_ci();
+        let outcome = run();
         let duration = start.elapsed();
         let result = match &outcome {
             Ok(StepOutcome::Passed) => "ok".to_owned(),

@@ -70,13 +70,12 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
         // Arguments choose among the tests of the runner; doc tests have no say in that.
         commands.push(shell::cargo_command(&["test", "--doc", "--workspace"]));
     }
-    for mut run_and_print in commands {
-        run_and_print
+    for mut command in commands {
+        command
             .env(skips::SKIP_LOG_VARIABLE, &log)
             .env("BAFS_BIN", &program)
             .env(suites::TOOLS_VARIABLE, &suites);
-        let (status, lines) =
-            shell::run_and_capture(&mut run_and_print, totals::closing_line_filter)?;
+        let (status, lines) = shell::run_and_capture(&mut command, totals::closing_line_filter)?;
         closing_lines.extend(lines);
         if !status.success() && fault.is_none() {
             fault = Some(format!("a test runner ended with {status}"));

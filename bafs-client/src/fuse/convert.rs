@@ -16,30 +16,30 @@ pub(super) fn caller_of(request: &Request) -> Caller {
     }
 }
 
-pub(super) fn to_name(to_name: &OsStr) -> ByName {
-    to_name.as_bytes().to_vec()
+pub(super) fn to_name(name: &OsStr) -> ByName {
+    name.as_bytes().to_vec()
 }
 
-pub(super) fn to_errno(to_errno: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(to_errno.0)
+pub(super) fn to_errno(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.0)
 }
 
-pub(super) fn to_file_attr(to_file_attr: &Attr) -> FileAttr {
+pub(super) fn to_file_attr(attr: &Attr) -> FileAttr {
     FileAttr {
-        ino: INodeNo(to_file_attr.ino.0),
-        size: to_file_attr.size,
-        blocks: to_file_attr.blocks,
-        atime: to_system_time(to_file_attr.atime),
-        mtime: to_system_time(to_file_attr.mtime),
-        ctime: to_system_time(to_file_attr.ctime),
+        ino: INodeNo(attr.ino.0),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: to_system_time(attr.atime),
+        mtime: to_system_time(attr.mtime),
+        ctime: to_system_time(attr.ctime),
         crtime: UNIX_EPOCH,
-        kind: file_type(to_file_attr.mode),
-        perm: (to_file_attr.mode & 0o7777) as u16,
-        nlink: to_file_attr.nlink,
-        uid: to_file_attr.uid,
-        gid: to_file_attr.gid,
-        rdev: to_file_attr.rdev,
-        blksize: to_file_attr.block_size,
+        kind: file_type(attr.mode),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: attr.block_size,
         flags: 0,
     }
 }
@@ -86,10 +86,10 @@ pub(super) fn file_type(mode: u32) -> FileType {
     }
 }
 
-fn to_system_time(to_system_time: FileTime) -> SystemTime {
-    let nanoseconds = Duration::from_nanos(u64::from(to_system_time.nanoseconds));
-    let seconds = Duration::from_secs(to_system_time.seconds.unsigned_abs());
-    let whole = if to_system_time.seconds < 0 {
+fn to_system_time(time: FileTime) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds));
+    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = if time.seconds < 0 {
         UNIX_EPOCH.checked_sub(seconds)
     } else {
         UNIX_EPOCH.checked_add(seconds)

@@ -30,7 +30,7 @@ pub(super) trait EntryReply: ErrorReply {
 }
 
 pub(super) trait AttrReply: ErrorReply {
-    fn send_attr(self, ttl: Duration, send_attr: &Attr);
+    fn send_attr(self, ttl: Duration, attr: &Attr);
 }
 
 pub(super) trait EmptyReply: ErrorReply {
@@ -42,7 +42,7 @@ pub(super) trait DataReply: ErrorReply {
 }
 
 pub(super) trait OpenReply: ErrorReply {
-    fn send_handle(self, send_handle: HandleId, flags: FopenFlags);
+    fn send_handle(self, handle: HandleId, flags: FopenFlags);
 }
 
 pub(super) trait CreateReply: ErrorReply {
@@ -63,7 +63,7 @@ pub(super) trait XattrReply: ErrorReply {
 }
 
 pub(super) trait StatReply: ErrorReply {
-    fn send_stat(self, send_stat: TreeStat);
+    fn send_stat(self, stat: TreeStat);
 }
 
 pub(super) trait DirectoryReply: ErrorReply {

@@ -290,8 +290,8 @@ impl InodeMap {
         }
     }
 
-    fn add_name(&mut self, parent: InodeNo, add_name: &ByName, ino: InodeNo) {
-        let key = (parent, add_name.clone());
+    fn add_name(&mut self, parent: InodeNo, name: &ByName, ino: InodeNo) {
+        let key = (parent, name.clone());
         match self.inodes_by_name.insert(key.clone(), ino) {
             Some(before) if before == ino => return,
             Some(before) => self.drop_name(before, &key),

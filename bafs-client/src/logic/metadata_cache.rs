@@ -130,9 +130,9 @@ impl MetadataCache {
     }
 
     /// Attributes that do not touch the content were changed.
-    pub fn update_attr(&mut self, ino: InodeNo, update_attr: impl FnOnce(&mut Attr)) {
+    pub fn update_attr(&mut self, ino: InodeNo, change: impl FnOnce(&mut Attr)) {
         if let Some(file) = self.files.get_mut(&ino) {
-            update_attr(&mut file.attr);
+            change(&mut file.attr);
         }
     }
 
@@ -243,10 +243,10 @@ impl MetadataCache {
     }
 
     /// A name was made.
-    pub fn add_name(&mut self, directory: InodeNo, add_name: &ByName) {
+    pub fn add_name(&mut self, directory: InodeNo, name: &ByName) {
         self.count_name_change(directory);
         if let Some(names) = self.complete_directories.get_mut(&directory)
-            && names.insert(add_name.clone())
+            && names.insert(name.clone())
         {
             self.name_count += 1;
         }

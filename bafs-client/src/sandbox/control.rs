@@ -82,8 +82,8 @@ pub(super) enum ProcessEnd {
 }
 
 impl StreamSpec {
-    pub(super) fn from_path(from_path: PathBuf) -> Self {
-        Self::Path(from_path.into_os_string())
+    pub(super) fn from_path(path: PathBuf) -> Self {
+        Self::Path(path.into_os_string())
     }
 }
 

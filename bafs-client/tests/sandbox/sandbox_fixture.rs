@@ -181,8 +181,8 @@ impl SandboxFixture {
         self.task.plan.volumes.push(volume);
     }
 
-    pub(crate) fn with_action(mut self, with_action: JobAction) -> Self {
-        self.task.action = with_action;
+    pub(crate) fn with_action(mut self, then: JobAction) -> Self {
+        self.task.action = then;
         self
     }
 

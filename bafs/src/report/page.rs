@@ -127,16 +127,16 @@ fn write_ledger(html: &mut String, report: &ReportData) -> Result<()> {
     write_omitted(html, goodput.jobs.len())
 }
 
-fn write_account(html: &mut String, name: &str, write_account: &TimeAccount) -> Result<()> {
+fn write_account(html: &mut String, name: &str, account: &TimeAccount) -> Result<()> {
     write!(html, "<tr><td>{}</td>", escape_html(name))?;
     for ms in [
-        write_account.computing_ms,
-        write_account.io_wait_ms,
-        write_account.copying_ms,
-        write_account.lost_ms,
-        write_account.overhead_ms,
-        write_account.queued_ms,
-        write_account.sum_ms(),
+        account.computing_ms,
+        account.io_wait_ms,
+        account.copying_ms,
+        account.lost_ms,
+        account.overhead_ms,
+        account.queued_ms,
+        account.sum_ms(),
     ] {
         write!(html, "<td class=\"n\">{}</td>", format_seconds(ms))?;
     }

@@ -254,9 +254,9 @@ impl ScriptPaths {
         }
     }
 
-    fn pause_command(&self, pause_command: Duration) -> String {
+    fn pause_command(&self, pause: Duration) -> String {
         match self.has_pauses {
-            true => format!("sleep {:.2}", pause_command.as_secs_f64()),
+            true => format!("sleep {:.2}", pause.as_secs_f64()),
             false => "true".to_owned(),
         }
     }

@@ -193,9 +193,9 @@ impl NamespaceCluster {
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn send_signal(&mut self, name: &str, send_signal: Signal) -> Result<()> {
+    pub fn send_signal(&mut self, name: &str, signal: Signal) -> Result<()> {
         let pid = self.find_server(name)?.process.id();
-        Ok(kill(Pid::from_raw(i32::try_from(pid)?), send_signal)?)
+        Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
     }
 
     fn find_server(&mut self, name: &str) -> Result<&mut ClusterServer> {

@@ -17,14 +17,14 @@ pub(super) fn check_code_map(files: &[SourceFile]) -> Vec<RuleViolation> {
     let Some(document) = files.iter().find(|file| file.path == DOCUMENT) else {
         return Vec::new();
     };
-    let Some((first_line, find_section)) = find_section(&document.text) else {
+    let Some((first_line, section)) = find_section(&document.text) else {
         return vec![RuleViolation::new(DOCUMENT, 0, "no section `Code map`")];
     };
     let crates = crate_directories(files);
     let mut findings = Vec::new();
     let mut named = BTreeSet::new();
     let mut current = None;
-    for (index, line) in find_section.lines().enumerate() {
+    for (index, line) in section.lines().enumerate() {
         let heading = line.starts_with('#');
         for (position, word) in path_words(line).into_iter().enumerate() {
             // Deeper in a line, a crate's name is part of what is said about something else.

@@ -89,7 +89,7 @@ pub(super) fn find_machine_paths(root: &Path) -> Vec<String> {
 /// Finds names that mean something on one machine only.
 pub(super) fn check_machine_names(
     file: &SourceFile,
-    find_machine_paths: &[String],
+    machine_paths: &[String],
 ) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     // Cargo writes the lock file, and its index has the name that it has.
@@ -97,7 +97,7 @@ pub(super) fn check_machine_names(
         return findings;
     }
     for (index, line) in file.text.lines().enumerate() {
-        if let Some(path) = find_machine_paths.iter().find(|path| has_path(line, path)) {
+        if let Some(path) = machine_paths.iter().find(|path| has_path(line, path)) {
             let what = format!("`{path}` is a path of one machine");
             findings.push(RuleViolation::new(&file.path, index + 1, what));
         }

@@ -163,23 +163,23 @@ impl StructWriter {
     }
 
     /// `struct fuse_attr`.
-    fn write_attr(self, write_attr: &Attr) -> Self {
-        let (atime, mtime, ctime) = (write_attr.atime, write_attr.mtime, write_attr.ctime);
-        self.write_u64(write_attr.ino.0)
-            .write_u64(write_attr.size)
-            .write_u64(write_attr.blocks)
+    fn write_attr(self, attr: &Attr) -> Self {
+        let (atime, mtime, ctime) = (attr.atime, attr.mtime, attr.ctime);
+        self.write_u64(attr.ino.0)
+            .write_u64(attr.size)
+            .write_u64(attr.blocks)
             .write_u64(atime.seconds as u64)
             .write_u64(mtime.seconds as u64)
             .write_u64(ctime.seconds as u64)
             .write_u32(atime.nanoseconds)
             .write_u32(mtime.nanoseconds)
             .write_u32(ctime.nanoseconds)
-            .write_u32(write_attr.mode)
-            .write_u32(write_attr.nlink)
-            .write_u32(write_attr.uid)
-            .write_u32(write_attr.gid)
-            .write_u32(write_attr.rdev)
-            .write_u32(write_attr.block_size)
+            .write_u32(attr.mode)
+            .write_u32(attr.nlink)
+            .write_u32(attr.uid)
+            .write_u32(attr.gid)
+            .write_u32(attr.rdev)
+            .write_u32(attr.block_size)
             .write_u32(0)
     }
 

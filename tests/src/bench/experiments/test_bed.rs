@@ -212,8 +212,8 @@ pub(super) struct WorkflowText(pub(super) String);
 
 impl WorkflowText {
     /// Another line.
-    pub(super) fn add_line(&mut self, add_line: &str) {
-        self.0 += add_line;
+    pub(super) fn add_line(&mut self, line: &str) {
+        self.0 += line;
         self.0.push('\n');
     }
 

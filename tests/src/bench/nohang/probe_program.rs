@@ -271,10 +271,10 @@ impl Probe {
     }
 
     /// One call, which may take long.
-    fn time_call<T>(&mut self, time_call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn time_call<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.state.call_began_ns = now_ns();
         self.write_state();
-        let result = time_call();
+        let result = call();
         let took = now_ns().saturating_sub(self.state.call_began_ns);
         self.state.call_began_ns = 0;
         self.state.calls_returned += 1;
