@@ -37,6 +37,7 @@
 //! cancelled.
 
 mod clock;
+mod journal_opening;
 mod maintenance;
 mod output_collector;
 mod run_options;
@@ -55,9 +56,10 @@ use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use self::clock::RunClock;
+use self::journal_opening::open_journal;
 use self::maintenance::send_event;
 use self::output_collector::OutputCollector;
 pub use run_options::{CancelHandle, RunOptions};
@@ -65,7 +67,7 @@ pub use run_options::{CancelHandle, RunOptions};
 use crate::io::connectivity::Connectivity;
 use crate::io::homes::Homes;
 use crate::io::job_watch::{WatchList, WatchListSender, watch_node};
-use crate::io::journal::{Journal, JournalHeader, JournalRecord};
+use crate::io::journal::{History, Journal, JournalHeader, JournalRecord};
 use crate::io::listing_tracker::ListingTracker;
 use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
@@ -184,6 +186,8 @@ struct Driver {
     tasks: JoinSet<()>,
     messages: mpsc::Sender<DriverMessage>,
     watch_lists: BTreeMap<ServerId, WatchListSender>,
+    /// Nodes that are back and are asked for volumes.
+    volume_searches: BTreeMap<ServerId, AbortHandle>,
     listing_tracker: ListingTracker,
     /// Why the catalog refuses this run, if it does.
     catalog_refusal: Option<Error>,
@@ -210,20 +214,8 @@ impl Driver {
         workflow: Workflow,
         options: &RunOptions,
     ) -> Result<(Self, mpsc::Receiver<DriverMessage>)> {
-        let (journal, history) = Journal::open(&options.journal, || JournalHeader {
-            run: RunId::random(),
-            workflow: workflow.clone(),
-            settings: options.settings.clone(),
-        })?;
+        let (journal, history) = open_journal(&workflow, options)?;
         let header = history.header;
-        if header.workflow != workflow {
-            let text = format!(
-                "the journal {} belongs to another workflow, or to an earlier version of this one; \
-                 name another journal, or delete it to start afresh",
-                options.journal.display()
-            );
-            return Err(Error::new(ErrorCode::Conflict, text));
-        }
         let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
         let mut ledger = RunReportBuilder::default();
         let last = history.records.last().map_or(Time(0), |(at, _)| *at);
@@ -249,7 +241,6 @@ impl Driver {
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
-            is_resumed,
         };
         let user = servers.settings.user.clone();
         let shares = user.map(|user| NodeQuotas::new(user, servers.volume_owner()));
@@ -262,6 +253,7 @@ impl Driver {
             tasks: JoinSet::new(),
             messages: notes,
             watch_lists: BTreeMap::new(),
+            volume_searches: BTreeMap::new(),
             listing_tracker: ListingTracker::default(),
             catalog_refusal: None,
             rejection: None,

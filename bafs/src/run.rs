@@ -196,6 +196,7 @@ async fn run_on_throw_away_cluster(
     nodes: u32,
     output: Printer,
 ) -> Result<RunReport> {
+    local_report::check_home_names(&workflow)?;
     let spec = build_cluster_spec(args, nodes)?;
     tokio::task::block_in_place(check_machine)?;
     let asked = wait_for_stop_signal();

@@ -204,21 +204,20 @@ impl Driver {
         });
     }
 
-    /// Asks a node that is back which of these volumes it has; one that does not answer has none.
+    /// Asks a node that is back which of these volumes it has, until it says so or is given up.
     pub(super) fn find_volumes(&mut self, server: ServerId, volumes: Vec<VolumeId>) {
         let (servers, notes, place) = (
             self.servers.clone(),
             self.messages.clone(),
             self.server_address(server),
         );
-        self.tasks.spawn(async move {
-            let mut found = volumes.clone();
-            match servers.renew_volumes(&place, volumes, 0).await {
-                Ok(lost) => found.retain(|id| !lost.contains(id)),
-                Err(_) => found.clear(),
-            }
+        let search = self.tasks.spawn(async move {
+            let found = servers.find_volumes(&place, volumes).await;
             send_event(&notes, Some(Event::VolumesFound { server, found })).await;
         });
+        if let Some(earlier) = self.volume_searches.insert(server, search) {
+            earlier.abort();
+        }
     }
 
     /// Asks what a part of a cache keeps. Who cannot say so is not asked again.
@@ -284,6 +283,9 @@ impl Driver {
     pub(super) fn stop_watching(&mut self, server: ServerId) {
         if let Some(watched) = self.watch_lists.get(&server) {
             watched.send_modify(|watched| watched.executions.clear());
+        }
+        if let Some(search) = self.volume_searches.remove(&server) {
+            search.abort();
         }
     }
 

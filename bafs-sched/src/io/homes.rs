@@ -34,6 +34,10 @@ pub struct Homes {
     is_listed: bool,
     /// Names that the journal should say the meaning of, and does not yet.
     unjournaled_names: BTreeSet<String>,
+    /// Names that no listing had yet, each with a URL that needs it.
+    missing_names: BTreeMap<String, String>,
+    /// Listings so far without them.
+    listings_without: u32,
 }
 
 /// A home that has a name for the whole run.
@@ -90,6 +94,8 @@ impl Homes {
             by_name: BTreeMap::new(),
             is_listed: false,
             unjournaled_names: BTreeSet::new(),
+            missing_names: BTreeMap::new(),
+            listings_without: 0,
         }
     }
 
@@ -98,8 +104,12 @@ impl Homes {
         let named = workflow
             .urls()
             .filter(|url| url.scheme == Scheme::Bafs && !url.host.contains(':'));
+        let missing_names: BTreeMap<_, _> = named
+            .map(|url| (url.host.clone(), url.to_string()))
+            .collect();
         Self {
-            unjournaled_names: named.map(|url| url.host.clone()).collect(),
+            unjournaled_names: missing_names.keys().cloned().collect(),
+            missing_names,
             ..Self::new(file_home)
         }
     }
@@ -149,6 +159,7 @@ impl Homes {
             .clone()
             .filter_map(|home| self.update_home(home))
             .collect();
+        told.extend(self.report_missing_names());
         let listed: BTreeSet<_> = homes.map(|home| home.id).collect();
         for (name, known) in &mut self.by_name {
             let was_away = known.is_unreachable();
@@ -167,6 +178,30 @@ impl Homes {
             }
         }
         told
+    }
+
+    /// What to tell of names that no home has, once, before the first job asks for one: jobs may
+    /// take hours before their results do.
+    fn report_missing_names(&mut self) -> Vec<String> {
+        let by_name = &self.by_name;
+        self.missing_names
+            .retain(|name, _| !by_name.contains_key(name));
+        self.listings_without = self.listings_without.saturating_add(1);
+        if self.listings_without != MISSING_LISTINGS_MAX {
+            return Vec::new();
+        }
+        let listed: Vec<_> = by_name.keys().map(|name| format!("'{name}'")).collect();
+        let listed = match listed.is_empty() {
+            true => "no home".to_owned(),
+            false => listed.join(", "),
+        };
+        let tell = |(name, url): (&String, &String)| {
+            format!(
+                "no home is called '{name}', which {url} needs; the catalog lists {listed}: start \
+                 it, or stop this run and correct the workflow; what needs it waits"
+            )
+        };
+        self.missing_names.iter().map(tell).collect()
     }
 
     /// Whether an error comes of a home being away, of which the user was told.
@@ -407,6 +442,23 @@ mod tests {
             (place.address.as_str(), place.id),
             ("a:2", Some(ServerId(1)))
         );
+    }
+
+    #[test]
+    fn unknown_home_name_is_reported_before_its_use() {
+        let text = "volume s scratch 1 MB\njob j {\nexecutable = x\n}\nmount s j /s\n\
+            extract s x bafs://hom/x\nextract s y bafs://home/y\n";
+        let none = |path: &str| Err(path.to_owned());
+        let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = workflow.expect("it is right").workflow;
+        let mut homes = Homes::for_workflow(None, &workflow);
+        let mut told = Vec::new();
+        for _ in 0..9 {
+            told.extend(homes.update_from_listing(&[home_advert(1, "a:1")]));
+        }
+        assert_eq!(told.len(), 1, "{told:?}");
+        let wanted = "no home is called 'hom', which bafs://hom/x needs; the catalog lists 'home'";
+        assert!(told[0].starts_with(wanted), "{told:?}");
     }
 
     #[test]

@@ -5,11 +5,12 @@
 //! `index` has a line of JSON for the run and one for each attempt that ended.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, RunId};
 use bafs_proto::limits::JOB_LOG_BYTES_MAX;
 use bafs_proto::message::{JobOutcome, JobReport, ReadJobOutput};
@@ -31,6 +32,15 @@ pub const LOG_FILES_MAX: usize = 20_000;
 const READ_TIMEOUT_MS: u64 = 10_000;
 
 const INDEX_FILE: &str = "index";
+
+/// Linux takes no longer name of a file.
+const FILE_NAME_BYTES_MAX: usize = 255;
+
+/// Bytes of `.out`, and of `.err`.
+const ENDING_BYTES: usize = 4;
+
+/// So many characters of the digest of a long name tell it from others.
+const DIGEST_CHARS: usize = 16;
 
 /// Of which run the logs are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,9 +88,23 @@ impl LoggedAttempt {
     #[must_use]
     pub fn log_paths(&self, directory: &Path) -> [PathBuf; 2] {
         ["out", "err"].map(|ending| {
-            let name = format!("{}.{}.{ending}", self.job, self.attempt);
+            let name = format!("{}.{ending}", self.file_stem());
             directory.join(name)
         })
+    }
+
+    /// The name of its files without the ending: of a job whose name is too long for that its
+    /// beginning, and what tells it from others.
+    fn file_stem(&self) -> String {
+        let stem = format!("{}.{}", self.job, self.attempt);
+        if stem.len() + ENDING_BYTES <= FILE_NAME_BYTES_MAX {
+            return stem;
+        }
+        let digest = Digest::of(self.job.as_bytes()).to_string();
+        let tail = format!("-{}.{}", &digest[..DIGEST_CHARS], self.attempt);
+        let most = FILE_NAME_BYTES_MAX - ENDING_BYTES - tail.len();
+        let end = (0..=most).rev().find(|end| self.job.is_char_boundary(*end));
+        format!("{}{tail}", &self.job[..end.unwrap_or(0)])
     }
 }
 
@@ -284,10 +308,13 @@ fn private_options() -> OpenOptions {
 }
 
 /// Makes the directory, or takes one that is ours: what another one put there might lead elsewhere.
+/// One with files in it that are no logs keeps the rights that its owner gave it; the logs in it
+/// are readable to him alone all the same.
 fn create_directory(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
+        Ok(()) => return Ok(()),
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+        Err(_) => {}
     }
     let (there, own) = (
         fs::symlink_metadata(directory)?,
@@ -296,7 +323,7 @@ fn create_directory(directory: &Path) -> io::Result<()> {
     if !there.is_dir() || there.uid() != own {
         return Err(io::Error::other("it is no directory of yours"));
     }
-    fs::set_permissions(directory, Permissions::from_mode(0o700))
+    Ok(())
 }
 
 fn remove_log(path: &Path) {
@@ -334,6 +361,8 @@ pub fn read_index(directory: &Path) -> io::Result<Vec<LoggedAttempt>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn test_attempt(job: &str, has_failed: bool) -> LoggedAttempt {
@@ -428,6 +457,44 @@ mod tests {
             stored_names(directory.path()),
             ["mine"],
             "only its own files go"
+        );
+    }
+
+    #[test]
+    fn logs_of_long_job_names_are_kept() {
+        let directory = tempfile::tempdir().expect("directory");
+        let mut logs = JobLogs::open(directory.path(), RunId(1)).expect("open");
+        let names = ["x", "y"].map(|end| "\u{e4}".repeat(127) + end);
+        for name in &names {
+            let attempt = test_attempt(name, true);
+            logs.store_output(attempt, output_of_size(3)).expect("keep");
+        }
+        let stored = stored_names(directory.path());
+        assert_eq!(stored.len(), 2, "{stored:?}");
+        assert!(
+            stored.iter().all(|name| name.len() <= FILE_NAME_BYTES_MAX),
+            "{stored:?}"
+        );
+        let kept = read_index(directory.path()).expect("index");
+        let is_there = |it: &LoggedAttempt| it.log_paths(directory.path())[0].exists();
+        assert!(
+            kept.iter()
+                .all(|it| it.missing_reason.is_none() && is_there(it)),
+            "{kept:?}"
+        );
+    }
+
+    #[test]
+    fn user_directory_keeps_its_mode() {
+        let parent = tempfile::tempdir().expect("directory");
+        let directory = parent.path().join("w.bafs.logs");
+        fs::create_dir(&directory).expect("directory");
+        let shared = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&directory, shared).expect("chmod");
+        JobLogs::open(&directory, RunId(1)).expect("open");
+        assert_eq!(
+            fs::metadata(&directory).expect("there").mode() & 0o777,
+            0o755
         );
     }
 

@@ -171,6 +171,27 @@ impl Journal {
         Ok((Self { file, path: name }, history))
     }
 
+    /// Writes the journal anew, of a run of which nothing happened. Whoever is interrupted in it
+    /// finds a journal that is damaged, or the one before.
+    ///
+    /// # Errors
+    /// `ServerFault` when the file cannot be written.
+    pub fn begin_anew(&mut self, header: JournalHeader) -> Result<History> {
+        let mut bytes = JOURNAL_MAGIC.to_vec();
+        bytes.extend(encode_frame(&header)?);
+        let mut write = || {
+            self.file.set_len(0)?;
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(&bytes)?;
+            self.file.sync_all()
+        };
+        write().map_err(|e| io_error("write", &self.path, &e))?;
+        Ok(History {
+            header,
+            records: Vec::new(),
+        })
+    }
+
     /// Makes facts durable, all or none of them.
     ///
     /// # Errors

@@ -36,8 +36,8 @@ pub(super) const CALL_TIMEOUT_MS: u64 = 20_000;
 /// A node says within so long what it keeps for the run, in milliseconds; it is asked again.
 const QUOTA_TIMEOUT_MS: u64 = 3_000;
 
-/// A home may take so long to appear in the catalog before its name counts as wrong, in
-/// milliseconds: adverts come every second and vanish after four.
+/// A home may take so long to appear in the catalog before it counts as away, in milliseconds:
+/// adverts come every second and vanish after four.
 const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
@@ -66,8 +66,6 @@ pub(crate) struct Servers {
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
     pub(crate) settings: Arc<Settings>,
-    /// Whether an earlier scheduler began the run.
-    pub(crate) is_resumed: bool,
 }
 
 /// Where a server is.
@@ -319,6 +317,35 @@ impl Servers {
         renewed.map(|renewed| renewed.lost_volumes)
     }
 
+    /// Asks a node which of these volumes it has, again and again: that it says nothing, or is
+    /// busy, does not tell that it has none. One that refuses to say has none for this run.
+    pub(crate) async fn find_volumes(
+        &self,
+        location: &ServerAddress,
+        volumes: Vec<VolumeId>,
+    ) -> Vec<VolumeId> {
+        loop {
+            match self.renew_volumes(location, volumes.clone(), 0).await {
+                Ok(lost) => {
+                    return volumes
+                        .into_iter()
+                        .filter(|id| !lost.contains(id))
+                        .collect();
+                }
+                Err(error) if error.is_transient() => {
+                    let node = &location.address;
+                    tracing::debug!(node, %error, "the node does not say yet what it has");
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+                Err(error) => {
+                    let node = &location.address;
+                    tracing::warn!(node, %error, "the node does not say what it has");
+                    return Vec::new();
+                }
+            }
+        }
+    }
+
     /// A small call is repeated for so long, in milliseconds: a server that has not answered it
     /// then may be given up.
     fn call_timeout_ms(&self) -> u64 {
@@ -492,18 +519,16 @@ impl Servers {
             let error = match found {
                 Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
                 // Not the fault of who asks: it is away, as when a node says so.
-                Err(error) if error.is_transient() && self.is_resumed => {
+                Err(error) if error.is_transient() => {
                     return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
                 }
                 found => return found,
             };
-            // Its jobs ran, so the names in the workflow were right once: their homes come back.
-            if is_listed && !self.is_resumed {
+            if is_listed {
                 let until =
                     *timeout.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
                 if until.remaining().is_zero() {
-                    // A home that never appears is a mistake in the workflow.
-                    return Err(Error::new(ErrorCode::NotFound, error.detail));
+                    return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
                 }
             }
             tokio::time::sleep(RETRY_PAUSE).await;
@@ -579,5 +604,70 @@ fn home_source(home: HomePath) -> VolumeSource {
         address: home.address,
         path: home.path,
         id: home.id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use bafs_proto::identity::Authority;
+    use bafs_proto::message::{RenewVolumesReply, Reply};
+    use bafs_proto::net::memory::MemoryNetwork;
+    use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+
+    use super::*;
+
+    /// A node that is busy for the first calls, and then lacks nothing.
+    #[derive(Default)]
+    struct BusyNode(AtomicU32);
+
+    impl Service for BusyNode {
+        fn serve(
+            self: Arc<Self>,
+            _incoming: IncomingRequest,
+        ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+            let is_busy = self.0.fetch_add(1, Ordering::Relaxed) < 3;
+            Box::pin(async move {
+                // Longer than a caller waits for one call.
+                if is_busy {
+                    tokio::time::sleep(Duration::from_secs(2)).await;
+                    return Err(Error::new(ErrorCode::Busy, "it starts"));
+                }
+                let lost_volumes = Vec::new();
+                Ok((
+                    Reply::RenewVolumes(RenewVolumesReply { lost_volumes }),
+                    Bytes::new(),
+                ))
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn busy_node_loses_no_volumes() {
+        let network = MemoryNetwork::new();
+        network.listen("node", Arc::new(BusyNode::default()));
+        let authority = Authority::generate().expect("authority");
+        let (signer, rights) = (authority.signer(), [Right::Manage]);
+        let token = signer.grant(&[Resource::Cluster], &rights, Time(u64::MAX / 2));
+        let bearer = Bearer::new(token.expect("token"), signer.verifier());
+        let none = |path: &str| Err(path.to_owned());
+        let workflow = "job j {\nexecutable = x\n}\n";
+        let workflow = crate::workflow::parse_workflow("w.bafs", workflow, &none);
+        let servers = Servers {
+            pool: Pool::new(network.dialer("scheduler")),
+            bearer: Arc::new(bearer),
+            homes: Arc::default(),
+            connectivity: Arc::default(),
+            workflow: Arc::new(workflow.expect("it is right").workflow),
+            run: RunId(1),
+            settings: Arc::default(),
+        };
+        let location = ServerAddress {
+            server: ServerId(1),
+            address: "node".to_owned(),
+        };
+        let found = servers.find_volumes(&location, vec![VolumeId(7)]).await;
+        assert_eq!(found, [VolumeId(7)]);
     }
 }

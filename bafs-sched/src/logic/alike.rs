@@ -161,18 +161,19 @@ impl Scheduler {
     }
 
     /// A volume of a kind of which none was measured is made larger: the others of its pipeline
-    /// that do not exist count as what is left for them then.
+    /// that do not exist count as what is left for them then. Answers these with the sizes that
+    /// they had.
     pub(super) fn make_way_for_grown(
         &mut self,
         pipeline: u32,
         growth: &(VolumeIndex, Space, Space),
-    ) {
+    ) -> Vec<(VolumeIndex, Space)> {
         let &(grown, _, after) = growth;
         let Some(kind) = self.sizes.kind_of.get(&grown).copied() else {
-            return;
+            return Vec::new();
         };
         if self.sizes.learned.contains_key(&kind) || !self.sizes.crowds.contains_key(&kind) {
-            return;
+            return Vec::new();
         }
         let left = self.left_for_unknown(kind, self.offered());
         let left = left
@@ -190,10 +191,14 @@ impl Scheduler {
             bytes: (left.bytes / parts * 1000).max(1),
             files: (left.files / parts * 1000).max(1),
         };
-        for volume in others {
-            let size = self.size_of(volume).component_min(part);
-            self.resize(volume, size);
+        let before: Vec<_> = others
+            .into_iter()
+            .map(|it| (it, self.size_of(it)))
+            .collect();
+        for &(volume, size) in &before {
+            self.resize(volume, size.component_min(part));
         }
+        before
     }
 
     /// What volumes of other kinds of a pipeline take whose size is not declared.

@@ -1,7 +1,6 @@
 //! While the scheduler is cut off from all nodes: nobody is given up, nothing is begun, and no
 //! patience ends, as while no scheduler runs. Whether it is so is decided where calls are made.
 
-use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
 use super::action::Action;
@@ -79,10 +78,9 @@ impl Scheduler {
         self.tell_of_link(text);
     }
 
-    /// A node was silent for too long. When that is so of the last one, the scheduler is not cut
-    /// off any more: nobody is there.
-    pub(super) fn server_silent(&mut self, server: ServerId) {
-        self.lose_server(server);
+    /// A node was given up, in whatever way. When that is so of the last one, the scheduler is not
+    /// cut off any more: nobody is there.
+    pub(super) fn end_cut_off_without_nodes(&mut self) {
         if self.fleet.alive > 0 {
             return;
         }

@@ -205,6 +205,9 @@ impl Scheduler {
         };
         let server = attempt.server;
         let uses = attempt.uses.clone();
+        if cause != Cause::Home && self.is_last_environment_fault(job) {
+            self.keep_logs(job);
+        }
         self.abandon_attempt(job);
         let mut servers: Vec<ServerId> = uses.iter().filter_map(|used| used.server).collect();
         servers.sort_unstable();
@@ -297,6 +300,16 @@ impl Scheduler {
         } else {
             self.settle(job, pause_ms);
         }
+    }
+
+    /// Whether another failure of a job's environment makes it fail for good.
+    fn is_last_environment_fault(&self, job: JobIndex) -> bool {
+        let (now, max) = (self.now, self.settings.environment_faults_max);
+        let faults = &self.graph.job(job).troubles.environment;
+        let hours = u32::try_from(now.ms_since(faults.last) / FORGET_MS).unwrap_or(u32::MAX);
+        let count = faults.count.saturating_sub(hours).saturating_add(1);
+        let is_endless = faults.all.saturating_add(1) >= max.saturating_mul(ALL_FAULTS_FACTOR);
+        count >= max || is_endless
     }
 
     /// Another failure of a job's environment; answers how many count. For each hour without one

@@ -272,12 +272,18 @@ impl Scheduler {
             let partly: Vec<Growth> = partly
                 .filter(|(_, before, after)| before != after)
                 .collect();
+            let mut cut = Vec::new();
             for growth in &partly {
-                self.make_way_for_grown(pipeline, growth);
+                cut.extend(self.make_way_for_grown(pipeline, growth));
             }
             if !partly.is_empty() && self.resize_if_fit(pipeline, &partly) {
                 return Some(partly);
             }
+            // What was cut for nothing is as before; of one that was cut twice the first counts.
+            for (volume, before) in cut.into_iter().rev() {
+                self.resize(volume, before);
+            }
+            self.graph.measure_course(pipeline);
         }
         None
     }
@@ -324,5 +330,52 @@ impl Scheduler {
         made.fold(Space::ZERO, |sum, volume| {
             sum.saturating_add(self.size_of(volume))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{RunId, ServerId};
+    use bafs_proto::time::Time;
+
+    use super::*;
+    use crate::logic::{Event, NodeInfo, Settings};
+
+    #[test]
+    fn refused_growth_leaves_sibling_sizes_alone() {
+        let text = "volume a scratch unknown\nvolume b scratch unknown\nvolume c scratch unknown\n\
+            job p {\nexecutable = x\n}\njob q {\nexecutable = x\n}\njob r {\nexecutable = x\n}\n\
+            job all {\nexecutable = x\n}\nmount a p /w\nmount b q /w\nmount c r /w\n\
+            mount a all /a ro\nmount b all /b ro\nmount c all /c ro\nparent p q r child all\n";
+        let none = |path: &str| Err(path.to_owned());
+        let checked = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = checked.expect("it is right").workflow;
+        let mut scheduler = Scheduler::new(RunId(0), workflow, Settings::default());
+        let capacity = Space {
+            bytes: 100_000_000,
+            files: 100_000,
+        };
+        let node = NodeInfo::single_group(ServerId(1), capacity, 1);
+        scheduler.step(Time(1), Event::nodes_listed(vec![node]), &mut Vec::new());
+        let volumes = [0, 1, 2].map(VolumeIndex);
+        let grown = volumes
+            .into_iter()
+            .find(|it| scheduler.volumes.is_live(*it));
+        let grown = grown.expect("a first one is made");
+        let before = volumes.map(|volume| scheduler.size_of(volume));
+        let (size, beyond) = (
+            scheduler.size_of(grown),
+            Space {
+                bytes: 1 << 40,
+                files: 1 << 40,
+            },
+        );
+        let pipeline = scheduler.graph.pipeline(JobIndex(0));
+        assert!(
+            scheduler
+                .resize_to_fit(pipeline, vec![(grown, size, beyond)])
+                .is_none()
+        );
+        assert_eq!(volumes.map(|volume| scheduler.size_of(volume)), before);
     }
 }

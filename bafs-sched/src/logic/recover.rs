@@ -104,6 +104,7 @@ impl Scheduler {
         self.lose_volumes(gone);
         self.note_loss();
         self.drop_claims(server);
+        self.end_cut_off_without_nodes();
         // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but
         // for batch volumes of which a part is gone.
         self.queues.wake(server);

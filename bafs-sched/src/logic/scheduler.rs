@@ -459,7 +459,7 @@ impl Scheduler {
                 unlisted: missed,
             } => self.servers_seen(nodes, &missed),
             Event::QuotasChanged { quotas: shares } => self.shares_seen(shares),
-            Event::ServerSilent { server } => self.server_silent(server),
+            Event::ServerSilent { server } => self.lose_server(server),
             Event::CutOff {
                 silent_ms,
                 has_catalog,

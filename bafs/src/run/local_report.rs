@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use bafs_sched::logic::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Scheme, Volume, VolumeKind, Workflow};
+use bafs_sched::workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
 
+use crate::args::UsageError;
 use crate::units::format_bytes;
 
 /// What the scheduler advises for nodes that stay, and what helps here: the next run has another
@@ -105,6 +107,22 @@ pub(super) fn choose_logs_directory(
     Some(directory)
 }
 
+/// The only home of a throw-away cluster.
+const LOCAL_HOME: &str = "home";
+
+/// Checks that the workflow names no home that a throw-away cluster cannot have.
+pub(super) fn check_home_names(workflow: &Workflow) -> Result<()> {
+    let is_other = |url: &&Url| url.scheme == Scheme::Bafs && url.host != LOCAL_HOME;
+    let Some(url) = workflow.urls().find(is_other) else {
+        return Ok(());
+    };
+    Err(UsageError::from_reason(format!(
+        "'{}' of {url} is no home of a throw-away cluster, which has '{LOCAL_HOME}' only: write \
+         bafs://{LOCAL_HOME}{}, or run it on a cluster that has that home",
+        url.host, url.path
+    )))
+}
+
 /// Says what stays of the cluster in `directory`, and where.
 pub(super) fn describe_kept_results(places: &BTreeSet<PathBuf>, directory: &Path) -> String {
     let shown = places.iter().take(RESULT_PATHS_SHOWN_MAX);
@@ -187,6 +205,28 @@ mod tests {
     use bafs_sched::logic::Progress;
 
     use super::*;
+
+    #[test]
+    fn local_run_rejects_homes_it_cannot_have() {
+        let check = |url: &str| {
+            let text = format!(
+                "volume w scratch 1 MB\njob j {{\nexecutable = x\n}}\nmount w j /w\n\
+                 extract w o {url}\n"
+            );
+            let none = |_: &str| Err("no files".to_owned());
+            let parsed = bafs_sched::workflow::parse_workflow("w.bafs", &text, &none);
+            check_home_names(&parsed.expect("a workflow").workflow)
+        };
+        for right in ["bafs://home/o", "bafs://HOME/o", "ftp://h/o", "file:///w/o"] {
+            assert!(check(right).is_ok(), "{right}");
+        }
+        let error = check("bafs://hom/d/o").expect_err("no such home");
+        assert!(
+            error.to_string().contains("write bafs://home/d/o"),
+            "{error}"
+        );
+        assert!(check("bafs://h:1/o").is_err());
+    }
 
     #[test]
     fn remedy_names_the_option_of_this_command() {
