@@ -67,7 +67,7 @@ pub use run_options::{CancelHandle, RunOptions};
 use crate::io::connectivity::Connectivity;
 use crate::io::homes::Homes;
 use crate::io::job_watch::{WatchList, WatchListSender, watch_node};
-use crate::io::journal::{History, Journal, JournalHeader, JournalRecord};
+use crate::io::journal::{Journal, JournalRecord};
 use crate::io::listing_tracker::ListingTracker;
 use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
@@ -241,6 +241,7 @@ impl Driver {
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
+            is_resumed,
         };
         let user = servers.settings.user.clone();
         let shares = user.map(|user| NodeQuotas::new(user, servers.volume_owner()));

@@ -121,25 +121,3 @@ async fn run_without_nodes_leaves_a_reusable_journal() {
         assert!(!told, "{:?}", report.warnings);
     }
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn run_waits_for_a_home_that_starts_late() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let journal = directory.path().join("j");
-    let cluster = Arc::new(OneNodeCluster::default());
-    cluster.state().is_home_unlisted = true;
-    let options = run_options(&journal, &CancelHandle::default());
-    let running = tokio::spawn(run_with_connections(
-        memory_network(&cluster),
-        driver_workflow(0),
-        options,
-        |_| {},
-    ));
-    // Longer than a home takes to be listed that has just started.
-    tokio::time::sleep(Duration::from_secs(12)).await;
-    assert!(!running.is_finished(), "it waits");
-    cluster.state().is_home_unlisted = false;
-    let report = tokio::time::timeout(Duration::from_secs(60), running).await;
-    let report = report.expect("it ends").expect("no panic").expect("run");
-    assert_eq!(report.outcome, Outcome::Complete);
-}

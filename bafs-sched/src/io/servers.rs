@@ -36,8 +36,8 @@ pub(super) const CALL_TIMEOUT_MS: u64 = 20_000;
 /// A node says within so long what it keeps for the run, in milliseconds; it is asked again.
 const QUOTA_TIMEOUT_MS: u64 = 3_000;
 
-/// A home may take so long to appear in the catalog before it counts as away, in milliseconds:
-/// adverts come every second and vanish after four.
+/// A home may take so long to appear in the catalog before its name counts as wrong, in
+/// milliseconds: adverts come every second and vanish after four.
 const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
@@ -66,6 +66,8 @@ pub(crate) struct Servers {
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
     pub(crate) settings: Arc<Settings>,
+    /// Whether an earlier scheduler began the run.
+    pub(crate) is_resumed: bool,
 }
 
 /// Where a server is.
@@ -519,16 +521,18 @@ impl Servers {
             let error = match found {
                 Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
                 // Not the fault of who asks: it is away, as when a node says so.
-                Err(error) if error.is_transient() => {
+                Err(error) if error.is_transient() && self.is_resumed => {
                     return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
                 }
                 found => return found,
             };
-            if is_listed {
+            // Its jobs ran, so the names in the workflow were right once: their homes come back.
+            if is_listed && !self.is_resumed {
                 let until =
                     *timeout.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
                 if until.remaining().is_zero() {
-                    return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
+                    // A home that never appears is a mistake in the workflow.
+                    return Err(Error::new(ErrorCode::NotFound, error.detail));
                 }
             }
             tokio::time::sleep(RETRY_PAUSE).await;
@@ -615,6 +619,7 @@ mod tests {
     use bafs_proto::message::{RenewVolumesReply, Reply};
     use bafs_proto::net::memory::MemoryNetwork;
     use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+    use bytes::Bytes;
 
     use super::*;
 
@@ -662,6 +667,7 @@ mod tests {
             workflow: Arc::new(workflow.expect("it is right").workflow),
             run: RunId(1),
             settings: Arc::default(),
+            is_resumed: false,
         };
         let location = ServerAddress {
             server: ServerId(1),
