@@ -1,6 +1,7 @@
 //! What whole-system tests share: clusters of real processes, the program, skips said aloud.
 
 pub mod api;
+pub mod batch_systems;
 pub mod bench;
 pub mod cache_cluster;
 pub mod chaos;

@@ -26,6 +26,7 @@ mod cluster_tutorials;
 mod cluster_uploads;
 mod cluster_users;
 mod cluster_volumes;
+mod engine_conformance;
 mod hostile_errors;
 mod hostile_servers;
 mod hostile_signals;
