@@ -1,6 +1,7 @@
 //! The command line: what can be said. Decides nothing.
 
 mod plan;
+mod pool;
 mod servers;
 mod usage_error;
 
@@ -13,6 +14,9 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
+pub(crate) use pool::{
+    PilotArgs, PilotNodeArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize,
+};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
@@ -94,6 +98,9 @@ pub(crate) enum CliCommand {
     Exec(ExecArgs),
     /// Run a workflow.
     Run(RunArgs),
+    /// Start nodes as jobs of a batch system.
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Check a workflow file without running it.
     Check(CheckArgs),
     /// Choose an allocation strategy for a workload, and explain the choice.
@@ -447,16 +454,29 @@ pub(crate) struct RunArgs {
     pub(crate) workflow: PathBuf,
     /// Start a temporary cluster of this many nodes on this machine. --identity and --catalog are
     /// ignored.
-    #[arg(long, value_name = "NODES")]
+    #[arg(long, value_name = "NODES", group = "own_nodes")]
     pub(crate) local: Option<u32>,
-    /// With --local: directory to export as `bafs://home/`; defaults to the workflow's directory.
-    #[arg(long, value_name = "DIR", requires = "local")]
+    /// Start up to this many nodes as jobs of a batch system: slurm, sge, htcondor, ssh or local.
+    /// They join the cluster of --identity and --catalog; without these, a temporary cluster whose
+    /// home and catalog are on this machine.
+    #[arg(long, value_name = "ENGINE:NODES", group = "own_nodes")]
+    pub(crate) pool: Option<PoolSize>,
+    #[command(flatten)]
+    pub(crate) pilots: PilotArgs,
+    /// With --pool and a temporary cluster: address by which the nodes reach this machine; defaults
+    /// to that of its default route.
+    #[arg(long, value_name = "HOST", requires = "pool")]
+    pub(crate) pool_address: Option<String>,
+    /// With --local or --pool: directory to export as `bafs://home/` from a temporary cluster;
+    /// defaults to the workflow's directory.
+    #[arg(long, value_name = "DIR", requires = "own_nodes")]
     pub(crate) export: Option<PathBuf>,
-    /// With --local: space of each node; defaults to 10 GB.
-    #[arg(long, value_name = "SIZE", requires = "local")]
+    /// With --local or --pool: space of each node; defaults to 10 GB.
+    #[arg(long, value_name = "SIZE", requires = "own_nodes")]
     pub(crate) node_size: Option<String>,
-    /// With --local: rate limit of the link to home, such as 1MB/s.
-    #[arg(long, alias = "limit", value_name = "RATE", requires = "local")]
+    /// With --local or --pool: rate limit of the link to the home of a temporary cluster, such as
+    /// 1MB/s.
+    #[arg(long, alias = "limit", value_name = "RATE", requires = "own_nodes")]
     pub(crate) home_rate: Option<String>,
     /// Identity: a directory that `bafs init` or `bafs grant` created.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]

@@ -19,6 +19,7 @@ mod logs;
 mod metrics;
 mod output;
 mod plan;
+mod pool;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -150,6 +151,7 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Grant(args) => grant::grant(args, output).await,
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
+            CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

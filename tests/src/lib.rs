@@ -128,6 +128,7 @@ impl TestCluster {
     ) -> Result<Self> {
         let home = tempfile::tempdir()?;
         let mut spec = ClusterSpec {
+            listen_host: None,
             program: bafs_program(),
             export: home.path().to_owned(),
             home_rate: None,

@@ -196,6 +196,7 @@ async fn measure_run(
 ) -> Result<DemoMeasurement> {
     let sizes = NODE_SIZES.iter().cycle().take(args.nodes as usize);
     let spec = ClusterSpec {
+        listen_host: None,
         program: std::env::current_exe().context("cannot find the bafs program")?,
         export: home.to_owned(),
         home_rate: Some(args.home_rate.clone()),
@@ -233,6 +234,7 @@ async fn measure_run(
         kill_after_jobs: args.kill_node_after.filter(|_| !remote_io),
         published_progress: PublishedProgress::default(),
         cancel: CancelHandle::default(),
+        pool: None,
     };
     let report = run::run_on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(
