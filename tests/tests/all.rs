@@ -1,6 +1,7 @@
 //! The tests of the whole system as one program, for each program is linked with all again.
 
 mod cluster_arguments;
+mod cluster_burst_buffer;
 mod cluster_cache;
 mod cluster_cache_failures;
 mod cluster_cache_mapped_files;
