@@ -148,10 +148,10 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         },
         user: args.local.is_none().then(|| user_name(args)),
         allocation_rules: order_rules(args.order),
-        nodes_timeout_ms: timeout_ms.unwrap_or(queue_timeout_ms(usual.nodes_timeout_ms)),
+        nodes_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.nodes_timeout_ms)),
         fleet_settle_ms: timeout_ms
             .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
-        space_timeout_ms: timeout_ms.unwrap_or(queue_timeout_ms(usual.space_timeout_ms)),
+        space_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.space_timeout_ms)),
         extract_timeout_ms: timeout_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
             .plan

@@ -61,8 +61,10 @@ pub(crate) enum PoolCommand {
     )]
     Add(PoolAddArgs),
     /// List pools and their pilots.
+    #[command(after_help = "Example:\n  bafs pool list\n  bafs pool list --json")]
     List,
     /// End a pool and its pilots.
+    #[command(after_help = "Example:\n  bafs pool remove night")]
     Remove(PoolRemoveArgs),
     /// Ask the batch system whether it would accept a pilot, without submitting one.
     #[command(

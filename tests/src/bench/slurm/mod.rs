@@ -1,5 +1,5 @@
-//! `bench slurm`: the BLAST workflow on pilots of a real Slurm, while pilots are cancelled at random
-//! and one compute node is killed. What counts: complete, identical, nothing left.
+//! `bench slurm`: the BLAST workflow on pilots of a real Slurm, while pilots are cancelled at
+//! random and one compute node is killed. What counts: complete, identical, nothing left.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
