@@ -55,6 +55,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -75,7 +76,6 @@ use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler};
 use crate::report::{RunReport, RunReportBuilder};
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 pub(crate) use self::clock::{monotonic_now, wall_time_now};
 

@@ -13,7 +13,8 @@
 //!    simulated_cluster: a cluster that fails┘
 //! ```
 //!
-//! * [`workflow`] reads what the user wrote, and returns a checked workflow or a list of errors.
+//! * [`bafs_workflow`] reads what the user wrote, and returns a checked workflow or a list of
+//!   errors.
 //! * [`planner`] predicts each strategy by a model, and [`sim`] by simulation.
 //! * [`logic`] decides. It has no clock, no I/O and no random numbers, so the same events lead to
 //!   the same decisions.
@@ -49,4 +50,3 @@ pub mod seeded_rng;
 pub mod sim;
 pub mod simulated_cluster;
 pub mod timeline;
-pub mod workflow;

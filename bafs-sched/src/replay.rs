@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
@@ -13,7 +14,6 @@ use crate::logic::{
     Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, UserCommand,
     describe_signal,
 };
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing that happened or was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

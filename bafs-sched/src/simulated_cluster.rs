@@ -46,12 +46,12 @@ use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 
 use crate::io::connectivity::Connectivity;
 use crate::io::listing_tracker::ListingTracker;
 use crate::logic::{Action, Event, MountedVolume, NodeInfo, Outcome, Scheduler, Settings, Space};
 use crate::seeded_rng::SeededRng;
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 pub use chaos::ChaosResult;
 pub use faults::{Faults, NodeSpec};

@@ -5,11 +5,11 @@ mod observer;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{JobState, Outcome, Progress, Scheduler, Space};
-use crate::workflow::{JobIndex, VolumeIndex};
 
 use observer::Observer;
 

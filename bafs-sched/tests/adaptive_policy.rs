@@ -10,7 +10,7 @@ use bafs_sched::sim::{
     LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
     derive_simulated_plan,
 };
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;

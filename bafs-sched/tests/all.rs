@@ -46,6 +46,3 @@ mod volume_sizes;
 mod waiting_reasons;
 mod warming;
 mod wide_jobs;
-mod workflow;
-mod workflow_errors;
-mod workflow_properties;

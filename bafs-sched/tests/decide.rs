@@ -7,7 +7,7 @@ use bafs_sched::sim::{
     LoadModel, PLAN_JOBS_MAX, Policy, Scenario, Simulation, TrialResult, TrialScope, TrialsOutcome,
     build_canonical_workflow, compare_remote_io, decide_by_simulation,
 };
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const MIXED_WORKLOAD: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
 

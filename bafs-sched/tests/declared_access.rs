@@ -6,7 +6,7 @@ use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 /// Job w writes v, r reads it after that, and o uses the filled volume f that w changes.
 const ACCESS_WORKFLOW: &str = "job w JOB\njob r JOB\njob o JOB\nparent w child r\n\

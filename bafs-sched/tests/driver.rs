@@ -17,7 +17,7 @@ use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use crate::one_node::{ClusterState, OneNodeCluster, ended_state};
 

@@ -11,7 +11,7 @@ use bafs_sched::planner::{
 use bafs_sched::sim::{
     LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
 };
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Generate;
 

@@ -2,7 +2,7 @@
 
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const GB: u64 = 1_000_000_000;
 

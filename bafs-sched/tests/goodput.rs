@@ -6,7 +6,7 @@ use bafs_sched::logic::{CheckpointPolicy, JobState, Outcome, Settings, Space};
 use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 fn chain_workflow(width: u32, depth: u32) -> Workflow {
     let mut text = "volume batch bafs://home/data 5 MB\n".to_owned();

@@ -7,7 +7,7 @@ use bafs_sched::sim::{
     LoadModel, Policy, Scenario, Simulation, TrialScope, TrialsOutcome, build_canonical_workflow,
     decide_by_simulation,
 };
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 fn thesis_nodes() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml"))

@@ -9,7 +9,7 @@ use bafs_sched::io::journal::{JOURNAL_MAGIC, Journal, JournalHeader, JournalReco
 use bafs_sched::io::user_commands;
 use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 const JOURNAL_WORKFLOW: &str = "
 volume b bafs://home/data 1 MB

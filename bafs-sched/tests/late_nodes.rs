@@ -2,7 +2,7 @@
 
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const WIDE_JOB: &str = "job wide {\nexecutable = x\nruntime = 60 s\nrequest_cpus = 2\n}\n";
 

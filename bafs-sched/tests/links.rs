@@ -5,7 +5,7 @@ use bafs_sched::planner::{Environment, NodeClass, Strategy};
 use bafs_sched::sim::{
     JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, Scenario, Simulation, SimulationResult,
 };
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 

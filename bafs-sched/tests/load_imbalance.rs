@@ -6,7 +6,7 @@ use bafs_proto::ids::{RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sched::simulated_cluster::{parse_workflow_text, successful_report};
-use bafs_sched::workflow::Workflow;
+use bafs_workflow::Workflow;
 
 const MB: u64 = 1_000_000;
 

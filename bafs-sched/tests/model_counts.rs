@@ -54,7 +54,7 @@ fn batch_volume_of_all_levels_counts_once() {
         }
     }
     let none = |_: &str| Err("no files".to_owned());
-    let parsed = bafs_sched::workflow::parse_workflow("w.bafs", &(text + "end\n"), &none);
+    let parsed = bafs_workflow::parse_workflow("w.bafs", &(text + "end\n"), &none);
     let shape = Shape::from_workflow(&parsed.unwrap().workflow, 0.1);
     assert_eq!(shape.batch_total_bytes, shape.batch_bytes);
     let minimal = Strategy::Minimal.plan_allocation(&shape, &thesis_nodes());

@@ -8,7 +8,7 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Scheduler, Settings, Space};
 use bafs_sched::simulated_cluster::parse_workflow_text;
-use bafs_sched::workflow::VolumeIndex;
+use bafs_workflow::VolumeIndex;
 
 const MB: u64 = 1_000_000;
 const NODE: ServerId = ServerId(1);

@@ -6,7 +6,7 @@ use bafs_sched::past_runs::{PastRun, from_csv, from_journal, from_slurm};
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 

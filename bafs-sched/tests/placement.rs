@@ -2,7 +2,7 @@
 
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 fn parse_text(text: &str) -> Workflow {
     let none = |path: &str| Err(path.to_owned());

@@ -349,7 +349,7 @@ fn finished_workload_needs_no_allocation() {
 fn predictions_respect_critical_path_and_total_work() {
     let none = |_: &str| Err("no files".to_owned());
     let shape = |text: &str| {
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         Shape::from_largest_levels(&parsed.unwrap().workflow, 0.0).0
     };
     let mut text = String::new();

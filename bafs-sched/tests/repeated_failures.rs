@@ -7,7 +7,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
+use bafs_workflow::{JobIndex, Workflow, parse_workflow};
 
 const SEEDS: u64 = 50;
 

@@ -8,7 +8,7 @@ use bafs_sched::sim::{
     build_canonical_workflow,
 };
 use bafs_sched::simulated_cluster::parse_workflow_text;
-use bafs_sched::workflow::Workflow;
+use bafs_workflow::Workflow;
 
 const MB: u64 = 1_000_000;
 

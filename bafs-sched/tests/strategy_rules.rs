@@ -7,7 +7,7 @@ use bafs_proto::time::Time;
 use bafs_sched::logic::{
     Action, AllocationRules, Event, JobStartOrder, NodeInfo, RunQuota, Scheduler, Settings, Space,
 };
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 

@@ -3,7 +3,7 @@
 
 use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
+use bafs_workflow::{JobIndex, Workflow, parse_workflow};
 
 const SEEDS: u64 = 30;
 const WIDTH: u32 = 12;

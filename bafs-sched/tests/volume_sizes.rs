@@ -4,7 +4,7 @@
 use bafs_sched::logic::{Outcome, Settings, Space};
 use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 const SEEDS: u64 = 50;
 

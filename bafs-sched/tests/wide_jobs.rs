@@ -6,7 +6,7 @@
 )]
 
 use bafs_sched::planner::{Environment, NodeClass, Shape, Strategy, plan_workload, predict_time};
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 /// One node of two processors, and 99 of one.
 fn mostly_narrow_nodes() -> Environment {

@@ -424,7 +424,7 @@ pub(crate) struct ExecArgs {
     pub(crate) delegate: DelegateArgs,
     /// Share this directory of the host with the program. By default, /tmp, /var/tmp and /dev/shm
     /// are private, start empty, and are deleted when the program ends.
-    #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
+    #[arg(long, value_name = "DIR", value_parser = bafs_workflow::SHARED_DIRECTORIES)]
     pub(crate) share: Vec<String>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]

@@ -7,7 +7,7 @@ use bafs_proto::path::is_control_or_bidirectional;
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay_history;
-use bafs_sched::workflow::{JobIndex, VolumeKind, Workflow};
+use bafs_workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
 use crate::history;
@@ -132,7 +132,7 @@ fn quote_dot(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, read_index};
 use bafs_sched::io::{journal, user_commands};
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::{describe_status, replay_history};
-use bafs_sched::workflow::find_nearest;
+use bafs_workflow::find_nearest;
 use serde::Serialize;
 
 use crate::args::LogsArgs;

@@ -14,7 +14,7 @@ use bafs_sched::sim::{
     LoadModel, TrialResult, TrialScope, TrialsOutcome, build_canonical_workflow, compare_remote_io,
     decide_by_simulation,
 };
-use bafs_sched::workflow::Workflow;
+use bafs_workflow::Workflow;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
@@ -394,7 +394,7 @@ mod tests {
 
     fn parse_test_workflow(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         parsed.unwrap().workflow
     }
 

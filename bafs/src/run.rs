@@ -20,7 +20,7 @@ use bafs_sched::logic::{
 };
 use bafs_sched::report::RunReport;
 use bafs_sched::sim::{LoadModel, derive_simulated_plan};
-use bafs_sched::workflow::{Workflow, parse_duration};
+use bafs_workflow::{Workflow, parse_duration};
 
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
@@ -507,7 +507,7 @@ mod tests {
     fn timeout_option_covers_nodes_space_and_results() {
         let text = "job a {\nexecutable = x\n}\n";
         let none = |_: &str| Err("no files".to_owned());
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = parsed.expect("a workflow").workflow;
         let waits = |options: &[&str]| {
             let settings = build_settings(&parse_run_args(options), &workflow).expect("settings");

@@ -269,10 +269,10 @@ fn cut_off_ms_max(settings: &Settings) -> u64 {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
     use crate::logic::{NodeInfo, Space};
-    use crate::workflow::parse_workflow;
 
     const LOST_MS: u64 = 6_000;
 

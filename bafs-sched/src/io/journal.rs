@@ -44,10 +44,10 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::Workflow;
 use serde::{Deserialize, Serialize};
 
 use crate::logic::{Event, Settings};
-use crate::workflow::Workflow;
 
 /// First bytes of every journal; the number is the version of its form.
 ///

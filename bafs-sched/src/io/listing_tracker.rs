@@ -125,10 +125,10 @@ fn is_similar(known: &NodeInfo, node: &NodeInfo) -> bool {
 mod tests {
     use bafs_proto::ids::RunId;
     use bafs_proto::time::Time;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
     use crate::logic::Settings;
-    use crate::workflow::parse_workflow;
 
     const NODES: u64 = 4;
 

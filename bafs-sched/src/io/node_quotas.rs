@@ -276,10 +276,10 @@ impl KnownQuota {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
     use crate::logic::{Event, NodeInfo, Settings};
-    use crate::workflow::parse_workflow;
 
     const NODE: ServerId = ServerId(2);
 

@@ -1,11 +1,11 @@
 //! What the core wants done, as imperatives. All are safe to repeat.
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
 use super::progress::Outcome;
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

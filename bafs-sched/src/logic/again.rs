@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::VolumeId;
+use bafs_workflow::VolumeIndex;
 
 use super::declared::RunWarning;
 use super::fit::{bytes_only, describe_bytes};
 use super::scheduler::Scheduler;
-use crate::workflow::VolumeIndex;
 
 /// So many thousandths of a cache may come once more before anybody is told.
 const AGAIN_PERMILLE: u64 = 50;

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+
 use super::graph::Graph;
 use super::scheduler::Scheduler;
 use super::sizes::{MARGIN_PERMILLE, SizeClass};
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// What makes volumes of one pipeline alike: the jobs that make them are at the same depth of the
 /// graph, run the same program, and mount the like; so are those that use them later.

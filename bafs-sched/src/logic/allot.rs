@@ -4,6 +4,7 @@
 use bafs_proto::ids::ServerId;
 use bafs_proto::node_quota::NodeQuota;
 use bafs_proto::time::Time;
+use bafs_workflow::JobIndex;
 
 use super::event::RunQuota;
 use super::fleet::{FleetNode, Limit};
@@ -11,7 +12,6 @@ use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
 use super::volumes::Instance;
-use crate::workflow::JobIndex;
 
 /// A run that has nothing under way waits so long for what others have, before it gives up what
 /// jobs have made, in milliseconds: two turns and a little.

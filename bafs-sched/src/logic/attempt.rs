@@ -8,6 +8,7 @@ use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::action::{Action, MountedVolume};
 use super::fleet::FleetNode;
@@ -18,7 +19,6 @@ use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
 use super::volumes::{Instance, InstanceState};
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Where an attempt is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 //! would cost more than reading over the network.
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::JobIndex;
 
 use super::scheduler::Scheduler;
-use crate::workflow::JobIndex;
 
 /// Bound jobs that are looked at for one that could run elsewhere.
 const AWAY_LOOKED_AT: usize = 64;

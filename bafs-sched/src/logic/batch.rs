@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Nodes of a group that are looked at one by one for what their pipelines leave.
 const NODES_LOOKED_AT: usize = 1_024;
@@ -143,8 +143,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     /// What the sets of this workflow read, by name.
     fn sets(text: &str) -> Vec<String> {

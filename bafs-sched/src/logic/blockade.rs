@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::VolumeId;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::allot::GivesUp;
 use super::fit::{bytes_only, describe, describe_bytes};
@@ -13,7 +14,6 @@ use super::scheduler::Scheduler;
 use super::space::Space;
 use super::timers::Timer;
 use super::volumes::{Instance, InstanceState};
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Jobs of each queue that are tried when nothing goes on, of those that need the same one.
 const KINDS_TRIED: usize = 64;

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+
 use super::scheduler::Scheduler;
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// Lengths of chains are told apart by so many leading bits: jobs that need the same are tried only
 /// once, and run times of a day differ by seconds.
@@ -201,8 +202,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     fn chains(text: &str) -> Chains {
         let none = |path: &str| Err(path.to_owned());

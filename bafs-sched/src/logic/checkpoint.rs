@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
 use super::action::MountedVolume;
@@ -24,7 +25,6 @@ use super::graph::JobState;
 use super::overdue::Overdue;
 use super::scheduler::{Phase, Scheduler};
 use super::volumes::Instance;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// What is believed of failures before any was seen, as the weight of a loss in thousandths, and as
 /// observed node time in milliseconds: one loss for each node and week, held so lightly that a few

@@ -5,11 +5,11 @@
 //! both say is believed.
 
 use bafs_proto::message::JobReport;
+use bafs_workflow::{JobIndex, Workflow};
 
 use super::attempt::AttemptState;
 use super::scheduler::Scheduler;
 use crate::planner::Shape;
-use crate::workflow::{JobIndex, Workflow};
 
 /// Computing that differs by so many thousandths from what was expected contradicts the plan.
 const CONTRADICTION_PERMILLE: u64 = 250;
@@ -106,8 +106,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     const SHORT: u64 = 10;
     const LONG: u64 = 1_000;

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::action::{Action, MountedVolume};
 use super::checkpoint::CopyCost;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::volumes::{Instance, InstanceState};
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A copy that exists or is being made.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
 //! The course of each pipeline: an order of its jobs that needs little space at once, and what
 //! space it still needs from each job on. Knows no servers.
 
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 use super::shares::SHARE_BYTES_MIN;
 use super::space::Space;
@@ -409,8 +409,9 @@ fn at(length: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     fn workflow(text: &str) -> Workflow {
         let none = |path: &str| Err(path.to_owned());

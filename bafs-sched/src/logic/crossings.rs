@@ -1,8 +1,9 @@
 //! Pipelines that wait for jobs of others: what waits so holds its space until those have found
 //! theirs. Knows neither space nor servers.
 
+use bafs_workflow::{JobIndex, VolumeKind, Workflow};
+
 use super::graph::adjust;
-use crate::workflow::{JobIndex, VolumeKind, Workflow};
 
 /// Counts of the edges between pipelines whose first job has something left to do.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,8 +81,9 @@ impl Crossings {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     #[test]
     fn cross_pipeline_dependencies_end_when_jobs_are_done() {

@@ -9,9 +9,9 @@ use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobReport;
 use bafs_proto::path;
 use bafs_proto::source_warning::SourceWarnings;
+use bafs_workflow::{JobIndex, Mount, VolumeIndex, VolumeKind};
 
 use super::scheduler::Scheduler;
-use crate::workflow::{JobIndex, Mount, VolumeIndex, VolumeKind};
 
 /// Warnings that are kept; more are counted.
 const WARNINGS_MAX: usize = 100;

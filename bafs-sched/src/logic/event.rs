@@ -4,10 +4,10 @@ use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::JobReport;
 use bafs_proto::source_warning::SourceWarnings;
+use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
 use super::space::Space;
-use crate::workflow::JobIndex;
 
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::action::{Action, MountedVolume};
 use super::declared::RunWarning;
@@ -13,7 +14,6 @@ use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
 use super::volumes::InstanceState;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Where an extraction is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,12 +7,12 @@ use std::path::Path;
 use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::JobIndex;
 
 use super::action::{Action, MountedVolume};
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
 use super::volumes::InstanceState;
-use crate::workflow::JobIndex;
 
 /// A log that does not get home is tried for so long, in milliseconds: its last lines are in the
 /// message of the failure anyway, and the run waits for it.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorClass, ErrorCode};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::action::Action;
 use super::attempt::AttemptState;
@@ -18,7 +19,6 @@ use super::scheduler::Scheduler;
 use super::timers::Timer;
 use super::troubles::Away;
 use super::volumes::InstanceState;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A job is tried so often before it is believed that no node can run it: a refusal may pass.
 const HOPELESS_FAULTS_MIN: u32 = 3;

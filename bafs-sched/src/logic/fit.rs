@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{FILES_MAX, JobIndex, VolumeIndex};
 
 use super::place::{Care, Create};
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::trial::{NodeCapacity, Prefer, Trial};
-use crate::workflow::{FILES_MAX, JobIndex, VolumeIndex};
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
 const KINDS_MAX: usize = 256;

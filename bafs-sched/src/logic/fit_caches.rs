@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::VolumeIndex;
+
 use super::fit::{bytes_only, describe_bytes};
 use super::scheduler::Scheduler;
-use crate::workflow::VolumeIndex;
 
 impl Scheduler {
     /// A job whose caches together fit into no group.

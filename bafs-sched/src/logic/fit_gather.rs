@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::{JobIndex, VolumeIndex};
+
 use super::course::floor;
 use super::fit::{describe, describe_bytes, describe_lack};
 use super::scheduler::Scheduler;
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Of volumes of so many sizes it is counted how many of them fit on nodes.
 const SIZES_COUNTED: usize = 32;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
+use bafs_workflow::JobIndex;
 
 use super::event::NodeInfo;
 use super::full_disk::Fullness;
 use super::space::{Space, scale_up};
 use super::tally::WorkCounter;
-use crate::workflow::JobIndex;
 
 /// Nodes that a search for a place looks at in each order of preference.
 const CANDIDATES_MAX: usize = 8;

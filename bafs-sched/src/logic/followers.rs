@@ -2,7 +2,7 @@
 //! In a run without losses that says nothing new, as jobs between them are declared. But when a
 //! job runs again and those between need not, nothing else would keep the later ones back.
 
-use crate::workflow::{JobIndex, OrderSearch, VolumeIndex, VolumeKind, Workflow};
+use bafs_workflow::{JobIndex, OrderSearch, VolumeIndex, VolumeKind, Workflow};
 
 /// For each job the jobs, other than its children, that start only when it is done.
 pub(super) fn followers(workflow: &Workflow, rank: &[u32]) -> Vec<Vec<JobIndex>> {

@@ -8,6 +8,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use super::declared::RunWarning;
 use super::fit::describe_bytes;
@@ -15,7 +16,6 @@ use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::timers::Timer;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 /// Where nobody knows what the disk had free: so often a job may have met it as it seems, before a
 /// lack of space is the declaration's fault.

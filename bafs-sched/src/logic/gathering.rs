@@ -70,10 +70,10 @@ pub(super) fn no_node() -> String {
 mod tests {
     use bafs_proto::ids::{RunId, ServerId};
     use bafs_proto::time::Time;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
     use crate::logic::{Action, Event, NodeInfo, Outcome, Settings, Space};
-    use crate::workflow::parse_workflow;
 
     /// A job that needs what two nodes have together, and a run with so much patience.
     fn scheduler(settle_ms: u64) -> Scheduler {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use serde::Serialize;
 
 use super::batch::BatchSets;
@@ -15,7 +16,6 @@ use super::standing::{Counted, Standing};
 use super::surveys::Changed;
 use super::tally::WorkCounter;
 use super::troubles::Troubles;
-use crate::workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

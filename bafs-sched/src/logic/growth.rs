@@ -4,13 +4,13 @@
 
 use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::declared::RunWarning;
 use super::fit::describe;
 use super::scheduler::Scheduler;
 use super::sizes::Offered;
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A volume with its size and a larger one.
 type Growth = (VolumeIndex, Space, Space);
@@ -348,7 +348,7 @@ mod tests {
             job all {\nexecutable = x\n}\nmount a p /w\nmount b q /w\nmount c r /w\n\
             mount a all /a ro\nmount b all /b ro\nmount c all /c ro\nparent p q r child all\n";
         let none = |path: &str| Err(path.to_owned());
-        let checked = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let checked = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = checked.expect("it is right").workflow;
         let mut scheduler = Scheduler::new(RunId(0), workflow, Settings::default());
         let capacity = Space {

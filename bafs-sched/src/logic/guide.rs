@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bafs_proto::time::Time;
+use bafs_workflow::Workflow;
 use serde::{Deserialize, Serialize};
 
 use super::computing::{Computing, MEASURED_MIN};
@@ -23,7 +24,6 @@ use super::scheduler::Scheduler;
 use crate::planner::{
     Environment, Shape, SimulatedPlan, Strategy, plan_with_simulations, predict_remaining,
 };
-use crate::workflow::Workflow;
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
 /// between strategies the model is rarely off by more.
@@ -553,12 +553,12 @@ impl RemainingWork<'_> {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::{RunId, ServerId};
+    use bafs_workflow::{JobIndex, parse_workflow};
 
     use super::*;
     use crate::logic::fleet::{FleetNode, Limit};
     use crate::logic::{Event, NodeInfo, Settings, Space};
     use crate::planner::{CanonicalWorkload, NodeClass, plan_workload};
-    use crate::workflow::{JobIndex, parse_workflow};
 
     fn scheduler(text: &str) -> Scheduler {
         let none = |_: &str| Err("no files".to_owned());

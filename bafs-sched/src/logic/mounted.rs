@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use crate::workflow::{Job, JobIndex, VolumeIndex, Workflow};
+use bafs_workflow::{Job, JobIndex, VolumeIndex, Workflow};
 
 /// So few mounts of a job are compared with each other.
 const MOUNTS_FEW: usize = 16;
@@ -108,8 +108,9 @@ impl Iterator for Each {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     /// However many there are.
     #[test]

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::VolumeIndex;
 
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
 use super::volumes::InstanceState;
-use crate::workflow::VolumeIndex;
 
 /// So many times what it should take a copy may take.
 const PATIENCE_FACTOR: u64 = 4;

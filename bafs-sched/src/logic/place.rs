@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::fleet::FleetNode;
 use super::queues::{Binding, ReadyKey};
 use super::scheduler::Scheduler;
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Jobs of a queue that are tried before the queue sleeps, of those that need the same only one:
 /// enough to pass jobs that wait for another writer, few enough that a million waiting jobs cost

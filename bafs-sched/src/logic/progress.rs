@@ -2,9 +2,8 @@
 
 use std::fmt;
 
+use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
-
-use crate::workflow::JobIndex;
 
 /// Numbers for a progress display.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::JobIndex;
 
 use super::space::Space;
 use super::tally::WorkCounter;
-use crate::workflow::JobIndex;
 
 /// So few awake queues are looked at one by one.
 const AWAKE_FEW: usize = 32;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::attempt::AttemptState;
 use super::declared::has_written;
@@ -14,7 +15,6 @@ use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
 use super::volumes::InstanceState;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 impl Scheduler {
     /// Takes what a list of the catalog says that was not known.

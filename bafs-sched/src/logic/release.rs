@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::action::Action;
 use super::declared::RunWarning;
@@ -13,7 +14,6 @@ use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
 use super::volumes::InstanceState;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Deletions of a volume that fail before the user is told, and it is not waited for any more.
 pub(super) const DELETE_FAULTS_TOLD: u32 = 10;

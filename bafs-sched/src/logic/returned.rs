@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::action::Action;
 use super::attempt::AttemptState;
@@ -12,7 +13,6 @@ use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
 use super::volumes::{Instance, InstanceState};
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A volume that was complete when its node was given up, and that no job was writing.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,11 +3,12 @@
 //! together, and their volumes are all weighed before anything is known. How they are weighed says
 //! `checkpoint.rs`.
 
+use bafs_workflow::VolumeIndex;
+
 use super::checkpoint::CheckpointPolicy;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::volumes::InstanceState;
-use crate::workflow::VolumeIndex;
 
 impl Scheduler {
     /// A server or a volume was lost. Weighs again only where losses are believed to be twice as

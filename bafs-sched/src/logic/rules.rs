@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
 use super::graph::{Graph, JobState};
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// In which order ready jobs start, before their needs decide.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

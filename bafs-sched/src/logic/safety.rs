@@ -20,13 +20,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::course::{RemainingNeed, floor};
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::surveys::Survey;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Nodes that are looked at for one to lean on, those with most room first.
 const REFUGES_LOOKED_AT: usize = 64;

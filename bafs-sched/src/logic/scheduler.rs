@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 
 use super::action::{Action, MountedVolume};
 use super::attempt::{Attempt, AttemptState};
@@ -33,7 +34,6 @@ use super::timers::{Timer, Timers};
 use super::under_way::UnderWay;
 use super::volumes::{InstanceState, Volumes};
 use super::warming::Warming;
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// Ids that one series has, as a power of two.
 const SERIES_BITS: u32 = 32;

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::graph::JobState;
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::skew::with_skew;
 use super::space::{Space, scale_up};
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// The least part of a cooperative cache that lets a node run its readers, in bytes: a few blocks,
 /// as the others come from its peers. A smaller cache is kept whole.

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::message::JobReport;
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 
 use super::alike::{Likeness, levels};
 use super::course::{Courses, RemainingNeed};
@@ -13,7 +14,6 @@ use super::growth::Taught;
 use super::scheduler::Scheduler;
 use super::space::{Space, scale_up};
 use super::timers::Timer;
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// What is reserved beyond what was measured, in thousandths, and at least so many bytes and files.
 pub(super) const MARGIN_PERMILLE: u64 = 250;

@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::VolumeIndex;
 
 use super::action::Action;
 use super::again::Again;
 use super::scheduler::Scheduler;
 use super::space::scale_up;
 use super::volumes::InstanceState;
-use crate::workflow::VolumeIndex;
 
 /// Part of a cache beyond its size, in thousandths, before any cache was looked at.
 pub(super) const SKEW_PERMILLE_FIRST: u64 = 100;

@@ -1,8 +1,9 @@
 //! Which users of a volume count for rules: those that are near, those whose pipelines are under
 //! way, those whose pipelines were never rolled back. Decides nothing.
 
+use bafs_workflow::JobIndex;
+
 use super::graph::{Graph, JobState, adjust};
-use crate::workflow::JobIndex;
 
 /// What rules know of a pipeline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

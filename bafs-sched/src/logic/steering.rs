@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_workflow::JobIndex;
+
 use super::event::UserCommand;
 use super::graph::{Graph, JobState};
 use super::scheduler::Scheduler;
-use crate::workflow::JobIndex;
 
 /// All wishes so far.
 #[derive(Debug, Clone, Default, PartialEq)]

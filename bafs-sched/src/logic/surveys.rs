@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::course::floor;
 use super::place::Create;
@@ -12,7 +13,6 @@ use super::safety::beyond_least;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::volumes::InstanceState;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Changes that are noted one by one: where nobody asks, as with a strategy's rules, they are not
 /// kept.

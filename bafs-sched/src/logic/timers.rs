@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
-
-use crate::workflow::JobIndex;
+use bafs_workflow::JobIndex;
 
 /// What happens at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_workflow::{JobIndex, VolumeIndex};
+
 use super::course::floor;
 use super::fit::bytes_of;
 use super::scheduler::Scheduler;
 use super::space::Space;
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// How many ways are tried.
 const TRIES_MAX: u32 = 50_000;

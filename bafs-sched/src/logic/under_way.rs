@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
-
-use crate::workflow::JobIndex;
+use bafs_workflow::JobIndex;
 
 /// Jobs with an attempt under way. Empty sets are not kept.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 use super::space::Space;
 use super::surveys::Changed;
 use super::tally::WorkCounter;
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a volume is in its life, as far as we know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
+use bafs_workflow::JobIndex;
 
 use super::event::Event;
 use super::fit::describe;
@@ -11,7 +12,6 @@ use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use crate::workflow::JobIndex;
 
 /// Names that are given in full.
 const NAMES_SHOWN: usize = 3;

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{VolumeIndex, VolumeKind};
 
 use super::action::Action;
 use super::attempt::AttemptState;
@@ -13,7 +14,6 @@ use super::scheduler::Scheduler;
 use super::shares::{CachePartition, ConcurrentCacheData};
 use super::space::Space;
 use super::volumes::InstanceState;
-use crate::workflow::{VolumeIndex, VolumeKind};
 
 /// Which batch volume comes before its readers.
 #[derive(Debug, Clone, PartialEq)]

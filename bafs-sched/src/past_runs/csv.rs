@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::EDGES_MAX;
+
 use super::table::{Row, TableFormat, TextTable};
 use super::workload::{PastJob, build_workload};
 use super::{JOBS_MAX, PastError, PastRun};
-use crate::workflow::EDGES_MAX;
 
 /// Processors of one job; more is a typing error.
 pub(super) const CPUS_MAX: u32 = 65_536;

@@ -13,9 +13,9 @@ use crate::planner::NodeClass;
 use crate::report::{JobSummary, RunReportBuilder};
 use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
 use crate::timeline::{ExecutionRecord, Timeline, build_timeline};
-use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use bafs_proto::ids::ServerId;
 use bafs_proto::job_report::{TouchedPages, VolumeUse};
+use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Size of the pages in which agents report what was read, in bytes.
 const PAGE_BYTES: u64 = 4_096;
@@ -439,7 +439,7 @@ mod tests {
         let text = "job a {\nexecutable = x\n}\nvolume v scratch 9 MB from bafs://home/v\n\
                     volume w scratch 9 MB\nmount v a /v\nmount w a /w\n\
                     extract w f bafs://home/f\n";
-        let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = workflow.unwrap().workflow;
         let capacity = Space {
             bytes: 100_000_000,
@@ -544,7 +544,7 @@ mod tests {
         for (jobs, writer) in [([job("a"), job("z")], 0), ([job("z"), job("a")], 1)] {
             let none = |_: &str| Err("no files".to_owned());
             let text = jobs.concat() + rest;
-            let workflow = crate::workflow::parse_workflow("w.bafs", &text, &none);
+            let workflow = bafs_workflow::parse_workflow("w.bafs", &text, &none);
             let workflow = workflow.unwrap().workflow;
             let summary = |job: u32| {
                 let used = VolumeUse {

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::{VolumeIndex, VolumeKind};
 
 use super::journal::VolumeUses;
 use crate::sim::MeasuredLoad;
 use crate::timeline::{ExecutionOutcome, ExecutionRecord, Timeline, VolumeRole};
-use crate::workflow::{VolumeIndex, VolumeKind};
 
 /// A transfer of fewer bytes says more about latency than about rates.
 const MEASURED_BYTES_MIN: u64 = 1_000_000;

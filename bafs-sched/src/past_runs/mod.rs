@@ -12,10 +12,10 @@ mod trace;
 mod workload;
 
 use bafs_proto::time::Time;
+use bafs_workflow::Workflow;
 
 use crate::planner::NodeClass;
 use crate::sim::MeasuredLoad;
-use crate::workflow::Workflow;
 
 pub use csv::from_csv;
 pub use journal::from_journal;

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::RUNTIME_S_MAX;
+
 use super::csv::CPUS_MAX;
 use super::table::{Row, TableFormat, TextTable};
 use super::workload::{PastJob, build_workload};
 use super::{JOBS_MAX, PastError, PastRun};
-use crate::workflow::RUNTIME_S_MAX;
 
 /// How to get what is needed.
 const SACCT_COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,\

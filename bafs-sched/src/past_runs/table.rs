@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use bafs_workflow::{QuantityError, parse_duration, parse_size};
+
 use super::{JOBS_MAX, PastError};
-use crate::workflow::{QuantityError, parse_duration, parse_size};
 
 /// Rows of a table at most: an accounting has a few for each job.
 const ROWS_MAX: usize = 8 * JOBS_MAX;

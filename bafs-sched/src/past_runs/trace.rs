@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::{Job, VolumeKind, Workflow};
+
 use super::PastError;
 use super::table::{Row, TableFormat, TextTable};
 use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
-use crate::workflow::{Job, VolumeKind, Workflow};
 
 const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
 
@@ -181,9 +182,10 @@ impl Trace<'_> {
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
     use crate::rejection_cases::assert_each_is_rejected;
-    use crate::workflow::parse_workflow;
 
     const TRACE_TEXT: &str = "job,compute,volume,read,written\n\
         a,1.5,,,\na,,b,3 MB,\na,,w,,2000\nz,2,,,\nz,,w,2000,\n";

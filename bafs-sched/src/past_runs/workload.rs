@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 use super::PastError;
 use bafs_proto::volume::LimitKind;
-
-use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
-use crate::workflow::{
+use bafs_workflow::{
     CachePolicy, Extract, Job, JobIndex, Mount, ProgramSpec, Scheme, Url, Volume, VolumeIndex,
     VolumeKind, Workflow, topological_sort,
 };
+
+use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
 
 /// One job as it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -13,11 +13,11 @@
 
 use std::collections::BTreeSet;
 
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow, parse_duration, parse_size};
 use serde::{Deserialize, Serialize};
 
 use super::packing::ScratchSizes;
 use super::shape::{ConnectedPipelines, Shape};
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow, parse_duration, parse_size};
 
 /// Pipelines of a canonical workload that is described in words; more is a typing error.
 const WIDTH_MAX: u32 = 1_000_000_000;
@@ -398,8 +398,9 @@ fn measure_batch_volumes(
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     fn workflow_from_text(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());

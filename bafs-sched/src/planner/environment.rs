@@ -4,11 +4,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use bafs_workflow::{QuantityError, parse_duration_with_unit, parse_rate, parse_size};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::shape::Shape;
-use crate::workflow::{QuantityError, parse_duration_with_unit, parse_rate, parse_size};
 
 /// Nodes in one environment; more is a typing error.
 const NODES_MAX: u64 = 1_000_000;

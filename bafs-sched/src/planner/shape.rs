@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_workflow::{Job, JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 use serde::{Deserialize, Serialize};
 
 use super::canonical::CanonicalWorkload;
 use super::environment::Environment;
 use super::packing::{ScratchSize, ScratchSizes};
-use crate::workflow::{Job, JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 
 /// Sizes of scratch volumes up to which each of them is kept.
 const SIZES_MAX: usize = 10_000;
@@ -439,8 +439,9 @@ fn describe_approximations(
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     fn workflow_from_text(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());

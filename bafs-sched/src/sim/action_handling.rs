@@ -5,6 +5,7 @@ use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use super::engine::{
     FillSource, FlowOwner, SimulatedExecution, SimulatedExtract, Simulation, SimulationEvent,
@@ -13,7 +14,6 @@ use super::engine::{
 use super::load::WorkStep;
 use super::transfer::is_last_flow;
 use crate::logic::{Action, Event, MountedVolume};
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 /// No execution.
 const NO_EXECUTION: u32 = u32::MAX;

@@ -7,13 +7,13 @@
 //! appendix A.1.4).
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{CachePolicy, VolumeKind};
 
 use super::cluster_caches::WaitingReader;
 use super::engine::{FlowOwner, Simulation, SimulationEvent};
 use super::link::SECOND_US;
 use super::node::Scan;
 use crate::logic::Event;
-use crate::workflow::{CachePolicy, VolumeKind};
 
 /// Where bytes pass one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

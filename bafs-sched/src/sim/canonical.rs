@@ -1,12 +1,12 @@
 //! The workflow of a canonical workload, job by job, without a text. It plans nothing.
 
 use bafs_proto::volume::LimitKind;
-
-use crate::planner::{CanonicalWorkload, PrivateLayout};
-use crate::workflow::{
+use bafs_workflow::{
     CachePolicy, Extract, Job, JobIndex, Mount, ProgramSpec, Url, Volume, VolumeIndex, VolumeKind,
     Workflow,
 };
+
+use crate::planner::{CanonicalWorkload, PrivateLayout};
 
 /// The workflow that a canonical workload describes: each depth reads one cache volume; the first
 /// scratch volume of a pipeline is filled from home, and a file of the last one goes there.

@@ -9,8 +9,9 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::{CachePolicy, VolumeIndex};
+
 use super::load_imbalance::ScanDistribution;
-use crate::workflow::{CachePolicy, VolumeIndex};
 
 /// A cache volume in one cluster.
 #[derive(Debug, Clone)]

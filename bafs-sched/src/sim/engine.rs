@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
+use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
 use super::cache_reads::TransferStep;
 use super::cluster_caches::ClusterCaches;
@@ -22,7 +23,6 @@ use super::warming::Warmings;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
 use crate::seeded_rng::SeededRng;
-use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
 /// The simulator counts so far, in microseconds: sums of two times must not overflow.
 const HORIZON_US: u64 = u64::MAX / 2;

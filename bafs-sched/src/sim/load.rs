@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
+
 use super::link::SECOND_US;
 use super::random::draw_normal;
 use crate::seeded_rng::SeededRng;
-use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// What jobs do.
 #[derive(Debug, Clone, PartialEq)]
@@ -208,8 +209,9 @@ fn declared_load(
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
-    use crate::workflow::parse_workflow;
 
     #[test]
     fn first_running_job_writes_whatever_the_declaration_order() {

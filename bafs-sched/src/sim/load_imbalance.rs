@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 
+use bafs_workflow::CachePolicy;
+
 use super::random::draw_normal;
 use crate::seeded_rng::SeededRng;
-use crate::workflow::CachePolicy;
 
 /// Bytes of a block.
 const BLOCK_BYTES: u64 = 64 << 10;

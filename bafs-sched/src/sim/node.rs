@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{CachePolicy, VolumeIndex};
 
 use crate::logic::{NodeInfo, Space};
 use crate::planner::{Environment, NodeClass};
-use crate::workflow::{CachePolicy, VolumeIndex};
 
 /// A node.
 #[derive(Debug, Clone)]

@@ -1,6 +1,8 @@
 //! Remote I/O beside what a plan chose: never a candidate, as every byte crosses the link to home,
 //! but told where it is faster. Chooses nothing.
 
+use bafs_workflow::Workflow;
+
 use super::load::LoadModel;
 use super::strategy_trials::{
     PLAN_CACHE_PARTS_MAX, PLAN_JOBS_MAX, PLAN_RECORDS_MAX, TrialResult, count_cache_parts,
@@ -8,7 +10,6 @@ use super::strategy_trials::{
 };
 use super::trial_candidate::TrialCandidate;
 use crate::planner::{Environment, Plan, Strategy};
-use crate::workflow::Workflow;
 
 /// Simulates remote I/O with the seeds of the choice, only where the model takes it to be faster,
 /// and only for as long as it is. The workflow has so many `jobs`, and is made only when that is

@@ -1,13 +1,14 @@
 //! What a scheduler that plans by itself is told before a run: the plan with its candidates
 //! simulated, as `bafs plan` makes it. Follows nothing.
 
+use bafs_workflow::Workflow;
+
 use super::load::LoadModel;
 use super::simulation_result::StalledRunError;
 use super::strategy_trials::{TrialScope, TrialsOutcome, decide_by_simulation};
 use crate::planner::{
     CanonicalWorkload, Environment, Plan, Shape, SimulatedPlan, Strategy, plan_workload,
 };
-use crate::workflow::Workflow;
 
 /// Sizes of volumes, or run times of jobs, that may be unknown, as a share of all of them: what is
 /// unknown counts as nothing in a simulation, and of little else it says nothing.

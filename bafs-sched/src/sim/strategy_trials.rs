@@ -5,6 +5,7 @@
 //! that are looked at for that, not by a clock, so that equal arguments give equal plans on every
 //! machine.
 
+use bafs_workflow::{VolumeKind, Workflow};
 use serde::Serialize;
 
 use super::load::LoadModel;
@@ -17,7 +18,6 @@ use super::trial_candidate::{
 use crate::planner::{
     Allocation, Environment, Plan, Strategy, StrategyCandidate, StrategyChoice, is_need_worthwhile,
 };
-use crate::workflow::{VolumeKind, Workflow};
 
 /// Jobs of all simulations for one plan; some seconds on a slow machine. A workflow with more is
 /// not simulated.

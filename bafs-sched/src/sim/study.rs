@@ -2,6 +2,7 @@
 //! 4.28), workloads drawn at random, and the comparison of every strategy at one point. It neither
 //! runs points side by side nor prints.
 
+use bafs_workflow::Workflow;
 use serde::Serialize;
 
 use super::canonical::build_canonical_workflow;
@@ -17,7 +18,6 @@ use crate::planner::{
     SimulatedPlan, Strategy, StrategyCandidate, plan_workload,
 };
 use crate::seeded_rng::SeededRng;
-use crate::workflow::Workflow;
 
 const MB: f64 = 1e6;
 const GB: f64 = 1e9;

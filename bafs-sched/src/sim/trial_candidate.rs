@@ -1,13 +1,14 @@
 //! Candidates of a plan as they are simulated, one seed after the other: who is left, and who is
 //! clearly slower. Neither chooses nor knows what a plan is.
 
+use bafs_workflow::Workflow;
+
 use super::engine::Simulation;
 use super::policy::Scenario;
 use super::simulation_result::{SimulationResult, StalledRunError};
 use super::strategy_trials::TrialResult;
 use crate::logic::PLAN_HINT;
 use crate::planner::Strategy;
-use crate::workflow::Workflow;
 
 /// With fewer nothing is known of how much the seeds differ.
 const SEEDS_MIN: usize = 3;

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::VolumeIndex;
 
 use super::engine::{FlowOwner, Simulation};
 use super::link::FlowId;
-use crate::workflow::VolumeIndex;
 
 /// What is fetched in the background.
 #[derive(Debug, Clone, Default)]

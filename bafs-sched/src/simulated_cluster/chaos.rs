@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use super::{
     CALL_TIMEOUT_MS, ClusterEvent, ClusterExecution, ClusterNode, Faults, NodeSpec,
@@ -14,7 +15,6 @@ use super::{
 use crate::io::connectivity::Connectivity;
 use crate::io::listing_tracker::ListingTracker;
 use crate::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
-use crate::workflow::{Workflow, parse_workflow};
 
 /// Pipelines and stages of the workflow of a chaos run, and the nodes that it has.
 const CHAOS_WIDTH: u32 = 40;

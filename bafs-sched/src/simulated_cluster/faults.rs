@@ -1,9 +1,9 @@
 //! What a simulated cluster is made of, and what may go wrong in it. Values only.
 
 use bafs_proto::ids::ServerId;
+use bafs_workflow::JobIndex;
 
 use crate::logic::Space;
-use crate::workflow::JobIndex;
 
 /// A node to simulate.
 #[derive(Debug, Clone)]

@@ -1,9 +1,9 @@
 //! What tests of the scheduler begin with: a workflow as it is written, and a job that succeeded.
 
 use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use super::report;
-use crate::workflow::{Workflow, parse_workflow};
 
 /// A workflow without job description files.
 ///

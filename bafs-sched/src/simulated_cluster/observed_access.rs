@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
+use bafs_workflow::{JobIndex, Mount};
 
 use super::{ClusterEvent, ClusterNode, SimulatedCluster, VolumeWrites};
 use crate::logic::{Event, MountedVolume, NodeInfo, Space};
-use crate::workflow::{JobIndex, Mount};
 
 impl SimulatedCluster {
     /// What the agent of a job reports of its volumes.

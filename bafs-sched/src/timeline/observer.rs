@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use super::{
     CopyDecisionRecord, ExecutionOutcome, ExecutionRecord, ExtractAttempt, JobStatus, NodeRecord,
@@ -13,7 +14,6 @@ use super::{
 use crate::logic::{
     Action, CopyDecision, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, Scheduler,
 };
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 /// Size of the pages in which agents report what was read, in bytes.
 const PAGE_BYTES: u64 = 4_096;
@@ -372,7 +372,7 @@ impl Observer {
         }
         let workflow = self.scheduler.workflow();
         let stages = workflow.levels();
-        let standing = |(at, job): (usize, &crate::workflow::Job)| JobStatus {
+        let standing = |(at, job): (usize, &bafs_workflow::Job)| JobStatus {
             name: job.name.clone(),
             state: self.scheduler.job_state(JobIndex(at as u32)),
             level: stages[at],

@@ -106,7 +106,7 @@ mod tests {
     use bafs_sched::io::journal::{History, JournalHeader};
     use bafs_sched::logic::{Settings, Space};
     use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use bafs_sched::logic::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
+use bafs_workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
 
 use crate::args::UsageError;
 use crate::units::format_bytes;
@@ -214,7 +214,7 @@ mod tests {
                  extract w o {url}\n"
             );
             let none = |_: &str| Err("no files".to_owned());
-            let parsed = bafs_sched::workflow::parse_workflow("w.bafs", &text, &none);
+            let parsed = bafs_workflow::parse_workflow("w.bafs", &text, &none);
             check_home_names(&parsed.expect("a workflow").workflow)
         };
         for right in ["bafs://home/o", "bafs://HOME/o", "ftp://h/o", "file:///w/o"] {

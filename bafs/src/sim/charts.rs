@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use bafs_sched::planner::{CanonicalWorkload, Environment, Strategy, plan_workload};
 use bafs_sched::sim::SimulationResult;
 use bafs_sched::sim::study::{StudyPoint, StudyVariable, sketch_point};
-use bafs_sched::workflow::Workflow;
+use bafs_workflow::Workflow;
 
 use super::SimulatedRun;
 use crate::graph;

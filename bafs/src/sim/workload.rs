@@ -12,7 +12,7 @@ use bafs_sched::sim::{
     LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, TrialScope, TrialsOutcome,
     build_canonical_workflow, decide_by_simulation, derive_simulated_plan,
 };
-use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
+use bafs_workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
 use serde::Serialize;
 
 use crate::args::SimArgs;
@@ -365,7 +365,7 @@ mod tests {
     fn predictions_use_the_traced_run_times() {
         let none = |_: &str| Err("no files".to_owned());
         let text = "job a {\nexecutable = x\nruntime = 5 s\n}\n";
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = parsed.unwrap().workflow;
         let trace = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(trace.path(), "job,compute\na,500\n").unwrap();

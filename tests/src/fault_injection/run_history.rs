@@ -10,7 +10,7 @@ use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{Action, Event, Scheduler};
 use bafs_sched::replay::{HistoryLine, replay_history};
-use bafs_sched::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One attempt to run a job.
 #[derive(Debug, Clone)]
@@ -259,7 +259,7 @@ fn execution_of(event: &Event) -> Option<ExecutionId> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

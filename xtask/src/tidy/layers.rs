@@ -125,7 +125,8 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-tree", &["bafs-proto"]),
     ("bafs-server", &["bafs-proto", "bafs-tree"]),
     ("bafs-client", &["bafs-proto", "bafs-tree"]),
-    ("bafs-sched", &["bafs-proto"]),
+    ("bafs-workflow", &["bafs-proto"]),
+    ("bafs-sched", &["bafs-proto", "bafs-workflow"]),
     (
         "bafs",
         &[
@@ -133,6 +134,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-tree",
             "bafs-server",
             "bafs-client",
+            "bafs-workflow",
             "bafs-sched",
         ],
     ),
@@ -143,6 +145,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-tree",
             "bafs-server",
             "bafs-client",
+            "bafs-workflow",
             "bafs-sched",
             "bafs",
         ],

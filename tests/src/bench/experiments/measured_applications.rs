@@ -379,7 +379,7 @@ fn job_steps(stages: &[ApplicationStage], at: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

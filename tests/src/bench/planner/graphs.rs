@@ -11,7 +11,7 @@ use bafs_sched::sim::{
     LoadModel, Policy, Scenario, Simulation, SimulationResult, TrialScope, TrialsOutcome,
     decide_by_simulation,
 };
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use super::super::measure::{Samples, time_seconds};
 use super::super::{BenchmarkReport, Options};

@@ -2,7 +2,7 @@
 //! in `workflow_errors.rs`.
 
 use bafs_proto::volume::LimitKind;
-use bafs_sched::workflow::{
+use bafs_workflow::{
     CachePolicy, CheckedWorkflow, Diagnostic, JobIndex, Scheme, Severity, VolumeIndex, VolumeKind,
     Workflow, parse_workflow,
 };

@@ -19,7 +19,7 @@ pub(super) const DECLARED_BYTES_MAX: u64 = 4 << 30;
 pub(super) const LOOP_DEPTH_MAX: usize = 8;
 
 /// Parent-child pairs; one `parent` line with m parents and n children makes m * n of them.
-pub(crate) const EDGES_MAX: u64 = 20_000_000;
+pub const EDGES_MAX: u64 = 20_000_000;
 
 /// Bytes of a job's or volume's name: what a file name may have, as stores use names so.
 pub(super) const NAME_BYTES_MAX: usize = 255;
@@ -54,10 +54,10 @@ pub(super) const WORDS_BYTES_COMMON: usize = 2 << 20;
 pub(super) const SIZE_BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
 /// Files of one volume, far from where sums over a workflow overflow.
-pub(crate) const FILES_MAX: u64 = 1_000_000_000_000;
+pub const FILES_MAX: u64 = 1_000_000_000_000;
 
 /// Seconds of a job's declared run time: ten years.
-pub(crate) const RUNTIME_S_MAX: u64 = 10 * 365 * 86_400;
+pub const RUNTIME_S_MAX: u64 = 10 * 365 * 86_400;
 
 /// CPUs of one job.
 pub(super) const CPUS_MAX: u64 = 65_536;

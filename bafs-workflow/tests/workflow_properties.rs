@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use bafs_sched::workflow::{CheckedWorkflow, Workflow, WorkflowRejected, parse_workflow};
+use bafs_workflow::{CheckedWorkflow, Workflow, WorkflowRejected, parse_workflow};
 use proptest::prelude::*;
 
 const VALID_WORKFLOW: &str = r#"# every statement once

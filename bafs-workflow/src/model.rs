@@ -223,7 +223,7 @@ impl Workflow {
 }
 
 /// Kahn's algorithm over a heap. Jobs on a cycle, and those behind one, are missing in the result.
-pub(crate) fn topological_sort(jobs: &[Job]) -> Vec<JobIndex> {
+pub fn topological_sort(jobs: &[Job]) -> Vec<JobIndex> {
     let mut waiting_for: Vec<usize> = jobs.iter().map(|job| job.parents.len()).collect();
     let mut ready: BinaryHeap<Reverse<u32>> = (0..jobs.len() as u32)
         .filter(|&job| waiting_for[job as usize] == 0)

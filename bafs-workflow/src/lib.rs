@@ -55,18 +55,15 @@ mod targets;
 mod url;
 
 pub use diagnostic::{Diagnostic, Severity, WorkflowRejected};
-pub(crate) use job_order::OrderSearch;
-pub(crate) use limits::EDGES_MAX;
-pub(crate) use limits::FILES_MAX;
-pub(crate) use limits::RUNTIME_S_MAX;
-pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
+pub use job_order::{OrderSearch, SearchTooLong};
+pub use limits::{DESCRIPTION_BYTES_MAX, EDGES_MAX, FILE_BYTES_MAX, FILES_MAX, RUNTIME_S_MAX};
 pub use load::{CheckedWorkflow, parse_workflow};
-pub(crate) use model::topological_sort;
+pub use model::topological_sort;
 pub use model::{
     CachePolicy, Extract, FirstUsers, Job, JobIndex, Mount, ProgramSpec, SHARED_DIRECTORIES,
     Volume, VolumeIndex, VolumeKind, Workflow,
 };
-pub(crate) use overlaps::{
+pub use overlaps::{
     ExtractTarget, HomePathKey, Overlap, find_overlaps, overlap_hint, split_parts, textual_key,
 };
 pub use quantities::{

@@ -12,26 +12,31 @@ pub(super) type LocatedTarget = (VolumeIndex, SourceLocation);
 
 /// A home, and a path there by its parts, so that what is below a path comes right behind it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct HomePathKey {
+pub struct HomePathKey {
     /// What is equal for two URLs of one home.
-    pub(crate) home: String,
+    pub home: String,
     /// The path there.
-    pub(crate) parts: Vec<String>,
+    pub parts: Vec<String>,
 }
 
 /// Where an extract goes, and the volume that it comes from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ExtractTarget<'w> {
-    pub(crate) from: VolumeIndex,
-    pub(crate) url: &'w Url,
+pub struct ExtractTarget<'w> {
+    /// The volume that it comes from.
+    pub from: VolumeIndex,
+    /// Where it goes.
+    pub url: &'w Url,
 }
 
 /// A volume that shows or holds what an extract sends.
 #[derive(Debug)]
-pub(crate) struct Overlap<'w> {
-    pub(crate) volume: VolumeIndex,
-    pub(crate) source: &'w Url,
-    pub(crate) target: ExtractTarget<'w>,
+pub struct Overlap<'w> {
+    /// The volume.
+    pub volume: VolumeIndex,
+    /// What it shows, or was filled from.
+    pub source: &'w Url,
+    /// What an extract sends there.
+    pub target: ExtractTarget<'w>,
 }
 
 /// Refuses caches, and volumes filled from a home, whose source is a target of an extract, or lies
@@ -66,13 +71,13 @@ pub(super) fn check_overlaps(
 }
 
 /// What to do about an overlap with what volume `from` holds.
-pub(crate) fn overlap_hint(from: &str) -> String {
+pub fn overlap_hint(from: &str) -> String {
     format!("mount '{from}' 'ro' in the jobs that read what it holds, or extract to a place apart")
 }
 
 /// The first overlap of each volume. URLs are of one home when `key_of` says so; it is nothing for
 /// one of which nobody knows where it is.
-pub(crate) fn find_overlaps<'w>(
+pub fn find_overlaps<'w>(
     workflow: &'w Workflow,
     targets: impl Iterator<Item = ExtractTarget<'w>>,
     key_of: impl Fn(&Url) -> Option<HomePathKey>,
@@ -105,7 +110,7 @@ pub(crate) fn find_overlaps<'w>(
 }
 
 /// What two URLs have in common that name a place the same way.
-pub(crate) fn textual_key(url: &Url) -> Option<HomePathKey> {
+pub fn textual_key(url: &Url) -> Option<HomePathKey> {
     Some(HomePathKey {
         home: format!("{}://{}", url.scheme.name(), host_of(url)),
         parts: path_parts(url),
@@ -123,7 +128,7 @@ fn path_parts(url: &Url) -> Vec<String> {
 }
 
 /// The parts of a path.
-pub(crate) fn split_parts(path: &str) -> Vec<String> {
+pub fn split_parts(path: &str) -> Vec<String> {
     let parts = path.split('/').filter(|part| !part.is_empty());
     parts.map(str::to_owned).collect()
 }

@@ -52,7 +52,7 @@ fn rotate_to_smallest(upwards: &[JobIndex]) -> Vec<JobIndex> {
 
 /// All searches together were given enough time, and there is more to search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SearchTooLong;
+pub struct SearchTooLong;
 
 /// Answers whether one job is ordered before another, for a graph without cycle.
 ///
@@ -61,7 +61,7 @@ pub(crate) struct SearchTooLong;
 /// walked through. Jobs outside the depths between both ends are left out. For the shapes that
 /// workflows have (pipelines, fans, diamonds) a search ends after a few edges; a tangled graph is
 /// stopped by a budget over all searches.
-pub(crate) struct OrderSearch<'w> {
+pub struct OrderSearch<'w> {
     jobs: &'w [Job],
     /// The place of each job in the topological order.
     rank: Vec<u32>,
@@ -74,7 +74,8 @@ pub(crate) struct OrderSearch<'w> {
 }
 
 impl<'w> OrderSearch<'w> {
-    pub(crate) fn new(jobs: &'w [Job]) -> Self {
+    /// A search over jobs without a cycle, with the whole budget.
+    pub fn new(jobs: &'w [Job]) -> Self {
         let order = topological_sort(jobs);
         assert_eq!(order.len(), jobs.len(), "cycles are refused before");
         let mut rank = vec![0; jobs.len()];
@@ -102,11 +103,10 @@ impl<'w> OrderSearch<'w> {
     }
 
     /// Whether `first` is an ancestor of `last`.
-    pub(crate) fn is_before(
-        &mut self,
-        first: JobIndex,
-        last: JobIndex,
-    ) -> Result<bool, SearchTooLong> {
+    ///
+    /// # Errors
+    /// The budget of all searches is spent.
+    pub fn is_before(&mut self, first: JobIndex, last: JobIndex) -> Result<bool, SearchTooLong> {
         if self.depth[first.as_usize()] >= self.depth[last.as_usize()] {
             return Ok(false);
         }

@@ -10,7 +10,7 @@ impl Workflow {
     }
 
     /// The same with the jobs in an order, parents first.
-    pub(crate) fn levels_in(&self, order: &[JobIndex]) -> Vec<u32> {
+    pub fn levels_in(&self, order: &[JobIndex]) -> Vec<u32> {
         let mut levels = vec![0; self.jobs.len()];
         for &job in order {
             let parents = self.job(job).parents.iter();

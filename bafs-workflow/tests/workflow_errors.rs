@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use bafs_sched::workflow::{Diagnostic, Severity, parse_workflow};
+use bafs_workflow::{Diagnostic, Severity, parse_workflow};
 
 struct DiagnosticCase<'t> {
     title: &'t str,
