@@ -216,7 +216,12 @@ impl Driver {
     ) -> Result<(Self, mpsc::Receiver<DriverMessage>)> {
         let (journal, history) = open_journal(&workflow, options)?;
         let header = history.header;
-        let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
+        let mut scheduler = Scheduler::with_strategy_selector(
+            header.run,
+            header.workflow,
+            header.settings.clone(),
+            &*options.strategy_selector,
+        );
         let mut ledger = RunReportBuilder::default();
         let last = history.records.last().map_or(Time(0), |(at, _)| *at);
         let is_resumed = !history.records.is_empty();

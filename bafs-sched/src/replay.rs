@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{
-    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, UserCommand,
-    describe_signal,
+    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, StrategySelector,
+    UserCommand, describe_signal,
 };
 
 /// One thing that happened or was decided.
@@ -26,10 +26,15 @@ pub struct HistoryLine {
     pub text: String,
 }
 
-/// Replays a journal. Answers every line, and the core as it is at the end.
-pub fn replay_history(history: History) -> (Vec<HistoryLine>, Scheduler) {
+/// Replays a journal with the selector of its run. Answers every line, and the core as it is at the
+/// end.
+pub fn replay_history(
+    history: History,
+    selector: &dyn StrategySelector,
+) -> (Vec<HistoryLine>, Scheduler) {
     let header = history.header;
-    let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let scheduler =
+        Scheduler::with_strategy_selector(header.run, header.workflow, header.settings, selector);
     let mut teller = HistoryWriter::new(scheduler);
     let first = history.records.first().map_or(Time(0), |(now, _)| *now);
     for (now, event) in history.records {

@@ -9,7 +9,7 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{JobState, Outcome, Progress, Scheduler, Space};
+use crate::logic::{JobState, Outcome, Progress, Scheduler, Space, StrategySelector};
 
 use observer::Observer;
 
@@ -209,10 +209,11 @@ pub struct CopyDecisionRecord {
     pub decision: String,
 }
 
-/// Reads a run's intervals from its journal.
-pub fn build_timeline(history: History) -> Timeline {
+/// Reads a run's intervals from its journal, with the selector of the run.
+pub fn build_timeline(history: History, selector: &dyn StrategySelector) -> Timeline {
     let header = history.header;
-    let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let scheduler =
+        Scheduler::with_strategy_selector(header.run, header.workflow, header.settings, selector);
     let began = history.records.first().map_or(Time(0), |(now, _)| *now);
     let mut observer = Observer::new(scheduler, began);
     for (now, event) in history.records {

@@ -15,7 +15,7 @@ use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
+use bafs_sched::logic::{CheckpointPolicy, NullSelector, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_workflow::{Workflow, parse_workflow};
 
@@ -53,6 +53,7 @@ pub(crate) fn run_options(journal: &Path, cancel: &CancelHandle) -> RunOptions {
             ..Settings::default()
         },
         file_home: None,
+        strategy_selector: Arc::new(NullSelector),
         cancel_handle: cancel.clone(),
     }
 }

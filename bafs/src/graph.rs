@@ -7,6 +7,7 @@ use bafs_proto::path::is_control_or_bidirectional;
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay_history;
+use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
@@ -21,7 +22,7 @@ pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
         anyhow!("{error:#}; name a workflow file, or the journal of a run: {here}")
     })?;
     let (workflow, states) = if is_journal {
-        let (_, scheduler) = replay_history(journal::read_history(&args.workflow)?);
+        let (_, scheduler) = replay_history(journal::read_history(&args.workflow)?, &ModelSelector);
         let jobs = 0..scheduler.workflow().jobs.len() as u32;
         let states = jobs.map(|job| scheduler.job_state(JobIndex(job)));
         (

@@ -5,12 +5,12 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_sched::planner::{
+use bafs_sim::planner::{
     CanonicalWorkload, Environment, Plan, Shape, Shortage, Strategy, StrategyCandidate, Traversal,
     plan_workload,
 };
 
-use bafs_sched::sim::{
+use bafs_sim::simulator::{
     LoadModel, TrialResult, TrialScope, TrialsOutcome, build_canonical_workflow, compare_remote_io,
     decide_by_simulation,
 };

@@ -6,6 +6,7 @@ mod stop;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,7 +20,8 @@ use bafs_sched::logic::{
     AllocationRules, IoMode, JobStartOrder, Outcome, Progress, Settings, StrategySelectorConfig,
 };
 use bafs_sched::report::RunReport;
-use bafs_sched::sim::{LoadModel, derive_simulated_plan};
+use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
+use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
 use crate::args::{RunArgs, StartOrder, UsageError};
@@ -341,6 +343,7 @@ pub(crate) async fn run_on_cluster(
             address: cluster.home_address().to_owned(),
             root,
         }),
+        strategy_selector: Arc::new(ModelSelector),
         cancel_handle: way.cancel.clone(),
     };
     let display = ProgressDisplay::start(way.output, client);
@@ -390,6 +393,7 @@ async fn run_on_existing_cluster(
         journal,
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         file_home: None,
+        strategy_selector: Arc::new(ModelSelector),
         cancel_handle: cancel.clone(),
     };
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 use bafs_sched::logic::JobStartOrder;
-use bafs_sched::planner::{
+use bafs_sim::planner::{
     CanonicalWorkload, Environment, Shortage, Strategy, StrategyCandidate, StrategyChoice,
     plan_workload,
 };
-use bafs_sched::sim::{Policy, Scenario, Simulation, SimulationResult, StalledRunError};
+use bafs_sim::simulator::{Policy, Scenario, Simulation, SimulationResult, StalledRunError};
 use serde::Serialize;
 
 use self::workload::{MeasuredRun, Workload};

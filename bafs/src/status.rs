@@ -10,6 +10,7 @@ use bafs_sched::io::journal;
 use bafs_sched::logic::{Outcome, Progress};
 use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
 use bafs_server::clock;
+use bafs_sim::strategy_selector::ModelSelector;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -74,7 +75,7 @@ pub(crate) fn show_status(args: &StatusArgs, output: Printer) -> Result<()> {
         let history = journal::read_history(&path)?;
         let workflow = history.header.workflow.clone();
         let has_begun = !history.records.is_empty();
-        let mut timeline = build_timeline(history);
+        let mut timeline = build_timeline(history, &ModelSelector);
         if has_begun && is_running && timeline.outcome.is_none() {
             // Nothing may have happened for long.
             let so_far_ms = clock::now().ms_since(timeline.began_at);

@@ -1,6 +1,6 @@
 //! Random numbers that follow a seed, for tests that must be able to run the same again.
 
-use bafs_sched::seeded_rng;
+use bafs_sim::seeded_rng;
 
 /// A source of random numbers.
 #[derive(Debug, Clone)]

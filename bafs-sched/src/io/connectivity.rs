@@ -41,7 +41,7 @@ struct Silence {
 
 /// What calls told of servers. Times are those of this process, so that no clock is set back.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Connectivity {
+pub struct Connectivity {
     by_address: BTreeMap<String, AddressStatus>,
     /// When the catalog answered last.
     catalog_last_answer: Option<Time>,
@@ -57,7 +57,7 @@ pub(crate) struct Connectivity {
 
 impl Connectivity {
     /// The state of a scheduler that goes on with a run, at this time.
-    pub(crate) fn for_resumed_run(scheduler: &Scheduler, now: Time) -> Self {
+    pub fn for_resumed_run(scheduler: &Scheduler, now: Time) -> Self {
         let cut_off = scheduler.is_cut_off().then_some(now);
         Self {
             cut_off_since: cut_off,
@@ -66,13 +66,13 @@ impl Connectivity {
     }
 
     /// Somebody answered at this address.
-    pub(crate) fn note_answer(&mut self, address: &str, now: Time) {
+    pub fn note_answer(&mut self, address: &str, now: Time) {
         let heard = self.by_address.entry(address.to_owned()).or_default();
         (heard.last_answer, heard.silence) = (Some(now), None);
     }
 
     /// Nobody answered a call that was made at this time, unless another one was answered since.
-    pub(crate) fn note_silence(&mut self, address: &str, since: Time, now: Time) {
+    pub fn note_silence(&mut self, address: &str, since: Time, now: Time) {
         let heard = self.by_address.entry(address.to_owned()).or_default();
         if !heard.has_answered_since(since) {
             let noticed = now;
@@ -84,41 +84,32 @@ impl Connectivity {
     }
 
     /// The catalog answered with a list.
-    pub(crate) fn note_listing(&mut self, nodes: impl Iterator<Item = ServerId>, now: Time) {
+    pub fn note_listing(&mut self, nodes: impl Iterator<Item = ServerId>, now: Time) {
         self.catalog_last_answer = Some(now);
         self.listed_nodes = nodes.collect();
     }
 
     /// Whether no node answered since then.
-    pub(crate) fn is_every_node_silent_since(&self, since: Time) -> bool {
+    pub fn is_every_node_silent_since(&self, since: Time) -> bool {
         let heard = self.node_addresses.iter();
         let mut heard = heard.filter_map(|address| self.by_address.get(address));
         !heard.any(|heard| heard.has_answered_since(since))
     }
 
     /// Whether the scheduler is cut off.
-    pub(crate) fn is_cut_off(&self) -> bool {
+    pub fn is_cut_off(&self) -> bool {
         self.cut_off_since.is_some()
     }
 
     /// Whether a node answered lately, though the catalog may not list it.
-    pub(crate) fn has_recent_answer(
-        &self,
-        scheduler: &Scheduler,
-        server: ServerId,
-        now: Time,
-    ) -> bool {
+    pub fn has_recent_answer(&self, scheduler: &Scheduler, server: ServerId, now: Time) -> bool {
         let lost_after_ms = scheduler.settings().node_timeout_ms;
         let answered = self.status_of(scheduler, server).last_answer;
         answered.is_some_and(|at| now.ms_since(at) < lost_after_ms)
     }
 
     /// Nodes that must be asked whether they are there.
-    pub(crate) fn nodes_to_probe(
-        &mut self,
-        scheduler: &Scheduler,
-        now: Time,
-    ) -> Vec<(ServerId, String)> {
+    pub fn nodes_to_probe(&mut self, scheduler: &Scheduler, now: Time) -> Vec<(ServerId, String)> {
         let live: Vec<ServerId> = scheduler.live_nodes().collect();
         let is_silent = |server: &ServerId| self.status_of(scheduler, *server).silence.is_some();
         let is_doubtful = self.cut_off_since.is_some() || live.iter().any(is_silent);
@@ -145,7 +136,7 @@ impl Connectivity {
     }
 
     /// What follows from who answers and who does not.
-    pub(crate) fn detect_failures(&mut self, scheduler: &Scheduler, now: Time) -> Vec<Event> {
+    pub fn detect_failures(&mut self, scheduler: &Scheduler, now: Time) -> Vec<Event> {
         let nodes = scheduler.nodes().map(|(_, seen)| seen.address.clone());
         self.node_addresses = nodes.collect();
         for (_, seen) in scheduler.nodes().filter(|(id, _)| scheduler.is_lost(*id)) {

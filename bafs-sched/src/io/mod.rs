@@ -27,7 +27,7 @@
 //! second effect.
 
 pub(crate) mod calls;
-pub(crate) mod connectivity;
+pub mod connectivity;
 mod file_extraction;
 pub(crate) mod home_aliases;
 mod home_lookup;
@@ -35,7 +35,7 @@ pub mod homes;
 pub mod job_logs;
 pub(crate) mod job_watch;
 pub mod journal;
-pub(crate) mod listing_tracker;
+pub mod listing_tracker;
 mod node_probe;
 pub(crate) mod node_quotas;
 pub(crate) mod remote_io;

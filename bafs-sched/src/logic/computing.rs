@@ -5,11 +5,10 @@
 //! both say is believed.
 
 use bafs_proto::message::JobReport;
-use bafs_workflow::{JobIndex, Workflow};
+use bafs_workflow::JobIndex;
 
 use super::attempt::AttemptState;
 use super::scheduler::Scheduler;
-use crate::planner::Shape;
 
 /// Computing that differs by so many thousandths from what was expected contradicts the plan.
 const CONTRADICTION_PERMILLE: u64 = 250;
@@ -31,11 +30,11 @@ pub(super) struct Computing {
 }
 
 impl Computing {
-    pub(super) fn new(shape: &Shape, workflow: &Workflow) -> Self {
-        let stages = (shape.width * shape.depth).max(1) as f64;
+    /// Nothing measured yet of so many jobs, on so many levels of all pipelines together.
+    pub(super) fn new(level_count: u64, declared_run_s: f64, jobs: usize) -> Self {
         Self {
-            declared_run_s: shape.run_s,
-            stage_jobs: workflow.jobs.len() as f64 / stages,
+            declared_run_s,
+            stage_jobs: jobs as f64 / level_count.max(1) as f64,
             measured_ms: 0,
             declared_ms: 0,
             jobs: 0,
@@ -106,33 +105,16 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use bafs_workflow::parse_workflow;
 
     use super::*;
 
     const SHORT: u64 = 10;
     const LONG: u64 = 1_000;
 
-    /// Ten pipelines of a short job and nine long ones.
+    /// Ten pipelines of two levels, of a short job and nine long ones.
     fn unlike() -> Computing {
-        let mut text = String::new();
-        for pipeline in 0..10 {
-            text += &format!(
-                "volume v{pipeline} scratch 1 MB\n\
-                 job a{pipeline} {{\nexecutable = x\nruntime = {SHORT} s\n}}\n\
-                 mount v{pipeline} a{pipeline} /v\n"
-            );
-            for job in 0..9 {
-                text += &format!(
-                    "job b{pipeline}x{job} {{\nexecutable = x\nruntime = {LONG} s\n}}\n\
-                     parent a{pipeline} child b{pipeline}x{job}\n\
-                     mount v{pipeline} b{pipeline}x{job} /v ro\n"
-                );
-            }
-        }
-        let none = |_: &str| Err("no files".to_owned());
-        let workflow = parse_workflow("w.bafs", &text, &none).unwrap().workflow;
-        Computing::new(&Shape::from_workflow(&workflow, 0.0), &workflow)
+        let declared_s = 10 * SHORT + 90 * LONG;
+        Computing::new(20, declared_s as f64 / 20.0, 100)
     }
 
     /// So many jobs that declare a time took so many hundredths of it.

@@ -6,10 +6,9 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
 use super::fleet::FleetNode;
-use super::guide::StrategySelectorConfig;
 use super::scheduler::Scheduler;
 use super::space::Space;
-use crate::planner::{Environment, NodeClass};
+use super::strategy_selector::{NodeKind, StrategySelectorConfig};
 
 /// A node that failed is expected to be back for so many times as long as a restart takes.
 const RESTARTS: u64 = 2;
@@ -74,7 +73,7 @@ impl Scheduler {
     }
 
     /// The nodes to plan with, equal ones together.
-    pub(super) fn environment(&self, guide: &StrategySelectorConfig) -> Environment {
+    pub(super) fn node_kinds(&self) -> Vec<NodeKind> {
         let mut kinds: BTreeMap<(u32, Space, &str), u32> = BTreeMap::new();
         for (id, node) in self.expected_nodes() {
             let kind = (
@@ -85,17 +84,12 @@ impl Scheduler {
             *kinds.entry(kind).or_default() += 1;
         }
         let kinds = kinds.into_iter();
-        let nodes = kinds.map(|((slots, space, group), count)| NodeClass {
-            files: space.files,
-            cluster: group.to_owned(),
-            ..NodeClass::new(count, slots, space.bytes)
+        let kinds = kinds.map(|((slots, space, group), count)| NodeKind {
+            count,
+            slots,
+            space,
+            group: group.to_owned(),
         });
-        Environment {
-            nodes: nodes.collect(),
-            home_bytes_per_s: guide.home_bytes_per_s.max(1),
-            local_bytes_per_s: guide.local_bytes_per_s.max(1),
-            mtbf_s: guide.mtbf_s,
-            restart_s: guide.restart_s,
-        }
+        kinds.collect()
     }
 }

@@ -28,7 +28,7 @@ const FOLLOWED_STEPS_MAX: usize = 40_000;
 const NAMES_SHOWN: usize = 5;
 
 /// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
-pub(crate) const PLAN_HINT: &str = "; without a plan, all volumes of a job are on its node; `bafs \
+pub const PLAN_HINT: &str = "; without a plan, all volumes of a job are on its node; `bafs \
     run --plan` may use several nodes";
 
 /// What became of trying whether a pipeline fits.

@@ -1,12 +1,9 @@
-//! Which strategy the scheduler follows, and when another one is better for what is left. The model
-//! predicts; this decides when to ask it and whether a change pays. Places nothing.
+//! Which strategy the scheduler follows, and when the strategy selector is asked for another one.
+//! Selects and places nothing.
 //!
-//! What was simulated before the run says what to begin with on the nodes of the simulation, and
-//! corrects the model from then on. The model is asked when nodes come or go, when a sixteenth of
-//! the jobs is done, when as many of the unknown sizes were measured, and when jobs compute much
-//! longer or shorter than they were expected to. A change costs: pipelines that have begun end as
-//! they began, and what the other strategy needs besides is fetched. It must also gain more than
-//! the model is usually off.
+//! The selector is asked when nodes come or go, when a sixteenth of the jobs is done, when as many
+//! of the unknown sizes were measured, and when jobs compute much longer or shorter than they were
+//! expected to. A change costs: pipelines that have begun end as they began.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,24 +11,18 @@ use std::sync::Arc;
 
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::computing::{Computing, MEASURED_MIN};
 use super::expected_nodes::LostNodes;
 use super::graph::JobState;
 use super::rules::{Admission, AllocationRules};
 use super::scheduler::Scheduler;
-use crate::planner::{
-    Environment, Shape, SimulatedPlan, Strategy, plan_with_simulations, predict_remaining,
+use super::strategy::Strategy;
+use super::strategy_selector::{
+    RemainingPipelines, Selection, SelectionQuery, SharedModel, StrategySelector,
+    StrategySelectorConfig,
 };
-
-/// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
-/// between strategies the model is rarely off by more.
-const GAIN_PERMILLE: u64 = 100;
-
-/// The strategy that was simulated as the best is left only for so much: of a small random workload
-/// the model took another one to save 13 % of what was left, and the run took 13 % longer.
-const GAIN_ADVISED_PERMILLE: u64 = 250;
 
 /// The model is asked again when so many thousandths of all jobs were done since.
 const PROGRESS_PERMILLE: u64 = 63;
@@ -44,24 +35,6 @@ const LOOK_MS: u64 = 1_000;
 
 /// A whole pipeline, in parts that are added up.
 const WHOLE: u64 = 1_000_000;
-
-/// What the scheduler must be told to plan by itself: it sees nodes, but not links. Kept in the
-/// journal with the other settings.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StrategySelectorConfig {
-    /// Rate of the link to home, in bytes per second.
-    pub home_bytes_per_s: u64,
-    /// Rate of each node's link, in bytes per second.
-    pub local_bytes_per_s: u64,
-    /// Mean time between failures of any of the nodes, in seconds.
-    pub mtbf_s: Option<u64>,
-    /// How long a node that failed is away, in seconds.
-    pub restart_s: u64,
-    /// Standard deviation of computing times over their mean, in millionths.
-    pub variability_ppm: u64,
-    /// What was simulated of the workload; nothing when nothing was.
-    pub simulated_plan: Option<SimulatedPlan>,
-}
 
 /// A decision to follow a strategy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -78,8 +51,10 @@ pub struct StrategyChange {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Guided {
     pub(super) guide: StrategySelectorConfig,
-    /// The whole workflow; its `run_s` is what is expected to be computed.
-    shape: Shape,
+    /// Of the whole workflow.
+    model: SharedModel,
+    /// Computing of a job as it is expected, in seconds.
+    run_s: f64,
     /// For each job the first one of its pipeline, as the planner counts them.
     pipeline: Arc<[u32]>,
     followed: Vec<StrategyChange>,
@@ -106,19 +81,6 @@ struct SelectionInputs {
     sizes: usize,
 }
 
-/// What is left to do, in pipelines.
-#[derive(Debug, Clone, Copy)]
-struct RemainingPipelines {
-    /// Of which something is left.
-    open: u64,
-    /// Of which nothing has begun.
-    fresh: u64,
-    /// What is left of those that have begun, as whole ones, rounded up.
-    begun: u64,
-    /// The part of the batch data still needed that no cache is made for.
-    missing: f64,
-}
-
 impl Guided {
     /// No scheduler ran for so long, in milliseconds: what was to be looked at is so much later.
     pub(super) fn put_off(&mut self, ms: u64) {
@@ -129,36 +91,30 @@ impl Guided {
     }
 }
 
-impl StrategySelectorConfig {
-    fn shape(&self, workflow: &Workflow) -> Shape {
-        Shape::from_workflow(workflow, self.variability_ppm as f64 / 1e6)
-    }
-}
-
 impl Guided {
-    pub(super) fn new(guide: StrategySelectorConfig, workflow: &Workflow) -> Self {
-        let shape = guide.shape(workflow);
-        Self {
-            computing: Computing::new(&shape, workflow),
+    /// What the selector knows of the workflow; nothing of one that it selects nothing for.
+    pub(super) fn new(
+        guide: StrategySelectorConfig,
+        workflow: &Workflow,
+        selector: &dyn StrategySelector,
+    ) -> Option<Self> {
+        let model = selector.model_workload(workflow, &guide)?;
+        let (levels, run_s) = (model.level_count(), model.mean_run_s());
+        Some(Self {
+            computing: Computing::new(levels, run_s, workflow.jobs.len()),
             guide,
-            shape,
+            model: SharedModel(model),
+            run_s,
             pipeline: workflow.connected_pipelines().into(),
             followed: Vec::new(),
             has_simulated_rules: false,
             asked: None,
             lost_nodes: LostNodes::default(),
-        }
+        })
     }
 
     fn strategy(&self) -> Option<Strategy> {
         self.followed.last().and_then(|last| last.strategy)
-    }
-
-    /// Whether the simulation was of what is there: of such nodes, and of such jobs.
-    fn is_as_simulated(&self, cpus: u64, bytes: u64) -> bool {
-        let advice = self.guide.simulated_plan.as_ref();
-        let is_for = advice.is_some_and(|advice| advice.is_valid_for(cpus, bytes.into()));
-        is_for && self.shape.run_s == self.computing.declared_run_s
     }
 }
 
@@ -198,10 +154,10 @@ impl Scheduler {
         let Some(guided) = &self.guided else {
             return false;
         };
-        let (computing, expected_s) = (&guided.computing, guided.shape.run_s);
+        let (computing, expected_s) = (&guided.computing, guided.run_s);
         let measured_s = computing.contradiction_s(expected_s, || self.running_ms());
         if let Some(guided) = &mut self.guided {
-            guided.shape.run_s = measured_s.unwrap_or(expected_s);
+            guided.run_s = measured_s.unwrap_or(expected_s);
             if let Some(asked) = &mut guided.asked {
                 asked.computed = guided.computing.jobs.max(asked.computed);
             }
@@ -260,13 +216,11 @@ impl Scheduler {
         });
         if !self.sizes.kind_of.is_empty() {
             // Unknown sizes are made up, then measured.
-            let run_s = guided.shape.run_s;
             let workflow = match guided.guide.simulated_plan.is_some() {
                 true => Cow::Owned(self.sizes.measured(&self.graph.workflow)),
                 false => Cow::Borrowed(&self.graph.workflow),
             };
-            guided.shape = guided.guide.shape(&workflow);
-            guided.shape.run_s = run_s;
+            guided.model = SharedModel(guided.model.0.with_sizes(&workflow));
         }
         let rest = self.rest();
         // Files may still be on their way home when nothing is left to plan.
@@ -277,33 +231,29 @@ impl Scheduler {
 
     /// Decides what is followed from now on, on nodes of so many processors and bytes.
     fn decide(&mut self, rest: RemainingPipelines, (cpus, bytes): (u64, u64)) {
-        let Some(guided) = self.guided.clone() else {
+        let Some(guided) = &self.guided else {
             return;
         };
-        let environment = self.environment(&guided.guide);
-        let left = RemainingWork {
-            shape: &guided.shape,
-            environment: &environment,
-            rest,
-            advice: guided.guide.simulated_plan.as_ref(),
-            is_as_simulated: guided.is_as_simulated(cpus, bytes),
+        let query = SelectionQuery {
+            remaining: rest,
+            nodes: self.node_kinds(),
+            cpus,
+            bytes,
+            run_s: guided.run_s,
+            has_declared_times: guided.run_s == guided.computing.declared_run_s,
+            present: guided.strategy(),
+            has_simulated_rules: guided.has_simulated_rules,
+            has_measured_sizes: !self.sizes.learned.is_empty(),
         };
-        let (strategy, reason) = match guided.strategy() {
-            None => left.first(cpus, bytes),
-            // The model knows no time for what is left of it.
-            Some(Strategy::Need) if left.is_advised(Strategy::Need) => return,
-            // Nor how much of what a failure costs is hidden behind other pipelines, nor that other
-            // nodes are to come, or leave. That was simulated, to the end.
-            Some(present) if left.is_as_simulated_blindly(present) => {
-                if guided.has_simulated_rules && self.sizes.learned.is_empty() {
-                    return;
-                }
-                (Some(present), String::new())
-            }
-            Some(present) => left.next(present),
+        let Some(selection) = guided.model.0.select(&query) else {
+            return;
         };
-        let is_advised = strategy.is_some_and(|strategy| left.is_advised(strategy));
-        let has_simulated_rules = is_advised && left.is_as_simulated;
+        let Selection {
+            strategy,
+            reason,
+            rules,
+            has_simulated_rules,
+        } = selection;
         let is_new = guided.followed.last().map(|last| last.strategy) != Some(strategy);
         if let Some(guided) = &mut self.guided {
             guided.has_simulated_rules = has_simulated_rules;
@@ -315,13 +265,6 @@ impl Scheduler {
                 });
             }
         }
-        // Also a strategy that is kept has other numbers on other nodes.
-        let rules = strategy.and_then(|strategy| {
-            let shape = guided.shape.with_width(rest.open);
-            strategy
-                .plan_allocation(&shape, &environment)
-                .allocation_rules(&shape)
-        });
         self.follow(rules);
     }
 
@@ -413,143 +356,6 @@ fn is_much_learned(before: usize, learned: usize, all: usize) -> bool {
     news > 0 && (is_much || learned >= 2 * before || learned == all)
 }
 
-/// What is left to do, where, and what is known of it.
-struct RemainingWork<'l> {
-    shape: &'l Shape,
-    environment: &'l Environment,
-    rest: RemainingPipelines,
-    advice: Option<&'l SimulatedPlan>,
-    /// Whether nodes and run times are those of the simulation.
-    is_as_simulated: bool,
-}
-
-impl RemainingWork<'_> {
-    fn is_advised(&self, strategy: Strategy) -> bool {
-        self.advice
-            .is_some_and(|advice| advice.strategy == strategy)
-    }
-
-    /// Whether the strategy does what was simulated as the best, with what the model is blind to.
-    /// Where nodes leave it came to its end though it was not possible as bytes tell any more.
-    fn is_as_simulated_blindly(&self, strategy: Strategy) -> bool {
-        let is_changing = self.advice.is_some_and(SimulatedPlan::has_changing_nodes);
-        let is_failing = self.environment.mtbf_s.is_some();
-        let is_blind = is_changing || is_failing && self.is_possible(strategy);
-        is_blind && self.is_as_simulated && self.is_advised(strategy)
-    }
-
-    /// Whether what is left fits in so; what has begun holds its data beside what follows.
-    fn is_possible(&self, strategy: Strategy) -> bool {
-        let shape = self.shape.with_width(self.rest.open);
-        strategy
-            .plan_allocation(&shape, self.environment)
-            .is_possible()
-    }
-
-    /// What to begin with on nodes of so many processors and bytes, and why.
-    fn first(&self, cpus: u64, bytes: u64) -> (Option<Strategy>, String) {
-        let advice = self
-            .advice
-            .filter(|advice| advice.is_valid_for(cpus, bytes.into()));
-        // A run without a plan was simulated whatever it is said to lack.
-        let is_feasible = |strategy| strategy == Strategy::Need || self.is_possible(strategy);
-        match advice.filter(|advice| is_feasible(advice.strategy)) {
-            Some(advice) => (Some(advice.strategy), advice.reason.clone()),
-            None => self.best_by_model(),
-        }
-    }
-
-    fn best_by_model(&self) -> (Option<Strategy>, String) {
-        let shape = self.shape.with_width(self.rest.open);
-        let plan = plan_with_simulations(shape, self.environment, self.advice);
-        match plan.choice {
-            Some(choice) => (Some(choice.strategy), choice.reason),
-            None => (None, plan.refusal.unwrap_or_default()),
-        }
-    }
-
-    /// How long `left` pipelines' worth of work on `open` ones takes.
-    fn seconds(&self, strategy: Strategy, open: u64, left: u64) -> Option<f64> {
-        // By stages all of them take space until the end, so that the last stage is no faster than
-        // the first.
-        let (width, part) = match strategy.is_level_by_level() {
-            true => (open, left as f64 / open.max(1) as f64),
-            false => (left, 1.0),
-        };
-        if width == 0 {
-            return Some(0.0);
-        }
-        let shape = self.shape.with_width(width);
-        let whole_s = predict_remaining(strategy, &shape, self.environment, self.rest.missing)?;
-        let corrected_s = match self.advice {
-            Some(advice) => advice.correct_prediction(strategy, whole_s),
-            None => whole_s,
-        };
-        Some(part * corrected_s)
-    }
-
-    /// How long what is left takes as it was followed: all at once, or where there are no stages
-    /// what has begun and then the rest, as it is added up for others.
-    fn kept_seconds(&self, present: Strategy) -> Option<f64> {
-        let rest = self.rest;
-        let whole_s = self.seconds(present, rest.open, rest.fresh + rest.begun)?;
-        let begun_s = self.seconds(present, rest.open - rest.fresh, rest.begun);
-        let fresh_s = self.seconds(present, rest.fresh, rest.fresh);
-        let added_s = begun_s.zip(fresh_s).map(|(begun, fresh)| begun + fresh);
-        let added_s = added_s.filter(|_| !present.is_level_by_level());
-        Some(added_s.map_or(whole_s, |added_s| added_s.min(whole_s)))
-    }
-
-    /// The strategy for what is left when `present` was followed, and why.
-    fn next(&self, present: Strategy) -> (Option<Strategy>, String) {
-        let rest = self.rest;
-        let all = rest.fresh + rest.begun;
-        let kept_s = self
-            .is_possible(present)
-            .then(|| self.kept_seconds(present));
-        let Some(Some(kept_s)) = kept_s else {
-            let why = match kept_s {
-                None => "is no longer possible",
-                Some(_) => "has no predictable end",
-            };
-            let (strategy, reason) = self.best_by_model();
-            return (strategy, format!("{present} {why}; {reason}"));
-        };
-        // What has begun ends as it began, but stage by stage it becomes a part of what follows.
-        let begun_s = self.seconds(present, rest.open - rest.fresh, rest.begun);
-        let begun_s = begun_s.unwrap_or(kept_s);
-        let with_begun_s = |strategy: Strategy| {
-            if !self.is_possible(strategy) {
-                return None;
-            }
-            match present.is_level_by_level() && strategy.is_level_by_level() {
-                true => self.seconds(strategy, rest.open, all),
-                false => Some(begun_s + self.seconds(strategy, rest.fresh, rest.fresh)?),
-            }
-        };
-        let others = Strategy::CANDIDATES.into_iter().filter(|strategy| {
-            *strategy != present && *strategy != Strategy::Remote && rest.fresh > 0
-        });
-        let timed = others.filter_map(|strategy| Some((strategy, with_begun_s(strategy)?)));
-        let best = timed.min_by(|a, b| a.1.total_cmp(&b.1));
-        let gain_permille = match self.is_as_simulated && self.is_advised(present) {
-            true => GAIN_ADVISED_PERMILLE,
-            false => GAIN_PERMILLE,
-        };
-        let limit_s = kept_s * (1_000 - gain_permille) as f64 / 1_000.0;
-        match best.filter(|(_, other_s)| *other_s < limit_s) {
-            Some((strategy, other_s)) => {
-                let reason = format!(
-                    "the remaining work takes {other_s:.0} s with {strategy}, but {kept_s:.0} s \
-                     with {present}"
-                );
-                (Some(strategy), reason)
-            }
-            None => (Some(present), String::new()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::{RunId, ServerId};
@@ -558,9 +364,54 @@ mod tests {
     use super::*;
     use crate::logic::fleet::{FleetNode, Limit};
     use crate::logic::{Event, NodeInfo, Settings, Space};
-    use crate::planner::{CanonicalWorkload, NodeClass, plan_workload};
+    use crate::logic::{SimulatedPlan, WorkloadModel};
+
+    /// Selects nothing, and says how many bytes the volumes of the workflow have.
+    #[derive(Debug)]
+    struct SizeReporter;
+
+    #[derive(Debug)]
+    struct ReportedSizes(u64);
+
+    impl StrategySelector for SizeReporter {
+        fn model_workload(
+            &self,
+            workflow: &Workflow,
+            _: &StrategySelectorConfig,
+        ) -> Option<Arc<dyn WorkloadModel>> {
+            Some(ReportedSizes(0).with_sizes(workflow))
+        }
+    }
+
+    impl WorkloadModel for ReportedSizes {
+        fn with_sizes(&self, workflow: &Workflow) -> Arc<dyn WorkloadModel> {
+            let sizes = workflow.volumes.iter().map(|volume| volume.size_bytes);
+            Arc::new(Self(sizes.sum()))
+        }
+
+        fn level_count(&self) -> u64 {
+            1
+        }
+
+        fn mean_run_s(&self) -> f64 {
+            0.0
+        }
+
+        fn select(&self, _: &SelectionQuery) -> Option<Selection> {
+            Some(Selection {
+                strategy: None,
+                reason: self.0.to_string(),
+                rules: None,
+                has_simulated_rules: false,
+            })
+        }
+    }
 
     fn scheduler(text: &str) -> Scheduler {
+        scheduler_with(text, None)
+    }
+
+    fn scheduler_with(text: &str, simulated_plan: Option<SimulatedPlan>) -> Scheduler {
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
         let guide = StrategySelectorConfig {
@@ -569,13 +420,13 @@ mod tests {
             mtbf_s: None,
             restart_s: 60,
             variability_ppm: 0,
-            simulated_plan: None,
+            simulated_plan,
         };
         let settings = Settings {
             strategy_selector: Some(guide),
             ..Settings::default()
         };
-        Scheduler::new(RunId(1), workflow, settings)
+        Scheduler::with_strategy_selector(RunId(1), workflow, settings, &SizeReporter)
     }
 
     /// Ten pipelines of a short job and a long one, with eight of its like beside it.
@@ -626,8 +477,8 @@ mod tests {
         let set = |node: &mut FleetNode| node.limit = Some(limit);
         scheduler.fleet.update(ServerId(1), set);
         assert_eq!(scheduler.processors_and_bytes().0, 1);
-        let guide = scheduler.guided.as_ref().unwrap().guide.clone();
-        assert_eq!(scheduler.environment(&guide).cpus(), 1);
+        let kinds = scheduler.node_kinds();
+        assert_eq!(kinds.iter().map(|kind| kind.slots).sum::<u32>(), 1);
     }
 
     #[test]
@@ -640,15 +491,10 @@ mod tests {
         assert!(!is_much_learned(4, 4, 10));
     }
 
-    /// What is held of a volume of unknown size when a node is there.
-    fn held_of_unknown(advice: Option<SimulatedPlan>) -> u128 {
-        let mut scheduler =
-            scheduler("volume v scratch unknown\njob a {\nexecutable = x\n}\nmount v a /v\n");
-        if let Some(guided) = &mut scheduler.guided {
-            guided.guide.simulated_plan = advice;
-        }
-        let held = |scheduler: &Scheduler| scheduler.guided.as_ref().unwrap().shape.retained_bytes;
-        assert_eq!(held(&scheduler), 0);
+    /// What a selector is told of a volume of unknown size when a node is there, in bytes.
+    fn told_of_unknown(simulated_plan: Option<SimulatedPlan>) -> u64 {
+        let text = "volume v scratch unknown\njob a {\nexecutable = x\n}\nmount v a /v\n";
+        let mut scheduler = scheduler_with(text, simulated_plan);
         let space = Space {
             bytes: 1_000_000,
             files: 1_000,
@@ -656,23 +502,41 @@ mod tests {
         let node = NodeInfo::single_group(ServerId(1), space, 4);
         let seen = Event::nodes_listed(vec![node]);
         scheduler.step(Time(0), seen, &mut Vec::new());
-        held(&scheduler)
+        let change = scheduler.strategy_changes().first().expect("a selection");
+        change.reason.parse().expect("a number")
     }
 
     #[test]
     fn undeclared_sizes_are_planned_as_simulated() {
-        assert!(held_of_unknown(None) > 0, "made up");
-        let canonical =
-            CanonicalWorkload::parse("width=1,depth=1,batch=1MB,private=1MB,run=5s").unwrap();
-        let environment = Environment {
-            nodes: vec![NodeClass::new(1, 4, 1_000_000_000)],
-            home_bytes_per_s: 1_000_000,
-            local_bytes_per_s: 1_000_000,
-            mtbf_s: None,
-            restart_s: 60,
+        assert!(told_of_unknown(None) > 0, "made up");
+        let plan = SimulatedPlan {
+            strategy: Strategy::All,
+            reason: String::new(),
+            node_totals: vec![(4, 1_000_000)],
+            corrections: BTreeMap::new(),
         };
-        let plan = plan_workload(canonical.shape(), &environment);
-        let advice = SimulatedPlan::new(&plan, &environment, |_| Some(1.0));
-        assert_eq!(held_of_unknown(advice), 0, "empty, as in the simulation");
+        assert_eq!(
+            told_of_unknown(Some(plan)),
+            0,
+            "empty, as in the simulation"
+        );
+    }
+
+    #[test]
+    fn run_without_a_selector_follows_no_strategy() {
+        let mut scheduler = scheduler("job a {\nexecutable = x\n}\n");
+        let (workflow, settings) = (scheduler.workflow().clone(), scheduler.settings().clone());
+        let mut without = Scheduler::new(RunId(1), workflow, settings);
+        for scheduler in [&mut scheduler, &mut without] {
+            let space = Space {
+                bytes: 1_000_000,
+                files: 1_000,
+            };
+            let node = NodeInfo::single_group(ServerId(1), space, 4);
+            let seen = Event::nodes_listed(vec![node]);
+            scheduler.step(Time(0), seen, &mut Vec::new());
+        }
+        assert_eq!(scheduler.strategy_changes().len(), 1);
+        assert!(without.strategy_changes().is_empty());
     }
 }

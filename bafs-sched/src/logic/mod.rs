@@ -52,11 +52,14 @@ mod safety;
 mod scheduler;
 mod settings;
 mod shares;
+mod simulated_plan;
 mod sizes;
 mod skew;
 mod space;
 mod standing;
 mod steering;
+mod strategy;
+mod strategy_selector;
 mod surveys;
 mod tally;
 mod timers;
@@ -72,13 +75,19 @@ pub use allot::NodeDemand;
 pub use checkpoint::{CheckpointPolicy, CopyCost, CopyDecision, CopyOutcome};
 pub use declared::RunWarning;
 pub use event::{Event, NodeInfo, RunQuota, UserCommand};
-pub(crate) use fit::PLAN_HINT;
+pub use fit::PLAN_HINT;
 pub use full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
 pub use graph::JobState;
-pub use guide::{StrategyChange, StrategySelectorConfig};
+pub use guide::StrategyChange;
 pub(crate) use progress::describe_signal;
 pub use progress::{JobFailure, Outcome, Progress};
 pub use rules::{AllocationRules, JobStartOrder};
 pub use scheduler::Scheduler;
 pub use settings::{IoMode, Settings};
+pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};
 pub use space::Space;
+pub use strategy::Strategy;
+pub use strategy_selector::{
+    NodeKind, NullSelector, RemainingPipelines, Selection, SelectionQuery, StrategySelector,
+    StrategySelectorConfig, WorkloadModel,
+};

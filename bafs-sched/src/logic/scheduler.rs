@@ -29,6 +29,7 @@ use super::sizes::Sizes;
 use super::skew::Skew;
 use super::space::Space;
 use super::steering::Steering;
+use super::strategy_selector::{NullSelector, StrategySelector};
 use super::surveys::Surveys;
 use super::timers::{Timer, Timers};
 use super::under_way::UnderWay;
@@ -148,8 +149,20 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler of a workflow of which nothing is done yet.
+    /// A scheduler of a workflow of which nothing is done yet, without a strategy selector: it
+    /// follows no strategy but the rules of its settings.
     pub fn new(run: RunId, workflow: Workflow, settings: Settings) -> Self {
+        Self::with_strategy_selector(run, workflow, settings, &NullSelector)
+    }
+
+    /// The same with a selector, which is asked when the settings configure one. Recovery needs the
+    /// same selector: with another one the same facts lead to other decisions.
+    pub fn with_strategy_selector(
+        run: RunId,
+        workflow: Workflow,
+        settings: Settings,
+        selector: &dyn StrategySelector,
+    ) -> Self {
         let extractions = Extractions::new(workflow.extracts.len());
         let volumes = Volumes::new(&workflow);
         let graph = Graph::new(workflow);
@@ -214,7 +227,8 @@ impl Scheduler {
         let rules = scheduler.settings.allocation_rules.clone();
         scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
         let guide = scheduler.settings.strategy_selector.clone();
-        scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
+        let workflow = &scheduler.graph.workflow;
+        scheduler.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
         scheduler.note_needs();
         scheduler.enqueue_ready();
         scheduler

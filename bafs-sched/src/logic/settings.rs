@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::CheckpointPolicy;
-use super::guide::StrategySelectorConfig;
 use super::rules::AllocationRules;
+use super::strategy_selector::StrategySelectorConfig;
 
 /// Where jobs find their data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

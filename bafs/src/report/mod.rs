@@ -10,6 +10,7 @@ use bafs_sched::goodput::{Goodput, compute_goodput};
 use bafs_sched::logic::Outcome;
 use bafs_sched::replay::{HistoryLine, replay_history};
 use bafs_sched::timeline::{Timeline, build_timeline};
+use bafs_sim::strategy_selector::ModelSelector;
 use serde::Serialize;
 
 use crate::args::ReportArgs;
@@ -59,8 +60,8 @@ pub(crate) fn run_report(args: &ReportArgs, output: Printer) -> Result<()> {
 fn read_report(journal: &Path) -> Result<ReportData> {
     let history = bafs_sched::io::journal::read_history(journal)?;
     let workflow = history.header.workflow.clone();
-    let (lines, _) = replay_history(history.clone());
-    let timeline = build_timeline(history);
+    let (lines, _) = replay_history(history.clone(), &ModelSelector);
+    let timeline = build_timeline(history, &ModelSelector);
     let goodput = compute_goodput(&workflow, &timeline);
     Ok(ReportData {
         warnings: collect_warnings(&timeline),
@@ -105,7 +106,7 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
 mod tests {
     use bafs_sched::io::journal::{History, JournalHeader};
     use bafs_sched::logic::{Settings, Space};
-    use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+    use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
     use bafs_workflow::parse_workflow;
 
     use super::*;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use bafs_sched::planner::{CanonicalWorkload, Environment, Strategy, plan_workload};
-use bafs_sched::sim::SimulationResult;
-use bafs_sched::sim::study::{StudyPoint, StudyVariable, sketch_point};
+use bafs_sim::planner::{CanonicalWorkload, Environment, Strategy, plan_workload};
+use bafs_sim::simulator::SimulationResult;
+use bafs_sim::simulator::study::{StudyPoint, StudyVariable, sketch_point};
 use bafs_workflow::Workflow;
 
 use super::SimulatedRun;
@@ -139,7 +139,7 @@ impl ChartFiles<'_> {
 
 fn curve_points(
     run: &SimulationResult,
-    of: impl Fn(&bafs_sched::sim::UsageSample) -> f64,
+    of: impl Fn(&bafs_sim::simulator::UsageSample) -> f64,
 ) -> Vec<(f64, f64)> {
     let moments = run.samples.iter();
     moments.map(|m| (m.at_us as f64 / 1e6, of(m))).collect()

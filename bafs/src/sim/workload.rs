@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
-use bafs_sched::past_runs::{self, PastRun, Site};
-use bafs_sched::planner::{
+use bafs_sim::past_runs::{self, PastRun, Site};
+use bafs_sim::planner::{
     CanonicalWorkload, Environment, Plan, RESTART_S_DEFAULT, Shape, SimulatedPlan,
 };
-use bafs_sched::sim::{
+use bafs_sim::simulator::{
     LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, TrialScope, TrialsOutcome,
     build_canonical_workflow, decide_by_simulation, derive_simulated_plan,
 };
@@ -306,7 +306,7 @@ fn parse_mtbf(text: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::planner::NodeClass;
+    use bafs_sim::planner::NodeClass;
     use clap::Parser;
 
     use super::*;

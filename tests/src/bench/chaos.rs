@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::simulated_cluster::SimulatedCluster;
+use bafs_sim::simulated_cluster::SimulatedCluster;
 
 use super::{BenchmarkReport, Options};
 use crate::chaos;

@@ -10,6 +10,7 @@ use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{Action, Event, Scheduler};
 use bafs_sched::replay::{HistoryLine, replay_history};
+use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One attempt to run a job.
@@ -88,7 +89,12 @@ impl RunHistory {
         let history = journal::read_history(path)?;
         let header = history.header.clone();
         let workflow = header.workflow.clone();
-        let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+        let mut scheduler = Scheduler::with_strategy_selector(
+            header.run,
+            header.workflow,
+            header.settings,
+            &ModelSelector,
+        );
         let mut all: Vec<Execution> = Vec::new();
         let mut at: BTreeMap<ExecutionId, usize> = BTreeMap::new();
         for (now, event) in history.records.clone() {
@@ -124,7 +130,7 @@ impl RunHistory {
                 });
             }
         }
-        let (lines, _) = replay_history(history);
+        let (lines, _) = replay_history(history, &ModelSelector);
         Ok(Self {
             executions: all,
             workflow,

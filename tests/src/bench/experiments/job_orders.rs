@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_sched::logic::JobStartOrder;
-use bafs_sched::sim::Policy;
+use bafs_sim::simulator::Policy;
 
 use super::simulator_accuracy::{ExperimentSite, SimulatedResults, SimulationModel, duration_s};
 use super::test_bed::{MeasuredRun, TestBed};

@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use bafs_sched::io::journal;
 use bafs_sched::timeline::build_timeline;
+use bafs_sim::strategy_selector::ModelSelector;
 
 use super::CurvePlot;
 use super::simulator_accuracy::duration_s;
@@ -219,7 +220,7 @@ fn time_with_caches(
 
 /// From the end of the last warmer to the last file at home.
 fn time_after_warming(path: &Path) -> Result<f64> {
-    let timeline = build_timeline(journal::read_history(path)?);
+    let timeline = build_timeline(journal::read_history(path)?, &ModelSelector);
     let is_warmer = |at: usize| timeline.jobs[at].name.starts_with(WARM_JOB_PREFIX);
     let executions = timeline.executions.iter();
     let warmers = executions.filter(|execution| is_warmer(execution.job.as_usize()));

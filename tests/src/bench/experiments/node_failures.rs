@@ -4,12 +4,11 @@
 //! node's disk: its server is killed, its store is removed, and it starts again at once.
 
 use anyhow::{Context, Result};
-
 use bafs_proto::time::Time;
 use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
-use bafs_sched::planner::NodeClass;
-use bafs_sched::seeded_rng::SeededRng;
-use bafs_sched::sim::SimulationResult;
+use bafs_sim::planner::NodeClass;
+use bafs_sim::seeded_rng::SeededRng;
+use bafs_sim::simulator::SimulationResult;
 
 use super::simulator_accuracy::{
     ExperimentSite, SimulatedResults, SimulationErrors, SimulationModel, duration_s,

@@ -3,8 +3,7 @@
 //! volume on a node that only stores.
 
 use anyhow::Result;
-
-use bafs_sched::planner::NodeClass;
+use bafs_sim::planner::NodeClass;
 
 use super::job_orders::{ORDERS, run_in_each_order};
 use super::simulator_accuracy::{ExperimentSite, SimulationErrors};

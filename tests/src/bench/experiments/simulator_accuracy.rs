@@ -8,10 +8,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
-use bafs_sched::past_runs::{self, PastRun};
-use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::seeded_rng::SeededRng;
-use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
+use bafs_sim::past_runs::{self, PastRun};
+use bafs_sim::planner::{Environment, NodeClass};
+use bafs_sim::seeded_rng::SeededRng;
+use bafs_sim::simulator::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 
 use crate::bench::BenchmarkReport;
 use crate::bench::measure::{Samples, format_number};

@@ -7,8 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-
-use bafs_sched::seeded_rng::SeededRng;
+use bafs_sim::seeded_rng::SeededRng;
 
 /// First argument of the process.
 pub(crate) const JOB_PROCESS: &str = "synthetic-job";

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_sched::logic::JobStartOrder;
-use bafs_sched::sim::Policy;
+use bafs_sim::simulator::Policy;
 use serde_json::Value;
 
 use super::synthetic_job::JOB_PROCESS;

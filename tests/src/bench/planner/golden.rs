@@ -2,8 +2,8 @@
 //! is faster by how much.
 
 use anyhow::{Context, Result, ensure};
-use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{
+use bafs_sim::planner::{Strategy, StrategyAllocation};
+use bafs_sim::simulator::study::{
     self, StrategyComparison, StudyPoint, compare_strategies, thesis_environment,
 };
 

@@ -4,10 +4,10 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::planner::{Environment, Shape, Strategy, plan_workload};
-use bafs_sched::seeded_rng::SeededRng;
-use bafs_sched::sim::study::thesis_environment;
-use bafs_sched::sim::{
+use bafs_sim::planner::{Environment, Shape, Strategy, StrategyAllocation, plan_workload};
+use bafs_sim::seeded_rng::SeededRng;
+use bafs_sim::simulator::study::thesis_environment;
+use bafs_sim::simulator::{
     LoadModel, Policy, Scenario, Simulation, SimulationResult, TrialScope, TrialsOutcome,
     decide_by_simulation,
 };

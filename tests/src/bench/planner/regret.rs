@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{
+use bafs_sim::planner::Strategy;
+use bafs_sim::simulator::study::{
     StrategyComparison, StrategyTime, StudyPoint, StudyVariable, baseline_workloads,
     compare_strategies, random_point,
 };

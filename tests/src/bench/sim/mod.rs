@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
-use bafs_sched::sim::{
-    self, LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
+use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
+use bafs_sim::simulator::{
+    LoadModel, Policy, Scenario, Simulation, SimulationResult, StepTimer, build_canonical_workflow,
 };
 
 use super::measure::Stopwatch;
@@ -28,7 +28,7 @@ const EARLY_DECISIONS: usize = 100_000;
 #[derive(Default)]
 struct DecisionTimes(Vec<u32>);
 
-impl sim::StepTimer for DecisionTimes {
+impl StepTimer for DecisionTimes {
     fn time_step(&mut self, step: impl FnOnce()) {
         let watch = Stopwatch::start();
         step();
