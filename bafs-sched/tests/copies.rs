@@ -147,6 +147,12 @@ impl CopyScenario {
         self.scheduler.check();
     }
 
+    /// A job whose node was lost runs again after a pause.
+    fn step_after_pause(&mut self) {
+        self.now += 60_000;
+        self.step(Event::Tick);
+    }
+
     /// The volumes that are to be made.
     fn created_volumes(&self) -> Vec<VolumeId> {
         let ids = self.actions.iter().filter_map(|action| match action {
@@ -507,4 +513,74 @@ fn copy_without_waiters_has_no_time_limit() {
         chain.last_decision().outcome,
         CopyOutcome::Copied(..)
     ));
+}
+
+/// The first copy is complete, and its node is lost and listed again; the copy, and its node.
+fn return_copy_node(chain: &mut CopyScenario) -> (VolumeId, ServerId) {
+    chain.end_job(5 * MB);
+    let (copy, server, _) = chain.requested_copy();
+    chain.complete_copy(copy, 5 * MB);
+    chain.step(Event::ServerSilent { server });
+    let capacity = Space {
+        bytes: 100 * MB,
+        files: 1_000,
+    };
+    let node = NodeInfo::single_group(server, capacity, 1);
+    chain.step(Event::nodes_listed(vec![node]));
+    (copy, server)
+}
+
+#[test]
+fn copy_on_a_returned_node_is_used_again() {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let (copy, server) = return_copy_node(&mut chain);
+    let volumes = vec![copy];
+    let find = Action::FindVolumes { server, volumes };
+    assert!(chain.actions.contains(&find), "{:?}", chain.actions);
+    let found = vec![copy];
+    chain.step(Event::VolumesFound { server, found });
+    assert!(!chain.has_deleted(copy), "{:?}", chain.actions);
+    let source = ServerId(3 - server.0);
+    chain.step(Event::ServerSilent { server: source });
+    chain.step_after_pause();
+    let (_, job, on, volume) = chain.started_job();
+    assert_eq!((job.as_str(), on, volume), ("b", server, copy));
+    let outcome = chain.last_decision().outcome;
+    assert_eq!(outcome, CopyOutcome::UsedForRecovery(60_000));
+}
+
+#[test]
+fn copy_takes_the_place_of_its_absent_volume() {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let (copy, server) = return_copy_node(&mut chain);
+    let source = ServerId(3 - server.0);
+    chain.step(Event::ServerSilent { server: source });
+    let found = vec![copy];
+    chain.step(Event::VolumesFound { server, found });
+    let (_, job, on, volume) = chain.started_job();
+    assert_eq!((job.as_str(), on, volume), ("b", server, copy));
+}
+
+#[test]
+fn outdated_copy_on_a_returned_node_is_deleted() {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (copy, server, _) = chain.requested_copy();
+    chain.complete_copy(copy, 5 * MB);
+    chain.step(Event::ServerSilent { server });
+    let source = ServerId(3 - server.0);
+    // The job that it has runs again, and ends.
+    chain.step(Event::ServerSilent { server: source });
+    let capacity = Space {
+        bytes: 100 * MB,
+        files: 1_000,
+    };
+    let node = NodeInfo::single_group(ServerId(3), capacity, 1);
+    chain.step(Event::nodes_listed(vec![node]));
+    let volume = chain.created_volumes()[0];
+    chain.step(Event::VolumeCreated { volume });
+    chain.end_job(5 * MB);
+    let node = NodeInfo::single_group(server, capacity, 1);
+    chain.step(Event::nodes_listed(vec![node]));
+    assert!(chain.has_deleted(copy), "{:?}", chain.actions);
 }
