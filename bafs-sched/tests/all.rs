@@ -32,6 +32,7 @@ mod planner_properties;
 mod refetches;
 mod repeated_failures;
 mod reserved_slots;
+mod returned_nodes;
 mod seeds;
 mod sim;
 mod simulated_caches;

@@ -333,6 +333,7 @@ impl Scheduler {
         if self.graph.state(job) != JobState::Done || self.phase == Phase::Finishing {
             return;
         }
+        self.note_undone(job);
         self.graph.set_state(job, JobState::Waiting);
         undone.push(job);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {

@@ -97,6 +97,16 @@ impl Scheduler {
         self.left.insert(id, left);
     }
 
+    /// Before a job runs again: its other outputs are to be deleted. A node that is lost before it
+    /// does so, as in a cut of both, may still have them when it is back.
+    pub(super) fn note_undone(&mut self, job: JobIndex) {
+        for (volume, writable) in self.graph.mounted(job) {
+            if let Some((id, Some(_))) = self.volumes.scratch(volume).filter(|_| writable) {
+                self.note_left(id);
+            }
+        }
+    }
+
     /// A job is done. Of its outputs on lost nodes that an earlier attempt wrote none may be used
     /// beside those of this one.
     pub(super) fn note_redone(&mut self, job: JobIndex) {
