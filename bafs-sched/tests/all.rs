@@ -6,6 +6,7 @@ mod assumed_sizes;
 mod chaos;
 mod copies;
 mod copy_benefit;
+mod copy_scenario;
 mod decide;
 mod declared_access;
 mod driver;
