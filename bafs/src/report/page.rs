@@ -199,7 +199,7 @@ fn write_copies(html: &mut String, report: &ReportData) -> Result<()> {
         // How long jobs wait for a copy is known as soon as it is known how long that takes.
         let known = |ms: u64| match decision.copy_ms {
             Some(_) => format_seconds(ms),
-            None => "pending".to_owned(),
+            None => "unknown".to_owned(),
         };
         write_row(
             html,
