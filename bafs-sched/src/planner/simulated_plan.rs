@@ -1,5 +1,5 @@
-//! What was simulated of strategies before a run, for a scheduler that plans by itself: which one
-//! to begin with, and by how much the model is off. Simulates nothing.
+//! Simulations of strategies before a run, for a scheduler that plans by itself: the strategy to
+//! begin with, and the error of the model. Simulates nothing.
 
 use std::collections::BTreeMap;
 
@@ -16,23 +16,23 @@ const EXACT_PERMILLE: u64 = 1_000;
 /// scheduler leaves a little space of each node, and a node may be away.
 const NODES_TOLERANCE_PERMILLE: u128 = 100;
 
-/// What simulations say of a workload on certain nodes.
+/// Results of simulations for a workload on certain nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulatedPlan {
-    /// What to begin with.
+    /// The strategy to begin with.
     pub strategy: Strategy,
     /// Why, in one sentence with numbers.
     pub reason: String,
-    /// Processors and bytes of the nodes that were there at once: several where some came later or
-    /// left.
+    /// Processors and bytes of the nodes that were present at once: several entries if nodes arrive
+    /// or leave.
     node_totals: Vec<(u64, u128)>,
     /// Simulated time over the model's, in thousandths.
     corrections: BTreeMap<Strategy, u64>,
 }
 
 impl SimulatedPlan {
-    /// What `plan` chose after simulations, which took so many seconds; nothing for a strategy that
-    /// was given up or not simulated at all. No advice when nothing was chosen, or nothing timed.
+    /// The simulated choice of `plan`, with its seconds; `None` for a strategy that was stopped
+    /// early or not simulated. No advice when nothing was chosen, or nothing timed.
     pub fn new(
         plan: &Plan,
         environment: &Environment,
@@ -44,7 +44,7 @@ impl SimulatedPlan {
         let best_s = times.min_by(f64::total_cmp)?;
         let correction = |predicted_s: f64, simulated_s: Option<f64>| match simulated_s {
             Some(simulated_s) => to_permille(simulated_s / predicted_s),
-            // Whoever was given up is no faster than the best, nor is who was far behind it.
+            // A strategy that was stopped early or far behind is no faster than the best.
             None => to_permille(best_s / predicted_s).max(EXACT_PERMILLE),
         };
         let corrections = plan.candidates.iter().filter_map(|candidate| {
@@ -60,7 +60,7 @@ impl SimulatedPlan {
         })
     }
 
-    /// Whether nodes came later or left in the simulation.
+    /// Whether nodes arrived or left in the simulation.
     pub fn has_changing_nodes(&self) -> bool {
         self.node_totals.len() > 1
     }
@@ -89,7 +89,7 @@ impl SimulatedPlan {
             .any(|(a, b)| is_between(a, b))
     }
 
-    /// A prediction of the model, in seconds, with what the simulation says of it.
+    /// A prediction of the model, in seconds, with the simulation's correction.
     pub fn correct_prediction(&self, strategy: Strategy, predicted_s: f64) -> f64 {
         let permille = self.corrections.get(&strategy);
         predicted_s * *permille.unwrap_or(&EXACT_PERMILLE) as f64 / 1_000.0
@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// The model believes in Slice, and AllBatch and Minimal are behind.
+    /// The model prefers Slice, and AllBatch and Minimal are behind.
     fn mixed_plan() -> Plan {
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s";
         let plan = plan_workload(
@@ -146,7 +146,7 @@ mod tests {
         });
         let advice = advice.unwrap();
         assert_eq!(advice.correct_prediction(Strategy::Slice, 100.0), 200.0);
-        // What was left alone is not believed to be faster than the best that was simulated.
+        // A strategy that was not simulated never counts as faster than the best simulated one.
         let minimal_s = predicted_s(&plan, Strategy::Minimal);
         let corrected_s = advice.correct_prediction(Strategy::Minimal, minimal_s);
         assert!(corrected_s >= 1.998 * slice_s, "{corrected_s}");

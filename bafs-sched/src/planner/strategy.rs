@@ -1,5 +1,5 @@
-//! The allocation strategies (thesis §4.2.6, Table 4.2): where each is possible, exactly, and what
-//! it implies for the order of jobs. It predicts no time and does not choose.
+//! The allocation strategies (thesis §4.2.6, Table 4.2): the exact condition of each, and its
+//! consequences for the order of jobs. It predicts no time and does not choose.
 
 use std::fmt;
 
@@ -24,10 +24,10 @@ pub enum Strategy {
     Slice,
     /// One batch volume and the private volumes of as many pipelines as fit.
     Minimal,
-    /// Nothing: jobs access home directly. Never chosen unless the user asks.
+    /// None: jobs access home directly. Never chosen unless the user requests it.
     Remote,
-    /// What jobs need when they start, with no plan at all: nothing is kept back for others, and
-    /// caches are spread over all nodes.
+    /// Volumes are allocated when jobs start, without a plan: nothing is reserved for other jobs,
+    /// and caches are spread over all nodes.
     #[serde(rename = "need")]
     Need,
 }
@@ -60,27 +60,27 @@ pub enum Shortage {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
-    /// The nodes of one cluster share batch data, and those of the largest cluster with processors
-    /// (and room for so many files) lack so many bytes for what is there at once.
+    /// The nodes of one cluster share batch data. The nodes of the largest cluster with processors
+    /// (and space for so many files) lack so many bytes.
     Cluster {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
-    /// There would be bytes enough for batch data, but no cluster with processors has room for so
-    /// many files on each node that has a part of them.
+    /// The bytes suffice for batch data, but no cluster with processors has space for so many files
+    /// on each node with a partition.
     Files {
-        /// Files of the batch data that are there at once.
+        /// Files of the batch data that exist at once.
         batch_files: u64,
     },
-    /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place, of
-    /// unlike sizes at least one.
+    /// The bytes suffice, but not on the same nodes: so many scratch volumes fit nowhere, at least
+    /// one if sizes differ.
     Placement {
         /// Scratch volumes.
         missing_volumes: u128,
     },
 }
 
-/// A strategy in an environment: whether it is possible, and what it implies.
+/// A strategy in an environment: whether it is possible, and its consequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     /// The strategy.
@@ -89,11 +89,11 @@ pub struct Allocation {
     pub traversal: Traversal,
     /// The least storage that it needs.
     pub required_bytes: u128,
-    /// What is missing; nothing when it is possible.
+    /// The shortage; `None` if the strategy is possible.
     pub shortage: Option<Shortage>,
-    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each, or
-    /// nodes may lack room for files: what is missing is missing at most, and what is possible may
-    /// lack places on single nodes.
+    /// Whether that is exact. Otherwise bytes are only added up, of the largest pipeline for each,
+    /// or nodes may lack space for files. Then a shortage is an upper bound, and a possible
+    /// strategy may lack space on single nodes.
     pub is_exact: bool,
     /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
     /// strategy is not possible.
@@ -123,7 +123,7 @@ impl Strategy {
         Self::Remote,
     ];
 
-    /// What a plan compares: those of the thesis, and no plan.
+    /// The strategies that a plan compares: those of the thesis, and [`Strategy::Need`].
     pub const CANDIDATES: [Self; 7] = [
         Self::All,
         Self::AllPrivate,
@@ -141,7 +141,7 @@ impl Strategy {
             Self::All => shape.batch_total_bytes + shape.retained_by_all(),
             Self::AllPrivate => shape.batch_bytes + shape.retained_by_all(),
             Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
-            // A running pipeline holds what a waiting one does, and its output as well.
+            // A running pipeline holds the data of a waiting one, and its output as well.
             Self::Slice => {
                 shape.batch_bytes + shape.waiting_bytes * width + shape.running_extra_bytes()
             }
@@ -172,7 +172,7 @@ impl Strategy {
         }
     }
 
-    /// What the strategy lacks in `environment`, nothing when it is possible, and whether that is
+    /// The strategy's shortage in `environment`, `None` if it is possible, and whether that is
     /// exact.
     fn exact_shortage(self, shape: &Shape, environment: &Environment) -> (Option<Shortage>, bool) {
         let shortage = self.shortage(shape, environment);
@@ -195,8 +195,8 @@ impl Strategy {
         }
     }
 
-    /// What the strategy lacks in `environment` when bytes are added up where scratch volumes have
-    /// unlike sizes; nothing when it is possible.
+    /// The strategy's shortage in `environment`, as a sum of bytes, for scratch volumes of
+    /// different sizes; `None` if it is possible.
     fn shortage(self, shape: &Shape, environment: &Environment) -> Option<Shortage> {
         if self == Self::Remote {
             return None;
@@ -207,7 +207,7 @@ impl Strategy {
             return Some(Shortage::Total { missing_bytes });
         }
         let (on_one_node, largest) = match self {
-            // Volumes lie where their jobs run, which is where their batch data are.
+            // Volumes lie on the nodes of their jobs, which have the batch data.
             Self::Need => {
                 let largest =
                     environment.largest_node_beside(self.batch_data(shape), shape.running_bytes);
@@ -235,8 +235,7 @@ impl Strategy {
         }
     }
 
-    /// What is lacking where no cluster holds the batch data, and the largest one lacks so many
-    /// bytes with room for their files.
+    /// The shortage if no cluster can hold the batch data.
     fn cluster_shortage(
         self,
         shape: &Shape,
@@ -256,19 +255,20 @@ impl Strategy {
         }
     }
 
-    /// How the strategy would run `shape` in `environment`, or what it lacks.
+    /// The allocation of `shape` in `environment`, or its shortage.
     pub fn plan_allocation(self, shape: &Shape, environment: &Environment) -> Allocation {
         let environment = &*environment.usable_nodes(shape);
         let required_bytes = self.required_bytes(shape);
         let (shortage, is_exact) = self.exact_shortage(shape, environment);
-        // Jobs go to every cluster that can hold what is read first, wherever the rest must lie.
+        // Jobs go to every cluster that can hold the first inputs, wherever the other data must
+        // lie.
         let is_divided = self.batch_data(shape).bytes > 0 && environment.has_clusters();
         let is_by_files = match shortage {
             None | Some(Shortage::Placement { .. }) => !shape.has_room_for_files(environment),
             // These are so whatever files there is room for, or because of them.
             Some(_) => false,
         };
-        // Nodes that leave may take room that is needed to the end.
+        // Departing nodes may take space that is needed to the end.
         let is_leaving = environment
             .initial_nodes()
             .any(|class| class.departure_s.is_some());
@@ -364,7 +364,7 @@ impl Shape {
         self.batch_total_bytes == 0 || storing.all(|class| u128::from(class.files) >= files)
     }
 
-    /// What a pipeline needs beyond what it holds anyway, to run.
+    /// The bytes that a pipeline needs to run, beyond its data while it waits.
     fn running_extra_bytes(&self) -> u128 {
         self.running_bytes - self.waiting_bytes
     }
@@ -392,8 +392,8 @@ impl Allocation {
     }
 
     /// The rules that make the scheduler allocate so; none where it needs none. They count volumes
-    /// where strategies count stages, and what holds all batch data has nothing to count. None
-    /// either for a strategy that is not possible.
+    /// where strategies count stages, and what holds all batch data has nothing to count. `None`
+    /// also for an impossible strategy.
     pub fn allocation_rules(&self, shape: &Shape) -> Option<AllocationRules> {
         if self.strategy == Strategy::Need || !self.is_possible() {
             return None;
@@ -403,8 +403,8 @@ impl Allocation {
             Traversal::DepthFirst => JobStartOrder::DepthFirst,
             Traversal::BreadthFirst | Traversal::PartialSlices => JobStartOrder::BreadthFirst,
         };
-        // Slice and AllPrivate hold a private volume of each pipeline; what runs is limited by what
-        // is left.
+        // Slice and AllPrivate hold a private volume of each pipeline; the remaining space limits
+        // the running pipelines.
         let is_of_all = matches!(self.strategy, Strategy::Slice | Strategy::AllPrivate);
         let pipelines_max = match is_of_all || self.concurrency >= shape.width {
             true => u64::MAX,
@@ -439,7 +439,7 @@ impl Allocation {
             Strategy::Minimal => self.concurrency,
             _ => shape.width,
         };
-        // Of a workload that is done nothing is left to divide.
+        // A finished workload has nothing to divide.
         self.cycles = shape.width.div_ceil(self.part_width.max(1));
         let before = self.cycles.saturating_sub(1);
         self.last_part_width = shape.width - before * self.part_width;
