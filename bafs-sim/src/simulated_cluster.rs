@@ -24,8 +24,8 @@
 //!
 //! **Result.** [`SimulatedCluster::run_to_end`] returns the [`Outcome`]. It panics if an invariant
 //! of the core breaks, or if the run is not over at the time limit. It also panics if a node that
-//! did not fail still has a volume or an execution. In the end all nodes return for good, so every
-//! run must end complete.
+//! did not fail still has a volume or an execution. In the end all nodes return permanently, so
+//! every run must complete.
 //!
 //! **Determinism.** Time is virtual, in milliseconds, and all choices come from the seed. Equal
 //! arguments give the same run, so a failed seed can be repeated.
@@ -58,7 +58,7 @@ pub use chaos::ChaosResult;
 pub use faults::{Faults, NodeSpec};
 pub use fixtures::{parse_workflow_text, successful_report};
 
-/// Adverts are believed for so long after a node died, in milliseconds.
+/// Time for which adverts of a dead node stay listed, in milliseconds.
 const ADVERT_TTL_MS: u64 = 4_000;
 const POLL_MS: u64 = 1_000;
 /// A call to a dead node fails after so long, in milliseconds.
@@ -71,19 +71,20 @@ struct ClusterNode {
     has_failed: bool,
     /// Since when, and until when, it answers nothing although it lives.
     unreachable: Option<(Time, Time)>,
-    /// While it is away, its jobs stand still too.
+    /// While it is stopped, its jobs stop too.
     is_stopped: bool,
     full_until: Time,
     /// Volumes with the jobs whose output they hold.
     volumes: BTreeMap<VolumeId, (Space, VolumeIndex, VolumeWrites)>,
     executions: BTreeMap<ExecutionId, ClusterExecution>,
-    /// What it has begun, or is never to begin: noted on disk, so it outlives a restart.
+    /// Executions that it has started, or must never start: stored on disk, so they survive a
+    /// restart.
     started_executions: BTreeSet<ExecutionId>,
     /// Reports of executions that ended.
     reports: BTreeMap<ExecutionId, JobReport>,
 }
 
-/// What each job wrote into a volume: a digest of the job and of all that it saw.
+/// Digest of each job's writes into a volume: of the job and of its inputs.
 type VolumeWrites = BTreeMap<JobIndex, u64>;
 
 #[derive(Debug, Clone)]
@@ -93,11 +94,11 @@ struct ClusterExecution {
     runtime_ms: u64,
 }
 
-/// What does not pass between the scheduler and all others.
+/// The messages that are lost between the scheduler and all nodes.
 #[derive(Debug, Clone, Copy)]
 struct SchedulerCut {
     until: Time,
-    /// What the scheduler sends arrives, but no answer does.
+    /// The scheduler's messages arrive, but no answer does.
     is_one_way: bool,
 }
 
@@ -116,14 +117,14 @@ enum ClusterEvent {
 pub struct SimulatedCluster {
     /// The core under test.
     pub scheduler: Scheduler,
-    /// All facts that it was told.
+    /// All facts that the core got.
     pub records: Vec<(Time, Event)>,
-    /// Digests of what arrived at home, by position in the workflow.
+    /// Digests of the files at home, by position in the workflow.
     pub outputs: BTreeMap<u32, u64>,
-    /// What jobs do to volumes, by their names, where it is not what they declare: whether they
+    /// Access of jobs to volumes, by their names, if it differs from the declaration: whether they
     /// read, and whether they write.
     pub observed_access: BTreeMap<(String, String), (bool, bool)>,
-    /// What volumes need, by name: a job that finds less ends without space.
+    /// Needed space of volumes, by name: a job that finds less fails for lack of space.
     pub needed_space: BTreeMap<String, Space>,
     /// Extracts that arrived at home, by position in the workflow, with how often they did.
     pub extract_arrivals: BTreeMap<u32, u32>,
@@ -137,9 +138,9 @@ pub struct SimulatedCluster {
     next_sequence: u64,
     listing_tracker: ListingTracker,
     connectivity: Connectivity,
-    /// What does not pass between the scheduler and all others.
+    /// The messages that are lost between the scheduler and all nodes.
     scheduler_cut: Option<SchedulerCut>,
-    /// How often executions of each job came to their end, whoever heard of it.
+    /// How often executions of each job ended, reported or not.
     completions: BTreeMap<JobIndex, u32>,
     /// Files that came home a second time with other content.
     mismatches: u64,
@@ -213,7 +214,7 @@ impl SimulatedCluster {
             );
             self.advance();
         }
-        // What was asked for last still happens.
+        // The last requested actions still happen.
         while self
             .due_events
             .values()
@@ -240,7 +241,7 @@ impl SimulatedCluster {
             .expect("the loop above waits for it")
     }
 
-    /// Has the core told a fact at this time, in milliseconds.
+    /// Gives the core a fact at this time, in milliseconds.
     pub fn schedule_event(&mut self, at_ms: u64, event: Event) {
         self.schedule_due(at_ms, ClusterEvent::ApplyEvent(event));
     }
@@ -366,7 +367,7 @@ impl SimulatedCluster {
             } => self.serve_start(execution, job, server, volumes),
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {
-                    // It is killed when it is back, unless it is given up before.
+                    // The node kills it after its return, unless it is declared lost before.
                     self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ServeAction(action));
                 } else if let Some(killed) = self.node(server).executions.remove(&execution) {
                     self.write_partial_outputs(&killed);
@@ -487,7 +488,7 @@ impl SimulatedCluster {
         let outcome = if lost {
             JobOutcome::EnvironmentFailed(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
         } else if self.is_too_small(&ended.volumes) {
-            // The program is told, and gives up; its agent counts.
+            // The program gets the error and fails; the agent's report counts.
             JobOutcome::Exited(1)
         } else if self.faults.poison_node == Some(server) {
             JobOutcome::Exited(1)

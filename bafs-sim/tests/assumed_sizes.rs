@@ -31,8 +31,11 @@ fn assumed_sizes_follow_the_largest_node() {
     assert!(size.bytes <= 10_000_000, "two fit: {size:?}");
     let nodes = vec![test_node(1, 20), test_node(2, 200)];
     scheduler.step(Time(1), Event::nodes_listed(nodes), &mut actions);
-    let made_up = scheduler.workflow().volumes[1].size_bytes;
-    assert!(made_up > 80_000_000, "the large node counts: {made_up}");
+    let assumed_bytes = scheduler.workflow().volumes[1].size_bytes;
+    assert!(
+        assumed_bytes > 80_000_000,
+        "the large node counts: {assumed_bytes}"
+    );
 
     scheduler.step(Time(2), Event::VolumeCreated { volume: id }, &mut actions);
     let Some(Action::StartJob { execution, .. }) = actions.pop() else {

@@ -1,15 +1,15 @@
 //! What the first copies of a run teach about their cost, in virtual time; and what an older copy
 //! of a volume is good for while a newer one is made.
 
-use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
-use bafs_proto::job_report::VolumeUse;
-use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::message::JobOutcome;
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
-    Action, CheckpointPolicy, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler,
-    Settings, Space,
+    Action, CheckpointPolicy, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Settings, Space,
 };
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
+
+use super::copy_scenario::CopyScenario;
 
 const MB: u64 = 1_000_000;
 
@@ -79,160 +79,6 @@ fn copy_estimate_follows_the_held_bytes() {
         let (least, most) = (costs.iter().min(), costs.iter().max());
         let (least, most) = (least.expect("some"), most.expect("some"));
         assert!(*most > 20 * least, "seed {seed}: {least} ms to {most} ms");
-    }
-}
-
-/// Three jobs that write one volume one after the other, on two nodes with one slot each, told by
-/// hand: after each fact the actions that follow are in `told`.
-struct CopyScenario {
-    scheduler: Scheduler,
-    now: u64,
-    actions: Vec<Action>,
-}
-
-impl CopyScenario {
-    fn new(checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
-        Self::with_volume(checkpoint, 10, node_megabytes)
-    }
-
-    fn with_volume(checkpoint: CheckpointPolicy, megabytes: u64, node_megabytes: u64) -> Self {
-        let mut text = format!("volume v scratch {megabytes} MB files 9\n");
-        for job in ["a", "b", "c"] {
-            text += &format!("job {job} {{\nexecutable = x\n}}\nmount v {job} /v\n");
-        }
-        text += "parent a child b\nparent b child c\n";
-        let mut chain = Self::with_workflow(&text, checkpoint, node_megabytes);
-        let volume = chain.created_volumes()[0];
-        chain.step(Event::VolumeCreated { volume });
-        chain
-    }
-
-    /// Any workflow, from when the nodes are seen.
-    fn with_workflow(text: &str, checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
-        let settings = Settings {
-            checkpoint_policy: checkpoint,
-            ..Settings::default()
-        };
-        let mut chain = Self {
-            scheduler: Scheduler::new(RunId(0), parse_workflow_text(text), settings),
-            now: 0,
-            actions: Vec::new(),
-        };
-        let capacity = Space {
-            bytes: node_megabytes * MB,
-            files: 1_000,
-        };
-        let nodes = [1, 2].map(|id| NodeInfo::single_group(ServerId(id), capacity, 1));
-        chain.step(Event::nodes_listed(nodes.to_vec()));
-        chain
-    }
-
-    /// The same until a job runs on each node; these jobs, in the order of their names.
-    fn run_all_jobs(&mut self) -> Vec<ExecutionId> {
-        let mut jobs = Vec::new();
-        for volume in self.created_volumes() {
-            self.step(Event::VolumeCreated { volume });
-            let (execution, name, ..) = self.started_job();
-            jobs.push((name, execution));
-        }
-        jobs.sort();
-        jobs.into_iter().map(|(_, execution)| execution).collect()
-    }
-
-    fn step(&mut self, event: Event) {
-        self.now += 1_000;
-        self.actions.clear();
-        let now = Time(self.now);
-        self.scheduler.step(now, event, &mut self.actions);
-        self.scheduler.check();
-    }
-
-    /// The volumes that are to be made.
-    fn created_volumes(&self) -> Vec<VolumeId> {
-        let ids = self.actions.iter().filter_map(|action| match action {
-            Action::CreateVolume { id, .. } => Some(*id),
-            _ => None,
-        });
-        ids.collect()
-    }
-
-    /// The job that starts, where and with which volume.
-    fn started_job(&self) -> (ExecutionId, String, ServerId, VolumeId) {
-        let mut started = self.actions.iter().filter_map(|action| match action {
-            Action::StartJob {
-                execution,
-                job,
-                server,
-                volumes,
-                ..
-            } => {
-                let name = self.scheduler.workflow().job(*job).name.clone();
-                Some((*execution, name, *server, volumes[0].id))
-            }
-            _ => None,
-        });
-        started.next().expect("a job starts")
-    }
-
-    /// The copy that is asked for, where, and the older one it is made from.
-    fn requested_copy(&self) -> (VolumeId, ServerId, Option<VolumeId>) {
-        let mut copied = self.actions.iter().filter_map(|action| match action {
-            Action::CopyVolume {
-                id,
-                server,
-                base_copy: base,
-                ..
-            } => Some((*id, *server, *base)),
-            _ => None,
-        });
-        copied.next().expect("a copy is made")
-    }
-
-    fn has_deleted(&self, volume: VolumeId) -> bool {
-        let mut told = self.actions.iter();
-        told.any(|action| matches!(action, Action::DeleteVolume { id, .. } if *id == volume))
-    }
-
-    /// The job that starts ends well, after a minute, and leaves so much.
-    fn end_job(&mut self, held_bytes: u64) {
-        let execution = self.started_job().0;
-        self.end_execution(execution, JobOutcome::Exited(0), held_bytes, 0);
-    }
-
-    fn end_execution(
-        &mut self,
-        execution: ExecutionId,
-        outcome: JobOutcome,
-        held_bytes: u64,
-        refused_for_space: u64,
-    ) {
-        let used = VolumeUse {
-            name: "v".to_owned(),
-            used_bytes: held_bytes,
-            no_space_errors: refused_for_space,
-            changes: 1,
-            ..VolumeUse::default()
-        };
-        let report = JobReport {
-            outcome,
-            wall_ms: 60_000,
-            cpu_ms: 1,
-            output_tail: String::new(),
-            volumes: vec![used],
-        };
-        self.step(Event::JobEnded { execution, report });
-    }
-
-    fn complete_copy(&mut self, volume: VolumeId, received_bytes: u64) {
-        self.step(Event::VolumeCopied {
-            volume,
-            received_bytes,
-        });
-    }
-
-    fn last_decision(&self) -> CopyDecision {
-        let receipt = self.scheduler.copy_decisions().last();
-        receipt.expect("a decision").1.clone()
     }
 }
 
@@ -507,4 +353,74 @@ fn copy_without_waiters_has_no_time_limit() {
         chain.last_decision().outcome,
         CopyOutcome::Copied(..)
     ));
+}
+
+/// The first copy is complete, and its node is lost and listed again; the copy, and its node.
+fn return_copy_node(chain: &mut CopyScenario) -> (VolumeId, ServerId) {
+    chain.end_job(5 * MB);
+    let (copy, server, _) = chain.requested_copy();
+    chain.complete_copy(copy, 5 * MB);
+    chain.step(Event::ServerSilent { server });
+    let capacity = Space {
+        bytes: 100 * MB,
+        files: 1_000,
+    };
+    let node = NodeInfo::single_group(server, capacity, 1);
+    chain.step(Event::nodes_listed(vec![node]));
+    (copy, server)
+}
+
+#[test]
+fn copy_on_a_returned_node_is_used_again() {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let (copy, server) = return_copy_node(&mut chain);
+    let volumes = vec![copy];
+    let find = Action::FindVolumes { server, volumes };
+    assert!(chain.actions.contains(&find), "{:?}", chain.actions);
+    let found = vec![copy];
+    chain.step(Event::VolumesFound { server, found });
+    assert!(!chain.has_deleted(copy), "{:?}", chain.actions);
+    let source = ServerId(3 - server.0);
+    chain.step(Event::ServerSilent { server: source });
+    chain.step_after_pause();
+    let (_, job, on, volume) = chain.started_job();
+    assert_eq!((job.as_str(), on, volume), ("b", server, copy));
+    let outcome = chain.last_decision().outcome;
+    assert_eq!(outcome, CopyOutcome::UsedForRecovery(60_000));
+}
+
+#[test]
+fn copy_takes_the_place_of_its_absent_volume() {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let (copy, server) = return_copy_node(&mut chain);
+    let source = ServerId(3 - server.0);
+    chain.step(Event::ServerSilent { server: source });
+    let found = vec![copy];
+    chain.step(Event::VolumesFound { server, found });
+    let (_, job, on, volume) = chain.started_job();
+    assert_eq!((job.as_str(), on, volume), ("b", server, copy));
+}
+
+#[test]
+fn outdated_copy_on_a_returned_node_is_deleted() {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (copy, server, _) = chain.requested_copy();
+    chain.complete_copy(copy, 5 * MB);
+    chain.step(Event::ServerSilent { server });
+    let source = ServerId(3 - server.0);
+    // The job that it has runs again, and ends.
+    chain.step(Event::ServerSilent { server: source });
+    let capacity = Space {
+        bytes: 100 * MB,
+        files: 1_000,
+    };
+    let node = NodeInfo::single_group(ServerId(3), capacity, 1);
+    chain.step(Event::nodes_listed(vec![node]));
+    let volume = chain.created_volumes()[0];
+    chain.step(Event::VolumeCreated { volume });
+    chain.end_job(5 * MB);
+    let node = NodeInfo::single_group(server, capacity, 1);
+    chain.step(Event::nodes_listed(vec![node]));
+    assert!(chain.has_deleted(copy), "{:?}", chain.actions);
 }

@@ -74,8 +74,8 @@ fn need_is_simulated_although_summed_bytes_exceed_storage() {
     );
     let refusal = plan.refusal.expect("nothing fits");
     for told in [
-        "no strategy fits the storage",
-        "without a plan comes to no end",
+        "no strategy fits into the storage",
+        "without a strategy does not finish",
     ] {
         assert!(refusal.contains(told), "{refusal}");
     }
@@ -287,7 +287,7 @@ fn choice_distinguishes_unfinished_from_impossible_strategies() {
     let slice = possible.find(|c| c.allocation.strategy == Strategy::Slice);
     assert_eq!(slice.expect("Slice is possible").predicted_s, None);
     let reason = plan.choice.expect("a choice").reason;
-    let expected = "AllBatch is the only strategy that is ever done at this rate of failures";
+    let expected = "AllBatch is the only strategy that finishes at this failure rate";
     assert!(reason.starts_with(expected), "{reason}");
 }
 

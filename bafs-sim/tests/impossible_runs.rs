@@ -34,7 +34,7 @@ fn endless_run_is_abandoned_with_a_reason() {
         let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let run = run.expect("the run ends");
         let why = run.failure().expect("it cannot be done");
-        assert!(why.contains("failures come faster"), "{policy}: {why}");
+        assert!(why.contains("nodes fail faster"), "{policy}: {why}");
     }
 }
 
@@ -74,7 +74,7 @@ fn plan_is_refused_when_failures_come_too_fast() {
     let (failed, refusal) = decide_failures(HOPELESS_WORKLOAD, &failing_environment());
     assert!(failed.iter().all(Option::is_some), "{failed:?}");
     let refusal = refusal.expect("no choice has a reason");
-    assert!(refusal.contains("failures come faster"), "{refusal}");
+    assert!(refusal.contains("nodes fail faster"), "{refusal}");
 }
 
 /// The only nodes leave before a job can be done.

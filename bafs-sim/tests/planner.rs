@@ -281,7 +281,7 @@ fn failures_slow_slice_more_than_all_batch() {
     );
     let plan = plan_workload(mixed_shape(), &environment);
     assert_eq!(plan.choice, None);
-    assert!(plan.refusal.unwrap().contains("failures"));
+    assert!(plan.refusal.unwrap().contains("failure rate"));
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn no_time_is_predicted_without_a_suitable_node() {
         assert_eq!(times.flatten().next(), None);
         let refusal = plan.refusal.unwrap();
         assert!(
-            refusal.starts_with("a job needs 2 processors, and no node that is there"),
+            refusal.starts_with("a job needs 2 processors, more than any node"),
             "{refusal}"
         );
     }

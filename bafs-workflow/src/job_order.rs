@@ -31,11 +31,11 @@ pub(super) fn find_cycles(jobs: &[Job]) -> Vec<Vec<JobIndex>> {
             at = up.map_or(start, |parent| parent.as_usize());
         }
         if stuck[at] && visited_in[at] == round {
-            let begin = path
+            let cycle_start = path
                 .iter()
                 .position(|job| job.as_usize() == at)
                 .unwrap_or(0);
-            cycles.push(rotate_to_smallest(&path[begin..]));
+            cycles.push(rotate_to_smallest(&path[cycle_start..]));
         }
     }
     cycles

@@ -224,17 +224,17 @@ impl Workflow {
 
 /// Kahn's algorithm over a heap. Jobs on a cycle, and those behind one, are missing in the result.
 pub fn topological_sort(jobs: &[Job]) -> Vec<JobIndex> {
-    let mut waiting_for: Vec<usize> = jobs.iter().map(|job| job.parents.len()).collect();
+    let mut pending_parents: Vec<usize> = jobs.iter().map(|job| job.parents.len()).collect();
     let mut ready: BinaryHeap<Reverse<u32>> = (0..jobs.len() as u32)
-        .filter(|&job| waiting_for[job as usize] == 0)
+        .filter(|&job| pending_parents[job as usize] == 0)
         .map(Reverse)
         .collect();
     let mut order = Vec::with_capacity(jobs.len());
     while let Some(Reverse(job)) = ready.pop() {
         order.push(JobIndex(job));
         for &child in &jobs[job as usize].children {
-            waiting_for[child.as_usize()] -= 1;
-            if waiting_for[child.as_usize()] == 0 {
+            pending_parents[child.as_usize()] -= 1;
+            if pending_parents[child.as_usize()] == 0 {
                 ready.push(Reverse(child.0));
             }
         }

@@ -1,6 +1,7 @@
 //! The command line: what can be said. Decides nothing.
 
 mod plan;
+mod renamed_variables;
 mod servers;
 mod usage_error;
 

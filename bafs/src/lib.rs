@@ -39,7 +39,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use bafs_proto::net::channel::{self, Channel};
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use args::{
@@ -62,7 +61,7 @@ const EXIT_STDOUT_CLOSED: u8 = 128 + 13;
 pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
-    let cli = Cli::parse();
+    let cli = Cli::from_process();
     let filter =
         EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
     // https://no-color.org

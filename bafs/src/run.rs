@@ -65,8 +65,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) settings: Settings,
     /// For people or for machines.
     pub(crate) output: Printer,
-    /// Kill a node when so many jobs are done.
-    pub(crate) kill_after_jobs: Option<u32>,
+    /// Jobs after which the run kills a node.
+    pub(crate) jobs_before_kill: Option<u32>,
     /// Where progress is published.
     pub(crate) published_progress: PublishedProgress,
     /// Gives the run up.
@@ -171,8 +171,7 @@ fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategyS
         mtbf_s: environment.mtbf_s,
         restart_s: environment.restart_s,
         variability_ppm: VARIABILITY_PPM,
-        simulated_plan: advice
-            .map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
+        simulated_plan: advice.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))?,
     })
 }
 
@@ -216,7 +215,7 @@ async fn run_on_throw_away_cluster(
         ),
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         output,
-        kill_after_jobs: None,
+        jobs_before_kill: None,
         published_progress: publish_progress(args)?,
         cancel: CancelHandle::default(),
     };
@@ -347,12 +346,12 @@ pub(crate) async fn run_on_cluster(
         cancel_handle: way.cancel.clone(),
     };
     let display = ProgressDisplay::start(way.output, client);
-    let mut kill_at = way.kill_after_jobs.map(u64::from);
+    let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
     let progress = |progress: &Progress| {
         display.show_progress(progress);
         way.published_progress.publish(progress);
-        if kill_at.is_some_and(|jobs| progress.jobs_done >= jobs) {
-            kill_at = None;
+        if jobs_until_kill.is_some_and(|jobs| progress.jobs_done >= jobs) {
+            jobs_until_kill = None;
             kill_one_node(cluster);
         }
     };

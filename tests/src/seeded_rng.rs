@@ -7,7 +7,7 @@ use bafs_sim::seeded_rng;
 pub struct SeededRng(seeded_rng::SeededRng);
 
 impl SeededRng {
-    /// A source that follows `SEED` if the environment has it, else `seed`; it says which.
+    /// A source seeded by the variable `SEED`, else by `seed`; prints its seed.
     ///
     /// # Panics
     /// When `SEED` is no number.

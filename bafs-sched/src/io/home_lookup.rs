@@ -1,19 +1,49 @@
-//! Finds the home server of a URL, and waits for one that the catalog does not list yet.
+//! Which home server a volume or a URL means, and the wait for a home that no listing has yet.
 
 use std::sync::PoisonError;
 
+use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_workflow::Url;
 
 use super::homes::HomePath;
+use super::remote_io;
 use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, Servers};
+use bafs_workflow::{Url, VolumeIndex, VolumeKind};
 
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
 const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
 
 impl Servers {
+    /// Where a volume is at home when nothing is cached.
+    pub(super) async fn resolve_volume_home(
+        &self,
+        volume: VolumeIndex,
+        id: VolumeId,
+    ) -> Result<HomePath> {
+        match &self.workflow.volume(volume).kind {
+            VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
+            VolumeKind::Scratch { fill: Some(url) } => {
+                remote_io::prepare_filled_directory(
+                    self,
+                    self.resolve_url(url).await?,
+                    ExtractionId(id.0),
+                )
+                .await
+            }
+            VolumeKind::Scratch { fill: None } => {
+                let url = remote_io::find_results_home(&self.workflow).ok_or_else(|| {
+                    let text = "remote I/O needs a home, but the workflow names none";
+                    Error::new(ErrorCode::Unsupported, text)
+                })?;
+                let home = self.resolve_url(url).await?;
+                let path = format!("{}/{id}", remote_io::run_directory(self.run));
+                Ok(HomePath { path, ..home })
+            }
+        }
+    }
+
     /// The place of a URL; waits a while for its home to appear in the catalog.
     pub(crate) async fn resolve_url(&self, url: &Url) -> Result<HomePath> {
         let end = Deadline::after_ms(CALL_TIMEOUT_MS);

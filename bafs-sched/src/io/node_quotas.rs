@@ -137,15 +137,18 @@ impl NodeQuotas {
             {
                 fair.slots = fair.slots.max(1);
             }
-            let ask = fair.component_max(demand.committed).component_min(capacity);
+            let requested_quota = fair.component_max(demand.committed).component_min(capacity);
             known.fair_share = fair;
             if known.reported.is_some() {
-                known.granted = known.granted.component_min(ask);
+                known.granted = known.granted.component_min(requested_quota);
                 smaller.extend(known.take_change(server));
             }
             known.requested_at = Some(tick);
             known.is_requesting = true;
-            calls.push((server, self.build_request(self.serial, demand, ask)));
+            calls.push((
+                server,
+                self.build_request(self.serial, demand, requested_quota),
+            ));
         }
         (smaller, calls)
     }

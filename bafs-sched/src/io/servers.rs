@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
 use bafs_proto::cache::{CacheStatus, GetCache, Pinning, WarmCache};
-use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -27,7 +27,6 @@ use bafs_workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
-use super::remote_io;
 use crate::logic::{Event, MountedVolume, Settings, Space};
 
 /// One call is repeated for so long, in milliseconds.
@@ -473,34 +472,6 @@ impl Servers {
                 // It lives, and is asked again.
                 Err(error) if error.is_transient() && !is_unanswered(&error) => {}
                 answer => return answer.map(|_| ()),
-            }
-        }
-    }
-
-    /// Where a volume is at home when nothing is cached.
-    pub(super) async fn resolve_volume_home(
-        &self,
-        volume: VolumeIndex,
-        id: VolumeId,
-    ) -> Result<HomePath> {
-        match &self.workflow.volume(volume).kind {
-            VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
-            VolumeKind::Scratch { fill: Some(url) } => {
-                remote_io::prepare_filled_directory(
-                    self,
-                    self.resolve_url(url).await?,
-                    ExtractionId(id.0),
-                )
-                .await
-            }
-            VolumeKind::Scratch { fill: None } => {
-                let url = remote_io::find_results_home(&self.workflow).ok_or_else(|| {
-                    let text = "remote I/O needs a home, but the workflow names none";
-                    Error::new(ErrorCode::Unsupported, text)
-                })?;
-                let home = self.resolve_url(url).await?;
-                let path = format!("{}/{id}", remote_io::run_directory(self.run));
-                Ok(HomePath { path, ..home })
             }
         }
     }

@@ -326,6 +326,7 @@ impl Scheduler {
         self.end_attempt(job);
         self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
+        self.note_redone(job);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if self.graph.state(child) == JobState::Waiting {
                 self.settle(child, 0);

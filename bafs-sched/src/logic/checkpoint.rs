@@ -314,6 +314,16 @@ impl Checkpoints {
         }
     }
 
+    /// A copy of a volume is back that had gone with its node.
+    pub(super) fn reopen_receipt(&mut self, volume: VolumeIndex, server: Option<ServerId>) {
+        let is_unused = |decision: &CopyOutcome| matches!(decision, CopyOutcome::Unused(_));
+        if let (Some(decision), Some(server)) = (self.latest(volume, is_unused), server)
+            && let CopyOutcome::Unused(moved) = *decision
+        {
+            *decision = CopyOutcome::Copied(server, moved);
+        }
+    }
+
     /// The complete copy of a volume goes, while a newer one is being made.
     pub(super) fn close_complete(&mut self, volume: VolumeIndex) {
         let is_complete = |decision: &CopyOutcome| matches!(decision, CopyOutcome::Copied(..));

@@ -59,6 +59,12 @@ impl Copies {
         self.by_pipeline.extend(pipeline.map(|p| (p, volume)));
     }
 
+    /// Adds a copy that exists; one that is being made is newer.
+    fn add_complete(&mut self, volume: VolumeIndex, pipeline: Option<u32>, copy: Copy) {
+        self.by_volume.entry(volume).or_default().insert(0, copy);
+        self.by_pipeline.extend(pipeline.map(|p| (p, volume)));
+    }
+
     /// Takes a copy out of the books; answers whether it was the newest, if it was there.
     fn remove(&mut self, volume: VolumeIndex, pipeline: Option<u32>, id: VolumeId) -> Option<bool> {
         let copies = self.by_volume.get_mut(&volume)?;
@@ -152,6 +158,36 @@ impl Scheduler {
     pub(super) fn copied_writers(&self, volume: VolumeIndex) -> &[JobIndex] {
         let copy = self.complete_copy(volume);
         copy.map_or(&[], |copy| &copy.writers)
+    }
+
+    /// Finished jobs whose output this copy of a volume has.
+    pub(super) fn writers_of_copy(&self, volume: VolumeIndex, id: VolumeId) -> Vec<JobIndex> {
+        let copy = self.checkpoints.copies.get(volume, id);
+        copy.map_or_else(Vec::new, |copy| copy.writers.clone())
+    }
+
+    /// A copy is back with its node. If it has all that the volume has, no other need be made.
+    pub(super) fn add_complete_copy(
+        &mut self,
+        id: VolumeId,
+        volume: VolumeIndex,
+        source: MountedVolume,
+        writers: Vec<JobIndex>,
+    ) {
+        if writers == self.done_writers(volume) {
+            self.drop_unfinished_copy(volume);
+        }
+        let copy = Copy {
+            id,
+            source,
+            since: self.now,
+            writers,
+            base: None,
+        };
+        let pipeline = self.graph.pipeline_of(volume);
+        let server = self.volumes.get(id).and_then(|instance| instance.server);
+        self.checkpoints.copies.add_complete(volume, pipeline, copy);
+        self.checkpoints.reopen_receipt(volume, server);
     }
 
     pub(super) fn copy(&mut self, source: MountedVolume, server: ServerId, base: Option<VolumeId>) {

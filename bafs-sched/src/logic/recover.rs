@@ -20,6 +20,7 @@ impl Scheduler {
     /// Takes what a list of the catalog says that was not known.
     pub(super) fn servers_seen(&mut self, nodes: Vec<NodeInfo>, missed: &[ServerId]) {
         let told: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
+        let mut returned = Vec::new();
         for node in nodes {
             let server = node.id;
             if self.fleet.is_as_seen(&node) {
@@ -44,8 +45,12 @@ impl Scheduler {
             self.queues.wake(server);
             if is_back {
                 self.complete_caches(server);
-                self.take_back(server);
+                returned.push(server);
             }
+        }
+        // What one of them has may be of use only with what another has.
+        for server in returned {
+            self.take_back(server);
         }
         for &server in missed {
             if !self.is_listed(server) {
@@ -104,6 +109,7 @@ impl Scheduler {
         self.lose_volumes(gone);
         self.note_loss();
         self.drop_claims(server);
+        self.forget_found(server);
         self.end_cut_off_without_nodes();
         // Whose unfulfilled needs changed is queued anew, awake. Space of others is as before, but
         // for batch volumes of which a part is gone.
@@ -327,6 +333,7 @@ impl Scheduler {
         if self.graph.state(job) != JobState::Done || self.phase == Phase::Finishing {
             return;
         }
+        self.note_undone(job);
         self.graph.set_state(job, JobState::Waiting);
         undone.push(job);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {

@@ -10,6 +10,7 @@ use super::declared::RunWarning;
 use super::extraction::describe_ms;
 use super::graph::{JobState, VolumeNode};
 use super::progress::Outcome;
+use super::returned::LostVolume;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
@@ -245,8 +246,11 @@ impl Scheduler {
     }
 
     pub(super) fn delete_again(&mut self, id: VolumeId) {
+        // An earlier deletion may fail after the node is asked whether it has the volume.
+        let is_awaited = self.left.get(&id).is_some_and(LostVolume::is_awaited);
         if let Some(&server) = self.stale.get(&id)
             && !self.is_lost(server)
+            && !is_awaited
         {
             self.out.push(Action::DeleteVolume { id, server });
         }

@@ -76,6 +76,8 @@ pub struct Scheduler {
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
     /// Those of them that can be used again if their node comes back and has them.
     pub(super) left: BTreeMap<VolumeId, LostVolume>,
+    /// Jobs that were done while there were such volumes, each with the last id given then.
+    pub(super) redone: BTreeMap<JobIndex, u64>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(super) leaving: Leaving,
     /// Steps until jobs are tried again on nodes that have nothing to do.
@@ -186,6 +188,7 @@ impl Scheduler {
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
             left: BTreeMap::new(),
+            redone: BTreeMap::new(),
             leaving: Leaving::default(),
             away_rest: 0,
             strays: BTreeMap::new(),
@@ -400,9 +403,9 @@ impl Scheduler {
         }
         let asked = self.asked_for().into_iter();
         actions.extend(asked.map(|(server, volumes)| Action::FindVolumes { server, volumes }));
-        let is_asked_for = |id: &VolumeId| self.left.get(id).is_some_and(LostVolume::is_asked_for);
+        let is_awaited = |id: &VolumeId| self.left.get(id).is_some_and(LostVolume::is_awaited);
         for (&id, &server) in self.stale.iter().filter(|(id, server)| {
-            !is_asked_for(id) && !self.is_lost(**server) || self.late.contains(id)
+            !is_awaited(id) && !self.is_lost(**server) || self.late.contains(id)
         }) {
             actions.push(Action::DeleteVolume { id, server });
         }
@@ -464,6 +467,11 @@ impl Scheduler {
     pub(super) fn next_id(&mut self) -> u128 {
         self.next_id += 1;
         self.run.derive(self.next_id)
+    }
+
+    /// The last number that [`Self::next_id`] made an id of.
+    pub(super) fn last_id(&self) -> u64 {
+        self.next_id
     }
 
     fn apply(&mut self, event: Event) {

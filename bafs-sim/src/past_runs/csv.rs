@@ -35,7 +35,7 @@ const COLUMNS: [&str; 8] = [
 /// alone; `output` goes home when no job reads it. Numbers alone are seconds and bytes.
 ///
 /// # Errors
-/// With the line, and what must stand there.
+/// With the line and the expected content.
 pub fn from_csv(name: &str, text: &str) -> Result<PastRun, PastError> {
     let table = TextTable::parse(text, TableFormat::CommaSeparated)?;
     table.check_columns(&COLUMNS, &["job", "runtime"])?;
@@ -46,13 +46,13 @@ pub fn from_csv(name: &str, text: &str) -> Result<PastRun, PastError> {
             return Err(PastError::at_line(row.line, "the job has no name"));
         }
         if let Some((line, _)) = at.insert(job, (row.line, at.len())) {
-            let message = format!("job '{job}' is there already, on line {line}");
+            let message = format!("job '{job}' is a duplicate of line {line}");
             return Err(PastError::at_line(row.line, message));
         }
     }
     if at.is_empty() {
         return Err(PastError::Unusable(
-            "there are no jobs below the header".to_owned(),
+            "the file has no jobs below the header".to_owned(),
         ));
     }
     if at.len() > JOBS_MAX {
@@ -65,7 +65,10 @@ pub fn from_csv(name: &str, text: &str) -> Result<PastRun, PastError> {
         let job = parse_job(&row, &at)?;
         edges += job.parents.len() as u64;
         if edges > EDGES_MAX {
-            let message = format!("more than {EDGES_MAX} jobs are named as those before others");
+            let message = format!(
+                "the column has more than {EDGES_MAX} job names; that is the \
+                                   limit"
+            );
             return Err(row.error("after", message));
         }
         jobs.push(job);
@@ -86,14 +89,14 @@ fn parse_job(row: &Row<'_>, at: &BTreeMap<&str, (usize, usize)>) -> Result<PastJ
     let mut after = Vec::new();
     for parent in row.text("after").split_whitespace() {
         let Some((_, at)) = at.get(parent) else {
-            return Err(row.error("after", format!("there is no job '{parent}'")));
+            return Err(row.error("after", format!("unknown job '{parent}'")));
         };
         after.push(*at);
     }
     let set = row.text("shared");
     let shared_bytes = row.size("shared-bytes")?;
     if set.is_empty() != (shared_bytes == 0) {
-        let why = "`shared` names the data and `shared-bytes` says how much: give both or none";
+        let why = "`shared` (name of the data) and `shared-bytes` (their size) need each other";
         return Err(row.error("shared", why));
     }
     Ok(PastJob {
@@ -153,28 +156,28 @@ mod tests {
     #[test]
     fn errors_name_their_line() {
         let slips = r"
-            runtime => time => line 1: 'time' is no column
-            a2,60 => a1,60 => line 3: job 'a1' is there already, on line 2
+            runtime => time => line 1: unknown column 'time'
+            a2,60 => a1,60 => line 3: job 'a1' is a duplicate of line 2
             a2,60 => ,60 => line 3: the job has no name
             a2,60 => a2,soon => line 3: runtime 'soon': expected a duration
             a2,60 => a2,-60 => line 3: runtime '-60'
             1 h,4 => 1 h,0 => line 4: cpus '0': must be a whole number from 1
-            a1 a2 => a1 a3 => line 4: after 'a1 a3': there is no job 'a3'
-            30 GB =>  => line 3: shared 'reference': `shared` names the data
+            a1 a2 => a1 a3 => line 4: after 'a1 a3': unknown job 'a3'
+            30 GB =>  => line 3: shared 'reference': `shared` (name of the data)
             30 MB => 30 megs => line 4: output '30 megs': unknown unit of size
-            62.5,1,, => 62.5,1,b, => line 2: job 'a1' waits for itself
+            62.5,1,, => 62.5,1,b, => line 2: job 'a1' depends on itself
             4,a1 a2,,,,30 MB => 4,a1 a2 => line 4: has 4 cells
         ";
         assert_each_is_rejected(CSV_TEXT, slips, |text| from_csv("jobs", text));
         let empty = from_csv("jobs", "job,runtime\n").unwrap_err().to_string();
         assert!(empty.contains("no jobs"), "{empty}");
         for (text, expected) in [
-            ("job,cpus\na,1\n", "line 1: there is no column 'runtime'"),
+            ("job,cpus\na,1\n", "line 1: the column 'runtime' is missing"),
             (
                 "\n\njob,cpus\na,1\n",
-                "line 3: there is no column 'runtime'",
+                "line 3: the column 'runtime' is missing",
             ),
-            ("\njob,runtime,x\n", "line 2: 'x' is no column"),
+            ("\njob,runtime,x\n", "line 2: unknown column 'x'"),
         ] {
             let said = from_csv("jobs", text).unwrap_err().to_string();
             assert!(said.starts_with(expected), "{said}");

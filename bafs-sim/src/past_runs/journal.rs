@@ -1,5 +1,5 @@
-//! A run of our own from its journal: what each job really read, computed and wrote, and the
-//! machines that it ran on. Failures of that run are not repeated.
+//! A run of our own from its journal: each job's measured reads, computing time and writes, and the
+//! nodes of the run. Failures of that run are not repeated.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -19,16 +19,16 @@ use crate::planner::NodeClass;
 use crate::simulator::{JobLoad, MeasuredLoad, MountLoad};
 use crate::strategy_selector::ModelSelector;
 
-/// Size of the pages in which agents report what was read, in bytes.
+/// Size of the pages in which agents report reads, in bytes.
 const PAGE_BYTES: u64 = 4_096;
 
-/// The catalog lists a node for so long after its last sign of life, in milliseconds.
+/// Time for which the catalog lists a node after its last advert, in milliseconds.
 const ADVERT_TTL_MS: u64 = 4_000;
 
-/// Reads a run that came to its end with every job done.
+/// Reads a complete run.
 ///
 /// # Errors
-/// When it did not: only what was done was measured.
+/// When the run is incomplete: the journal measures only finished jobs.
 pub fn from_journal(history: History) -> Result<PastRun, PastError> {
     let header = &history.header;
     let (workflow, settings) = (header.workflow.clone(), header.settings.clone());
@@ -42,7 +42,7 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
     let Some(outcome) = scheduler.outcome().cloned() else {
         let done = scheduler.progress();
         return Err(PastError::Unusable(format!(
-            "the run has not ended: {} of {} jobs are done; wait for its end, or go on with it",
+            "the run has not ended: {} of {} jobs are done; wait for its end or resume it",
             done.jobs_done, done.jobs_total
         )));
     };
@@ -51,11 +51,11 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
             Outcome::Failed { jobs, .. } if !jobs.is_empty() => {
                 format!("job '{}' failed", jobs[0].name)
             }
-            Outcome::Failed { .. } => "some of it could not be done".to_owned(),
+            Outcome::Failed { .. } => "some of its work failed".to_owned(),
             _ => "it was cancelled".to_owned(),
         };
         return Err(PastError::Unusable(format!(
-            "the run is not complete ({why}): what was not done cannot be simulated"
+            "the run is incomplete ({why}); only a complete run can be simulated"
         )));
     }
     let report = ledger.build_report(&scheduler, outcome);
@@ -76,17 +76,18 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
         .count();
     if lost > 0 {
         remarks.push(format!(
-            "{lost} executions came to nothing in that run; the simulation does not repeat that"
+            "{lost} executions of that run failed or were lost; the simulation does not repeat them"
         ));
     }
     match settings.io {
         IoMode::Volumes => {}
         IoMode::CachesOnly => remarks.push(
-            "the run kept private data at home (--cache-only); the simulation gives them volumes"
+            "the run kept private data at home (--cache-only); the simulation uses volumes instead"
                 .to_owned(),
         ),
-        IoMode::Remote => remarks
-            .push("the run used remote I/O: sizes of caches are the declared ones".to_owned()),
+        IoMode::Remote => remarks.push(
+            "the run used remote I/O, so the simulation uses the declared cache sizes".to_owned(),
+        ),
     }
     Ok(PastRun {
         site: Some(measure_site(&timeline, &uses, &measured, &settings)),
@@ -99,7 +100,7 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
     })
 }
 
-/// When a node was asked for something for the first time, in milliseconds.
+/// Time of the first action for a node, in milliseconds.
 fn first_request_ms(timeline: &Timeline) -> u64 {
     let volumes = timeline.volumes.iter().map(|making| making.requested_ms);
     let asked = volumes.chain(timeline.executions.iter().map(|e| e.requested_ms));
@@ -116,7 +117,7 @@ fn duration_s(timeline: &Timeline) -> f64 {
     ms as f64 / 1_000.0
 }
 
-/// What jobs did to their volumes.
+/// Observed access of jobs to their volumes.
 pub(super) struct VolumeUses<'r> {
     pub(super) workflow: &'r Workflow,
     first_users: FirstUsers,
@@ -146,7 +147,7 @@ impl<'r> VolumeUses<'r> {
         let mut workflow = self.workflow.clone();
         let jobs = 0..self.workflow.jobs.len() as u32;
         let mut jobs: Vec<JobLoad> = jobs.map(|job| self.job_load(JobIndex(job))).collect();
-        // A node needs time to start a job and to tell of its end, as it will again.
+        // The time in which a node starts a job and reports its end; the simulation adds it again.
         let last: BTreeMap<JobIndex, &ExecutionRecord> =
             completed_executions(timeline).map(|e| (e.job, e)).collect();
         for (job, last) in last {
@@ -158,7 +159,7 @@ impl<'r> VolumeUses<'r> {
         for (job, load) in workflow.jobs.iter_mut().zip(&jobs) {
             job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
         }
-        // What was not declared was measured meanwhile.
+        // Undeclared sizes are known from the run.
         for volume in workflow.volumes.iter_mut().filter(|v| v.size_bytes == 0) {
             let held = volume
                 .users
@@ -186,8 +187,7 @@ impl<'r> VolumeUses<'r> {
         used.map_or(0, |used| used.used_bytes.max(used.read_bytes))
     }
 
-    /// What a volume was filled with: what its first user found, or rather left without what it
-    /// wrote.
+    /// Bytes that filled a volume: the size that its first user found, less its own writes.
     fn filled_bytes(&self, volume: VolumeIndex) -> Option<u64> {
         let spec = self.workflow.volume(volume);
         if !matches!(spec.kind, VolumeKind::Scratch { fill: Some(_) }) {
@@ -224,13 +224,13 @@ impl<'r> VolumeUses<'r> {
         if matches!(spec.kind, VolumeKind::Cache { .. }) {
             let distinct = used.pages.iter().map(touched_bytes);
             let distinct = distinct.fold(0, u64::saturating_add);
-            // What was read again came from the job's own memory or from its node.
+            // Rereads came from the job's own memory or from its node.
             let read_bytes = match distinct {
                 0 => used.read_bytes,
                 _ => distinct,
             };
             return MountLoad {
-                // A cache may be smaller than what is read through it.
+                // A cache may be smaller than the data that is read through it.
                 read_bytes,
                 ..MountLoad::default()
             };
@@ -243,8 +243,7 @@ impl<'r> VolumeUses<'r> {
                 written_bytes: used.written_bytes,
                 is_bind_mount: false,
             },
-            // A directory of the node was bound into the job's name space: nobody counted, neither
-            // bytes nor waits.
+            // A bind mount of a directory of the node: neither bytes nor waits were counted.
             (false, true) => MountLoad {
                 written_bytes: used.used_bytes,
                 is_bind_mount: true,
@@ -320,7 +319,7 @@ fn measure_site(
     }
 }
 
-/// What happened on the nodes of one group, and what came and went from there.
+/// Load of the nodes of one group, and their transfers.
 fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
     let mut part = timeline.clone();
     part.nodes.retain(|node| node.group == group);
@@ -334,7 +333,7 @@ fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Time
         if servers.contains(&making.server) || mounted.contains(&at) {
             place.insert(at, part.volumes.len());
             let mut making = making.clone();
-            // What jobs here mount elsewhere was not filled by the link of this group.
+            // A volume that jobs here mount remotely was not filled over this group's link.
             making.is_filled &= servers.contains(&making.server);
             part.volumes.push(making);
         }
@@ -354,13 +353,14 @@ fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Time
     part
 }
 
-/// Nodes of one group, equal ones together, with the space that others left them on average.
+/// Nodes of one group, equal ones together, with their mean free space.
 fn node_classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
     let mut kinds: BTreeMap<(u32, u64), EqualNodes> = BTreeMap::new();
     for node in &timeline.nodes {
         let alike = kinds.entry((node.slots, node.capacity_bytes)).or_default();
         alike.free_space.push(node.free_space);
-        // It was dead for a while before it was given up: its successor may have come by then.
+        // The node was dead for a while before it was declared lost: its successor may have come by
+        // then.
         let unnoticed_ms = settings.node_timeout_ms.saturating_add(ADVERT_TTL_MS);
         let until =
             |until: Option<u64>| until.map_or(u64::MAX, |ms| ms.saturating_sub(unnoticed_ms));
@@ -390,13 +390,13 @@ fn node_classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
 /// Nodes of one kind.
 #[derive(Default)]
 struct EqualNodes {
-    /// From when to when each was there, in milliseconds.
+    /// When each node was present, as start and end in milliseconds.
     lifetimes: Vec<(u64, u64)>,
-    /// What others left of each.
+    /// Free space of each node.
     free_space: Vec<Space>,
 }
 
-/// How many of these nodes were there at once, at most.
+/// Most of these nodes that were present at once.
 fn concurrent_nodes_max(mut lives: Vec<(u64, u64)>) -> u32 {
     lives.sort_unstable();
     let mut ends = BinaryHeap::new();
@@ -435,8 +435,8 @@ mod tests {
         assert_eq!(concurrent_nodes_max(Vec::new()), 0);
     }
 
-    /// Three nodes of two groups, whose volumes and files home are told below; of one others hold
-    /// more than half.
+    /// Three nodes of two groups, with the volumes and extracted files given below; other users
+    /// hold more than half of one node.
     fn two_group_run() -> (Workflow, Timeline) {
         let none = |_: &str| Err("no files".to_owned());
         let text = "job a {\nexecutable = x\n}\nvolume v scratch 9 MB from bafs://home/v\n\
@@ -537,7 +537,7 @@ mod tests {
         );
     }
 
-    /// `a` runs first, writes 5 GB into what home filled with 1 GB, and `z` only reads.
+    /// `a` runs first, writes 5 GB into the volume that home filled with 1 GB, and `z` only reads.
     #[test]
     fn fill_size_is_measured_by_the_first_user() {
         let job = |name: &str| format!("job {name} {{\nexecutable = x\n}}\n");

@@ -1,4 +1,4 @@
-//! Rates of links, from how long jobs of a run waited for what they read and wrote.
+//! Rates of links, from the time that jobs of a run waited for reads and writes.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,13 @@ use bafs_workflow::{VolumeIndex, VolumeKind};
 use super::journal::VolumeUses;
 use crate::simulator::MeasuredLoad;
 
-/// A transfer of fewer bytes says more about latency than about rates.
+/// The time of a smaller transfer depends more on latency than on rates.
 const MEASURED_BYTES_MIN: u64 = 1_000_000;
-/// A wait of fewer milliseconds is not measured well enough to tell a rate.
+/// A shorter wait, in milliseconds, is too inaccurate to measure a rate.
 const MEASURED_WAIT_MS_MIN: u64 = 20;
-/// Who reads a cache no more than so many times as fast as the link to home may have waited for it,
-/// unless another has read it all before and it stays: then as fast as that link is enough.
+/// A reader of a cache that is at most so many times as fast as the link to home may have waited
+/// for that link. If another job has read all data before and they are still cached, it need only
+/// be as fast as the link.
 const HOME_RATE_FACTOR: u64 = 2;
 
 /// Bytes that crossed the link to home over the time in which some did. Of a cache counts the
@@ -68,29 +69,29 @@ pub(super) fn measure_home_rate(
     bytes_per_s(sum, busy_ms)
 }
 
-/// What one job read of a cache.
+/// Reads of one job from a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct CacheRead {
-    /// When its node was asked to start it, in milliseconds,
+    /// Time of the start action, in milliseconds.
     from_ms: u64,
     /// and how long it waited.
     waited_ms: u64,
     bytes: u64,
 }
 
-/// Rates of nodes, in bytes per second, where enough was read or written to tell.
+/// Rates of nodes, in bytes per second, if enough was read or written to measure them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct MeasuredNodeRates {
     /// Of their links.
     pub(super) link_bytes_per_s: Option<u64>,
-    /// Of their disks, or rather of what is in memory of these.
+    /// Rates of their disks, or of the page cache.
     pub(super) disk_bytes_per_s: Option<u64>,
 }
 
-/// The rates of nodes' links, the fastest that a scratch volume of another node was accessed or
-/// what nodes got of caches for all of their readers over the time that it took; and of their
-/// disks, the same of scratch volumes of the own node and of caches that a node keeps whole. Who
-/// may have waited for home tells nothing.
+/// Rates of nodes' links and disks. A link's rate is the fastest access to a scratch volume of
+/// another node, or the cache bytes of all readers on the node per time that they took. A disk's
+/// rate is the same for scratch volumes of the own node and for caches that a node keeps whole. A
+/// reader that may have waited for home is not counted.
 pub(super) fn measure_node_rates(
     timeline: &Timeline,
     uses: &VolumeUses<'_>,
@@ -161,7 +162,7 @@ pub(super) fn measure_node_rates(
     }
 }
 
-/// What a cache comes from.
+/// The source of a cache.
 #[derive(Debug, Clone, Copy)]
 struct CacheOrigin {
     bytes_per_s: u64,
@@ -198,8 +199,8 @@ fn mean_rate(moved: &[(u64, u64)]) -> Option<u64> {
     bytes_per_s(bytes, ms)
 }
 
-/// What a node got of one cache that lies on so many nodes for its jobs, once for all that read at
-/// the same time: bytes, and the milliseconds that they took beyond those of others before them.
+/// A node's transfer from a cache that is spread over so many nodes, once for all concurrent
+/// readers: bytes, and the milliseconds beyond those of earlier readers.
 fn transfers_to_node(
     mut readings: Vec<CacheRead>,
     holders: u64,
@@ -215,7 +216,8 @@ fn transfers_to_node(
     let mut moved = Vec::new();
     let (mut rest, mut counted_ms) = (readings.as_slice(), 0u64);
     while let Some(first) = rest.first() {
-        // Who comes in the second half of the first one's wait is of the next lot.
+        // A reader that starts in the second half of the first one's wait belongs to the next
+        // batch.
         let half_ms = first.from_ms.saturating_add(first.waited_ms / 2);
         let count = rest.partition_point(|it| it.from_ms <= half_ms);
         let (lot, later) = rest.split_at(count);
@@ -231,7 +233,7 @@ fn transfers_to_node(
         {
             continue;
         }
-        // Each node has its part; with one holder all comes from that one's disk.
+        // Each node has its partition; with one holder all data comes from its disk.
         let all = lot
             .iter()
             .fold(0u64, |sum, it| sum.saturating_add(it.bytes));

@@ -1,7 +1,7 @@
-//! What was run before, as a workload of the simulator: a run of our own from its journal, jobs of
-//! another batch system from its accounting. Table of contents; simulates nothing.
+//! Past runs as workloads of the simulator: a run of our own from its journal, jobs of another
+//! batch system from its accounting. Table of contents; simulates nothing.
 //!
-//! `docs/explanation/planning.md` says what is taken over and what is not known.
+//! `docs/explanation/planning.md` lists the imported and the missing data.
 
 mod csv;
 mod journal;
@@ -32,17 +32,17 @@ pub const FILE_BYTES_MAX: usize = 1 << 30;
 pub struct PastRun {
     /// The jobs and their data; sizes and run times are measured ones.
     pub workflow: Workflow,
-    /// What each job did.
+    /// The measured load of each job.
     pub measured: MeasuredLoad,
     /// From the first job to the last, in seconds, when that is known.
     pub duration_s: Option<f64>,
-    /// When the first thing was asked for, which is where simulated time begins, if that is known.
+    /// Time of the first action, which is the start of simulated time, if known.
     pub began_at: Option<Time>,
     /// Where it ran, when that is known.
     pub site: Option<Site>,
     /// The line of each job in its file; empty where there are no lines.
     pub job_lines: Vec<usize>,
-    /// What was left out or assumed, in sentences.
+    /// Omissions and assumptions, in sentences.
     pub remarks: Vec<String>,
 }
 
@@ -51,11 +51,11 @@ pub struct PastRun {
 pub struct Site {
     /// Nodes, equal ones together.
     pub nodes: Vec<NodeClass>,
-    /// Space of each node that the scheduler left unused, in thousandths.
+    /// The scheduler's slack on each node, in thousandths.
     pub slack_permille: u32,
-    /// Rate of the link to home in bytes per second, when enough crossed it to tell.
+    /// Rate of the link to home in bytes per second, if enough crossed it to measure.
     pub home_bytes_per_s: Option<u64>,
-    /// Rate of the nodes' links in bytes per second, when enough crossed them to tell.
+    /// Rate of the nodes' links in bytes per second, if enough crossed them to measure.
     pub local_bytes_per_s: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ pub enum PastError {
     InvalidLine {
         /// The line, from 1 on.
         line: usize,
-        /// What is wrong and, where it helps, what to write.
+        /// The error and, if useful, a remedy.
         message: String,
     },
     /// The whole cannot be used.

@@ -1,8 +1,9 @@
 //! Past jobs from Slurm's accounting, as `sacct --parsable2` prints it. Asks no Slurm.
 //!
-//! Slurm knows how long jobs ran and how many bytes their tasks read and wrote, but neither which
-//! files nor which job's output another one read: so jobs have no order here, all that a job wrote
-//! is a result, and how much of what jobs of one name read was the same is for the user to say.
+//! Slurm records how long jobs ran and how many bytes their tasks read and wrote. It records
+//! neither the files, nor which job reads another's output. So jobs have no order here, and all
+//! output of a job is a result. The user gives the share of the input that jobs of one name have in
+//! common.
 
 use std::collections::BTreeMap;
 
@@ -13,29 +14,27 @@ use super::table::{Row, TableFormat, TextTable};
 use super::workload::{PastJob, build_workload};
 use super::{JOBS_MAX, PastError, PastRun};
 
-/// How to get what is needed.
+/// The command that prints the needed columns.
 const SACCT_COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,\
                        TotalCPU,Start,End,NTasks,AveDiskRead,AveDiskWrite";
 
-/// Columns of which one tells how long a job ran.
+/// Columns with the run time of a job; one of them is required.
 const ELAPSED_COLUMNS: [&str; 2] = ["ElapsedRaw", "Elapsed"];
-/// Columns of which one tells how many processors a job had.
+/// Columns with the number of processors of a job; one of them is required.
 const CPU_COLUMNS: [&str; 3] = ["AllocCPUS", "NCPUS", "ReqCPUS"];
 
-/// Reads past jobs from the accounting. Of what jobs of one name read, `shared_permille`
-/// thousandths are taken as the same data.
+/// Reads past jobs from the accounting. `shared_permille` thousandths of the input of jobs of one
+/// name count as the same data.
 ///
 /// # Errors
-/// With the line, and what must stand there.
+/// With the line and the expected content.
 pub fn from_slurm(name: &str, text: &str, shared_permille: u32) -> Result<PastRun, PastError> {
     let table = TextTable::parse(text, TableFormat::BarSeparated)?;
     let column_of = |columns: &[&'static str]| {
         let found = columns.iter().find(|column| table.has_column(column));
         let missing = || {
-            let columns = columns.join(" nor ");
-            table.header_error(format!(
-                "there is no column {columns}; use `{SACCT_COMMAND}`"
-            ))
+            let columns = columns.join(" or ");
+            table.header_error(format!("no column {columns}; use `{SACCT_COMMAND}`"))
         };
         found.copied().ok_or_else(missing)
     };
@@ -68,7 +67,7 @@ struct CompletedJob {
     cpus: u32,
     elapsed_us: u64,
     cpu_us: Option<u64>,
-    /// As its own row says: some sites print the sums there, beside those of its steps.
+    /// From its own row: some sites print the sums there, as well as in the rows of its steps.
     own_bytes: TransferredBytes,
     step_bytes: TransferredBytes,
 }
@@ -129,7 +128,7 @@ impl Accounting {
         if id.is_empty() {
             return Err(PastError::at_line(row.line, "the JobID is empty"));
         }
-        // `1234.batch` and `1234.0` are steps of `1234`: only they tell what tasks read.
+        // `1234.batch` and `1234.0` are steps of `1234`: only they have the bytes that tasks read.
         let (job, is_step) = match id.split_once('.') {
             Some((job, _)) => (job, true),
             None => (id, false),
@@ -150,11 +149,11 @@ impl Accounting {
         }
         if let Some(&earlier) = self.job_positions.get(job) {
             let line = self.jobs[earlier].1.line;
-            let why = format!("is there already, on line {line}");
+            let why = format!("is a duplicate of line {line}");
             return Err(row.error(columns.id, why));
         }
         if self.jobs.len() == JOBS_MAX {
-            let message = format!("is job {}: more are not read", JOBS_MAX + 1);
+            let message = format!("is job {}; the limit is {JOBS_MAX}", JOBS_MAX + 1);
             return Err(PastError::at_line(row.line, message));
         }
         self.note_times(row)?;
@@ -191,18 +190,18 @@ impl Accounting {
     fn into_past_run(self, name: &str, shared_permille: u32) -> Result<PastRun, PastError> {
         if self.jobs.is_empty() {
             let message = match self.other_states.is_empty() {
-                true => "there are no jobs below the header",
-                false => "no job was COMPLETED: there is nothing to simulate",
+                true => "the file has no jobs below the header",
+                false => "no job is COMPLETED, so there is nothing to simulate",
             };
             return Err(PastError::Unusable(message.to_owned()));
         }
         let mut remarks = Vec::new();
         for (state, count) in &self.other_states {
-            remarks.push(format!("left out: {count} jobs that were {state}"));
+            remarks.push(format!("{count} jobs in state {state} are left out"));
         }
         if !self.jobs.iter().any(|(_, job)| job.has_transfers()) {
-            let what = "no job read or wrote: AveDiskRead and AveDiskWrite are missing or 0";
-            remarks.push(format!("{what}, so only processors are simulated"));
+            let what = "AveDiskRead and AveDiskWrite are missing or 0 for all jobs";
+            remarks.push(format!("{what}, so the simulation covers processors only"));
         }
         let jobs = self.jobs.into_iter();
         let jobs = jobs.map(|(id, job)| to_past_job(id, job, shared_permille));
@@ -223,8 +222,8 @@ impl Accounting {
 
 fn to_past_job(id: String, job: CompletedJob, shared_permille: u32) -> PastJob {
     let moved = job.transferred();
-    // What is left of its time when it did not compute was waiting, for data among others, which
-    // is simulated. A job of several processors may have used more than its time.
+    // The rest of its time was waiting, for data among others, which is simulated. A job of several
+    // processors may have used more than its time.
     let compute_us = match job.cpu_us.filter(|_| job.has_transfers()) {
         Some(cpu_us) => cpu_us.min(job.elapsed_us),
         None => job.elapsed_us,
@@ -243,8 +242,8 @@ fn to_past_job(id: String, job: CompletedJob, shared_permille: u32) -> PastJob {
     }
 }
 
-/// What all tasks of a step read or wrote: the mean of a task times their number, else the most
-/// that one task did.
+/// Bytes that all tasks of a step read or wrote: the mean of a task times their number, else the
+/// maximum of a task.
 fn total_task_bytes(row: &Row<'_>, what: &str) -> Result<u64, PastError> {
     let (mean, most) = (format!("AveDisk{what}"), format!("MaxDisk{what}"));
     if !row.text(&mean).is_empty() {
@@ -257,7 +256,7 @@ fn total_task_bytes(row: &Row<'_>, what: &str) -> Result<u64, PastError> {
     parse_amount(row, &most)
 }
 
-/// An amount as Slurm writes it: `12.50M`, in powers of 1024; nothing stands for 0.
+/// An amount in Slurm's format: `12.50M`, in powers of 1024; an empty cell is 0.
 fn parse_amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     const SLURM_UNITS: [(char, u64); 5] = [
         ('K', 1 << 10),
@@ -291,7 +290,7 @@ fn parse_amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
 fn parse_wall_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     let us = parse_elapsed_us(row, column)?;
     if us > RUNTIME_S_MAX * 1_000_000 {
-        return Err(row.error(column, "no job runs for more than ten years"));
+        return Err(row.error(column, "must be at most ten years"));
     }
     Ok(us)
 }
@@ -336,8 +335,8 @@ fn parse_elapsed_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     us.and_then(|us| us.checked_add(micros)).ok_or_else(wrong)
 }
 
-/// A point in time as Slurm writes it, `2026-03-01T12:00:00`, in seconds; `Unknown`, `None` and
-/// nothing stand for none.
+/// A point in time in Slurm's format, `2026-03-01T12:00:00`, in seconds; `None` for `Unknown`,
+/// `None` and an empty cell.
 fn parse_time_s(row: &Row<'_>, column: &str) -> Result<Option<i64>, PastError> {
     let text = row.text(column);
     if matches!(text, "" | "Unknown" | "None") {
@@ -414,9 +413,9 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
         );
         assert_eq!(past.workflow.jobs[0].cpus, 4);
         let expected = [
-            "left out: 1 jobs that were CANCELLED",
-            "left out: 1 jobs that were FAILED",
-            "left out: 1 jobs that were RUNNING",
+            "1 jobs in state CANCELLED are left out",
+            "1 jobs in state FAILED are left out",
+            "1 jobs in state RUNNING are left out",
         ];
         assert_eq!(past.remarks, expected);
     }
@@ -434,24 +433,27 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
         let text = "JobID|State|NCPUS|ElapsedRaw|\n1|COMPLETED|1|90|\n";
         let past = from_slurm("jobs", text, 0).unwrap();
         assert_eq!(past.measured.jobs[0].compute_us, 90_000_000);
-        assert!(past.remarks[0].contains("no job read or wrote"), "{past:?}");
+        assert!(
+            past.remarks[0].contains("missing or 0 for all jobs"),
+            "{past:?}"
+        );
     }
 
     #[test]
     fn errors_name_their_line() {
         let slips = r"
-            |Elapsed| => |Time| => line 1: there is no column ElapsedRaw nor Elapsed; use `sacct
-            JobID| => Job| => line 1: there is no column JobID
+            |Elapsed| => |Time| => line 1: no column ElapsedRaw or Elapsed; use `sacct
+            JobID| => Job| => line 1: no column JobID
             |4|01:10:00|04 => |0|01:10:00|04 => line 2: AllocCPUS '0': must be
             |4|01:10:00|04 => |4|01:70:00|04 => line 2: Elapsed '01:70:00': must be a time
             |4|01:10:00|04 => |4|INVALID|04 => line 2: Elapsed 'INVALID'
             |4|01:10:00|04 => |4|400000000-00:00:30|04 => line 2: Elapsed '400000000-00:00:30': must
-            |4|01:10:00|04 => |4|4000-00:00:00|04 => line 2: Elapsed => no job runs for more than
+            |4|01:10:00|04 => |4|4000-00:00:00|04 => line 2: Elapsed => must be at most ten years
             |01:10:00|04:00:00| => |01:10:00|400000000-00:00:30| => line 2: TotalCPU => must be
             2.50G => 2.50Q => line 3: AveDiskRead '2.50Q': must be an amount
             2.50G => -2.50G => line 3: AveDiskRead '-2.50G'
             |1|2.50G => |one|2.50G => line 3: NTasks 'one'
-            4711_2| => 4711_1| => line 5: JobID '4711_1': is there already, on line 2
+            4711_2| => 4711_1| => line 5: JobID '4711_1': is a duplicate of line 2
             2026-03-01T01:00:00||| => 2026-13-01T01:00:00||| => line 2: End '2026-13
             2026-03-01T01:00:00||| => 2026-01-01T01:00:00||| => line 2: End => the job ended before
             4711_1|align => 4711_1|al|ign => line 2: has
@@ -462,6 +464,6 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
         assert!(none.contains("no jobs below the header"), "{none}");
         let failed: String = SACCT.replace("COMPLETED", "FAILED");
         let none = from_slurm("jobs", &failed, 0).unwrap_err().to_string();
-        assert!(none.contains("no job was COMPLETED"), "{none}");
+        assert!(none.contains("no job is COMPLETED"), "{none}");
     }
 }

@@ -15,7 +15,7 @@ const ROWS_MAX: usize = 8 * JOBS_MAX;
 pub(super) enum TableFormat {
     /// By `|`, which no cell may hold.
     BarSeparated,
-    /// By commas; a cell in double quotes may hold them, and a doubled quote stands for one.
+    /// By commas; a cell in double quotes may contain commas, and a doubled quote is one quote.
     CommaSeparated,
 }
 
@@ -38,13 +38,13 @@ pub(super) struct Row<'t> {
 }
 
 impl<'t> TextTable<'t> {
-    /// Splits a text. Empty lines count for nothing; every row has as many cells as the first.
+    /// Splits a text. Empty lines are ignored; every row has as many cells as the first.
     pub(super) fn parse(text: &'t str, form: TableFormat) -> Result<Self, PastError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
         let mut lines = lines.filter(|(_, line)| !line.trim().is_empty());
         let Some((first, head)) = lines.next() else {
-            let message = "the file is empty: its first line must name the columns";
+            let message = "the file is empty; its first line must name the columns";
             return Err(PastError::Unusable(message.to_owned()));
         };
         let mut names = split_cells(first, head, form)?;
@@ -54,7 +54,7 @@ impl<'t> TextTable<'t> {
         let mut columns = BTreeMap::new();
         for (at, name) in names.iter().enumerate() {
             if columns.insert(name.trim().to_owned(), at).is_some() {
-                let message = format!("the column '{name}' is there twice");
+                let message = format!("duplicate column '{name}'");
                 return Err(PastError::at_line(first, message));
             }
         }
@@ -73,7 +73,7 @@ impl<'t> TextTable<'t> {
                 return Err(PastError::at_line(line, message));
             }
             if rows.len() == ROWS_MAX {
-                let message = format!("is row {}: more are not read", ROWS_MAX + 1);
+                let message = format!("is row {}; the limit is {ROWS_MAX}", ROWS_MAX + 1);
                 return Err(PastError::at_line(line, message));
             }
             rows.push((line, cells));
@@ -94,21 +94,21 @@ impl<'t> TextTable<'t> {
         self.columns.contains_key(column)
     }
 
-    /// What is wrong with the header.
+    /// An error in the header.
     pub(super) fn header_error(&self, message: impl Into<String>) -> PastError {
         PastError::at_line(self.header_line, message)
     }
 
-    /// Refuses columns that are not `known`, and a table without those that are `needed`.
+    /// Rejects columns that are not `known`, and a table without all `needed` columns.
     pub(super) fn check_columns(&self, known: &[&str], needed: &[&str]) -> Result<(), PastError> {
         if let Some(unknown) = self.columns().find(|name| !known.contains(name)) {
             let known = known.join(", ");
-            let message = format!("'{unknown}' is no column; known are {known}");
+            let message = format!("unknown column '{unknown}'; the columns are {known}");
             return Err(self.header_error(message));
         }
         match needed.iter().find(|needed| !self.has_column(needed)) {
             Some(missing) => {
-                let message = format!("there is no column '{missing}'");
+                let message = format!("the column '{missing}' is missing");
                 Err(self.header_error(message))
             }
             None => Ok(()),
@@ -125,7 +125,7 @@ impl<'t> TextTable<'t> {
 }
 
 impl<'t> Row<'t> {
-    /// What stands in a column, without space around it; empty where there is no such column.
+    /// The trimmed cell of a column; empty without such a column.
     pub(super) fn text(&self, column: &str) -> &'t str {
         let cell = self.columns.get(column).map(|at| &self.cells[*at]);
         cell.map_or("", |cell| cell.trim())
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(rows[1].text("c"), "");
         for (text, expected) in [
             ("", "the file is empty"),
-            ("a,a\n", "line 1: the column 'a' is there twice"),
+            ("a,a\n", "line 1: duplicate column 'a'"),
             ("a,b\n\n1\n", "line 3: has 1 cells, but the header names 2"),
             ("a\n\"1\n", "line 2: a quote is not closed"),
             ("a,b\n\"1\"2,3\n", "line 2: '2,3' follows a closing quote"),

@@ -1,4 +1,4 @@
-//! What each job of a workflow does, from a table, instead of what the workflow declares. It must
+//! Measured behaviour of each job of a workflow, from a table, instead of its declaration. It must
 //! match the workflow: every job, and only volumes that the job mounts. Knows no environment.
 
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use crate::simulator::{JobLoad, MeasuredLoad, MountLoad};
 
 const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
 
-/// Reads a trace of every job of a workflow from comma-separated values. A row tells how long a job
-/// computes, or what it does to one of its volumes:
+/// Reads a trace of every job of a workflow from comma-separated values. A row gives the computing
+/// time of a job, or its access to one of its volumes:
 ///
 /// ```csv
 /// job,compute,volume,read,written
@@ -21,10 +21,10 @@ const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
 /// align,,work,,200 MB
 /// ```
 ///
-/// What no row tells of is not touched. Numbers alone are seconds and bytes.
+/// A volume without a row is not accessed. Numbers alone are seconds and bytes.
 ///
 /// # Errors
-/// With the line, and what does not match.
+/// With the line and the mismatch.
 pub fn from_trace(workflow: &Workflow, text: &str) -> Result<MeasuredLoad, PastError> {
     let table = TextTable::parse(text, TableFormat::CommaSeparated)?;
     table.check_columns(&COLUMNS, &["job", "compute"])?;
@@ -42,7 +42,7 @@ pub fn from_trace(workflow: &Workflow, text: &str) -> Result<MeasuredLoad, PastE
     for row in table.rows() {
         let name = row.text("job");
         let Some(job) = at.get(name) else {
-            return Err(row.error("job", "the workflow has no such job"));
+            return Err(row.error("job", "the workflow has no job of this name"));
         };
         trace.add_row(&row, *job)?;
     }
@@ -50,7 +50,7 @@ pub fn from_trace(workflow: &Workflow, text: &str) -> Result<MeasuredLoad, PastE
     if let Some(job) = untold {
         let name = &workflow.jobs[job].name;
         return Err(PastError::Unusable(format!(
-            "no row says how long job '{name}' computes"
+            "no row gives the computing time of job '{name}'"
         )));
     }
     let written = trace.written_bytes();
@@ -66,7 +66,7 @@ pub fn from_trace(workflow: &Workflow, text: &str) -> Result<MeasuredLoad, PastE
 struct Trace<'w> {
     workflow: &'w Workflow,
     loads: Vec<JobLoad>,
-    /// The line that tells of a job, or of one of its mounts.
+    /// The line of each job, and of each of its mounts.
     row_lines: BTreeMap<(usize, Option<usize>), usize>,
 }
 
@@ -74,7 +74,8 @@ impl Trace<'_> {
     fn add_row(&mut self, row: &Row<'_>, job: usize) -> Result<(), PastError> {
         let (has_compute, volume) = (!row.text("compute").is_empty(), row.text("volume"));
         if has_compute != volume.is_empty() {
-            let why = "a row tells of computing or of one volume: fill in just one of them";
+            let why = "a row describes computing or one volume: fill in either `compute` or \
+                       `volume`";
             return Err(PastError::at_line(row.line, why));
         }
         let mount = match has_compute {
@@ -82,7 +83,7 @@ impl Trace<'_> {
             false => Some(self.find_mount(row, job, volume)?),
         };
         if let Some(line) = self.row_lines.insert((job, mount), row.line) {
-            let message = format!("line {line} tells of the same already");
+            let message = format!("duplicate of line {line}");
             return Err(PastError::at_line(row.line, message));
         }
         match mount {
@@ -96,11 +97,16 @@ impl Trace<'_> {
         let job = &self.workflow.jobs[job];
         let mut mounts = job.mounts.iter();
         let found = mounts.position(|mount| self.workflow.volume(mount.volume).name == volume);
-        let missing = || row.error("volume", format!("job '{}' does not mount it", job.name));
+        let missing = || {
+            row.error(
+                "volume",
+                format!("job '{}' does not mount this volume", job.name),
+            )
+        };
         found.ok_or_else(missing)
     }
 
-    /// What is written to each volume, by all jobs together.
+    /// Bytes written to each volume, by all jobs together.
     fn written_bytes(&self) -> Vec<u64> {
         let mut written = vec![0_u64; self.workflow.volumes.len()];
         for (job, load) in self.workflow.jobs.iter().zip(&self.loads) {
@@ -112,8 +118,8 @@ impl Trace<'_> {
         written
     }
 
-    /// No job reads of a scratch volume what nobody writes: how much of it a job reads does not
-    /// count anything twice, as no job reads more of a volume than it holds.
+    /// Rejects a job that reads more of a scratch volume than all jobs write. Each byte counts
+    /// once, so no job reads more of a volume than its content.
     fn check_reads(&self, written: &[u64]) -> Result<(), PastError> {
         for (&(job, mount), &line) in &self.row_lines {
             let Some(at) = mount else { continue };
@@ -125,8 +131,9 @@ impl Trace<'_> {
             if begins_empty && read_bytes > there_bytes {
                 let (job, volume) = (&self.workflow.jobs[job].name, &spec.name);
                 let message = format!(
-                    "job '{job}' reads {read_bytes} bytes of volume '{volume}', to which all jobs \
-                     together write {there_bytes}: what is read again does not count"
+                    "job '{job}' reads {read_bytes} bytes of volume '{volume}', but all jobs \
+                     together write only {there_bytes}; count each byte once, also when a job \
+                     rereads it"
                 );
                 return Err(PastError::at_line(line, message));
             }
@@ -134,8 +141,8 @@ impl Trace<'_> {
         Ok(())
     }
 
-    /// Bytes of the files that go home: together what was written to their volume, in equal parts,
-    /// as no row tells of files. What was filled from home may go back, and counts as declared.
+    /// Bytes of the files that go home: the bytes written to their volume, in equal parts, because
+    /// no row describes files. Data filled from home may go back, and counts as declared.
     fn extract_bytes(&self, written: &[u64]) -> BTreeMap<u32, u64> {
         let extracts = &self.workflow.extracts;
         let mut files = vec![0_u64; self.workflow.volumes.len()];
@@ -147,7 +154,7 @@ impl Trace<'_> {
             if matches!(volume.kind, VolumeKind::Scratch { fill: Some(_) }) {
                 return None;
             }
-            // What is written twice is there once.
+            // Overwritten bytes count once.
             let size_bytes = match volume.size_bytes {
                 0 => u64::MAX,
                 size_bytes => size_bytes,
@@ -162,13 +169,13 @@ impl Trace<'_> {
         let mount = &self.workflow.jobs[job].mounts[at];
         let (read_bytes, written_bytes) = (row.size("read")?, row.size("written")?);
         if written_bytes > 0 && !mount.writable {
-            let why = "the job mounts this volume to read only";
+            let why = "the job mounts this volume read-only";
             return Err(row.error("written", why));
         }
         let size_bytes = self.workflow.volume(mount.volume).size_bytes;
         for (column, bytes) in [("read", read_bytes), ("written", written_bytes)] {
             if size_bytes > 0 && bytes > size_bytes {
-                let why = format!("the volume holds {size_bytes} bytes");
+                let why = format!("the volume has a size of only {size_bytes} bytes");
                 return Err(row.error(column, why));
             }
         }
@@ -235,21 +242,21 @@ mod tests {
     #[test]
     fn mismatched_trace_is_rejected_with_its_line() {
         let slips = r"
-            a,1.5 => c,1.5 => line 2: job 'c': the workflow has no such job
+            a,1.5 => c,1.5 => line 2: job 'c': the workflow has no job
             a,1.5 => a,fast => line 2: compute 'fast'
-            a,,b => z,,b => line 3: volume 'b': job 'z' does not mount it
+            a,,b => z,,b => line 3: volume 'b': job 'z' does not mount this
             3 MB => -3 MB => line 3: read '-3 MB'
-            3 MB, => 3 MB,1 => line 3: written '1': the job mounts this volume to read
-            ,2000\nz => ,2 MB\nz => line 4: written '2 MB': the volume holds 1000000
-            ,2000\nz => ,1999\nz => line 6: job 'z' reads 2000 bytes of volume 'w', to which
-            a,,w,,2000\n =>  => line 5: job 'z' reads 2000 bytes of volume 'w', to which
-            3 MB => 99999999999 => line 3: read '99999999999': the volume holds 4000000 bytes
-            ,w,2000, => ,w,1.1 MB, => line 6: read '1.1 MB': the volume holds 1000000
-            a,,w => a,,b => line 4: line 3 tells of the same already
-            a,,w => a,1,w => line 4: a row tells of computing or of one volume
-            z,2,,,\n =>  => no row says how long job 'z' computes
-            read => reads => line 1: 'reads' is no column
-            compute => cpu => line 1: 'cpu' is no column
+            3 MB, => 3 MB,1 => line 3: written '1': the job mounts this volume read-
+            ,2000\nz => ,2 MB\nz => line 4: written '2 MB': the volume has a size of only 1000000
+            ,2000\nz => ,1999\nz => line 6: job 'z' reads 2000 bytes of volume 'w', but all
+            a,,w,,2000\n =>  => line 5: job 'z' reads 2000 bytes of volume 'w', but all
+            3 MB => 99999999999 => line 3: read '99999999999': the volume has a size of only 4000000
+            ,w,2000, => ,w,1.1 MB, => line 6: read '1.1 MB': the volume has a size of only
+            a,,w => a,,b => line 4: duplicate of line 3
+            a,,w => a,1,w => line 4: a row describes computing or one volume
+            z,2,,,\n =>  => no row gives the computing time of job 'z'
+            read => reads => line 1: unknown column 'reads'
+            compute => cpu => line 1: unknown column 'cpu'
         ";
         assert_each_is_rejected(TRACE_TEXT, slips, |text| {
             from_trace(&traced_workflow(), text)

@@ -1,7 +1,8 @@
 //! Jobs with amounts of data become a workflow with volumes. Reads no text.
 //!
-//! Own input is a scratch volume that is filled from home, what jobs of one set share is a cache
-//! volume, output is a scratch volume that later jobs read, or that goes home when none does.
+//! Own input is a scratch volume that is filled from home. Shared input of jobs of one set is a
+//! cache volume. Output is a scratch volume that later jobs read, or that goes home if no job reads
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use crate::simulator::{JobLoad, MeasuredLoad, MountLoad};
 /// One job as it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PastJob {
-    /// Where it stands in its file.
+    /// Its line in the file.
     pub(super) line: usize,
     /// Unique.
     pub(super) name: String,
@@ -34,7 +35,7 @@ pub(super) struct PastJob {
     pub(super) output_bytes: u64,
 }
 
-/// The workflow of these jobs, and what each did.
+/// The workflow of these jobs, and the measured load of each.
 pub(super) fn build_workload(
     name: &str,
     jobs: &[PastJob],
@@ -67,7 +68,7 @@ pub(super) fn build_workload(
         let is_ordered: std::collections::BTreeSet<JobIndex> = order.into_iter().collect();
         let first = (0..jobs.len()).find(|at| !is_ordered.contains(&JobIndex(*at as u32)));
         let job = &jobs[first.unwrap_or(0)];
-        let message = format!("job '{}' waits for itself, by way of others", job.name);
+        let message = format!("job '{}' depends on itself through other jobs", job.name);
         return Err(PastError::at_line(job.line, message));
     }
     Ok((builder.workflow, builder.measured))
@@ -112,7 +113,7 @@ impl WorkloadBuilder {
         }
     }
 
-    /// The cache volume of each set, as large as what the job read that read most of it.
+    /// The cache volume of each set, as large as the largest read of one job.
     fn add_shared_caches(&mut self, jobs: &[PastJob]) -> BTreeMap<String, VolumeIndex> {
         let mut most: BTreeMap<&str, u64> = BTreeMap::new();
         for (set, bytes) in jobs.iter().filter_map(|job| job.shared_data.as_ref()) {
@@ -203,7 +204,7 @@ impl WorkloadBuilder {
     }
 }
 
-/// Past jobs are simulated only: what they ran does not matter.
+/// Past jobs are only simulated, so their programs do not matter.
 fn empty_command() -> ProgramSpec {
     ProgramSpec {
         executable: "past".to_owned(),

@@ -15,16 +15,16 @@ pub(super) struct BatchData {
     pub(super) files: u64,
 }
 
-/// What nodes offer, all added up.
+/// Space of all nodes together.
 #[derive(Debug, Clone, Copy, Default)]
 struct StorageOffer {
-    /// Where there is room for the files of the batch data: bytes, and bytes of whole scratch
-    /// volumes that lie there.
+    /// On the nodes with space for the files of the batch data: bytes, and bytes of whole scratch
+    /// volumes on them.
     bytes: u128,
     batch_node_scratch_bytes: u128,
     /// Bytes of scratch volumes where there is no such room.
     other_scratch_bytes: u128,
-    /// Bytes of scratch volumes on all of them, when no batch data are there.
+    /// Bytes for scratch volumes on all nodes, without batch data.
     unshared_scratch_bytes: u128,
     has_processors: bool,
 }
@@ -46,7 +46,7 @@ impl Shape {
         }
     }
 
-    /// The part of so many bytes that whole scratch volumes can take.
+    /// Part of so many bytes that whole scratch volumes can use.
     fn round_to_volumes(&self, bytes: u128) -> u128 {
         match self.has_equal_volumes && self.largest_volume_bytes > 0 {
             true => bytes - bytes % u128::from(self.largest_volume_bytes),

@@ -8,8 +8,8 @@
 //! | depth + 1 private volumes | scratch volumes of one size; job i mounts i and i + 1 |
 //! | the same, [`PrivateLayout::Shared`] | one scratch volume that all jobs of the pipeline mount |
 //!
-//! A shared scratch volume stands for the private volumes of all stages at once: it is held as a
-//! whole from the pipeline's first job to its last, running or not.
+//! A shared scratch volume replaces the private volumes of all levels: it exists as a whole from
+//! the pipeline's first job to its last.
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ impl CanonicalWorkload {
                     .is_some(),
                 _ => {
                     return Err(wrong(
-                        "known keys are width, depth, batch, private, run, var".into(),
+                        "unknown key; the keys are width, depth, batch, private, run, var".into(),
                     ));
                 }
             };
@@ -122,7 +122,7 @@ impl CanonicalWorkload {
         })
     }
 
-    /// Recognises a canonical workload; `variability` is what no workflow says.
+    /// Recognises a canonical workload; a workflow does not declare `variability`.
     ///
     /// Jobs must declare equal run times, as the model has but one.
     pub fn recognise(workflow: &Workflow, variability: f64) -> Result<Self, NotCanonicalError> {
@@ -168,7 +168,7 @@ impl CanonicalWorkload {
         u64::from(self.width) * u64::from(self.depth)
     }
 
-    /// What the strategies need to know of it; exact.
+    /// The workload's properties that strategies need; exact.
     pub fn shape(&self) -> Shape {
         let private = u128::from(self.private_bytes);
         let (running, waiting, kept, input_bytes) = match self.layout {
@@ -234,10 +234,11 @@ fn parse_fraction(text: &str) -> Result<f64, String> {
         .parse()
         .ok()
         .filter(|share: &f64| (0.0..=10.0).contains(share));
-    share.ok_or_else(|| "must be a share of the run time, from 0 to 10, such as 0.1".into())
+    share.ok_or_else(|| "must be a fraction of the run time, from 0 to 10, such as 0.1".into())
 }
 
-/// All jobs alike in what the model has one number for; returns their run time.
+/// Checks that all jobs have the properties for which the model has one number; returns their run
+/// time.
 fn check_equal_jobs(workflow: &Workflow) -> Result<f64, NotCanonicalError> {
     let first = &workflow.jobs[0];
     for job in &workflow.jobs {
@@ -255,7 +256,7 @@ fn check_equal_jobs(workflow: &Workflow) -> Result<f64, NotCanonicalError> {
         }
         if job.cpus != 1 {
             return Err(NotCanonicalError(format!(
-                "job '{}' asks for {} processors",
+                "job '{}' requests {} processors",
                 job.name, job.cpus
             )));
         }
@@ -276,7 +277,7 @@ fn check_chain(
             &members[position - 1..position]
         };
         if job.parents != before {
-            let why = format!("job '{}' does not follow one job in a chain", job.name);
+            let why = format!("job '{}' is not the next job of a chain", job.name);
             return Err(NotCanonicalError(why));
         }
     }
@@ -311,10 +312,8 @@ fn measure_private_volumes(
         return Err(NotCanonicalError(why));
     };
     if sizes.len() > 1 {
-        let why = format!(
-            "the scratch volumes in the pipeline of job '{name}' are not of one size, in bytes and \
-             files"
-        );
+        let why =
+            format!("the scratch volumes in the pipeline of job '{name}' differ in bytes or files");
         return Err(NotCanonicalError(why));
     }
     let users = |&v: &VolumeIndex| workflow.volume(v).users.len();
@@ -337,8 +336,8 @@ fn measure_private_volumes(
         return Ok((size, false));
     }
     let why = format!(
-        "the scratch volumes in the pipeline of job '{name}' are neither one for all its jobs \
-         nor one between each two of them"
+        "the scratch volumes in the pipeline of job '{name}' are neither one for all jobs nor one \
+         for each two consecutive jobs"
     );
     Err(NotCanonicalError(why))
 }
@@ -369,7 +368,7 @@ fn measure_batch_volumes(
         let stage = depth + 1;
         if caches.len() > 1 {
             return Err(NotCanonicalError(format!(
-                "jobs of depth {stage} read several cache volumes"
+                "jobs of level {stage} read several cache volumes"
             )));
         }
         if pipelines
@@ -378,20 +377,20 @@ fn measure_batch_volumes(
             .any(|members| cache_volumes_of(workflow, members[depth]) != caches)
         {
             return Err(NotCanonicalError(format!(
-                "jobs of depth {stage} read different cache volumes"
+                "jobs of level {stage} read different cache volumes"
             )));
         }
         sizes.insert(caches.first().map_or(0, |&v| workflow.volume(v).size_bytes));
         if caches.into_iter().any(|volume| !seen.insert(volume)) {
             return Err(NotCanonicalError(format!(
-                "depth {stage} reads a cache volume of an earlier one"
+                "level {stage} reads a cache volume of an earlier level"
             )));
         }
     }
     match (sizes.first(), sizes.len()) {
         (Some(&size), 1) => Ok(size),
         _ => Err(NotCanonicalError(
-            "the depths have batch volumes of different sizes".into(),
+            "the levels have batch volumes of different sizes".into(),
         )),
     }
 }
@@ -446,7 +445,7 @@ mod tests {
             ("width=350", "width=0", "width=0: must be"),
             ("width=350,", "", "width=... is missing"),
             ("width=350,", "width=350,,", "'' is not of the form"),
-            ("depth=5", "deep=5", "deep=5: known keys"),
+            ("depth=5", "deep=5", "deep=5: unknown key"),
             ("45GB", "45", "batch=45: the size '45' has no unit"),
             ("45GB", "-45GB", "batch=-45GB"),
             ("var=0.1", "var=-1", "var=-1: must be"),
@@ -554,17 +553,17 @@ mod tests {
             (
                 "mount b2 z$(i)",
                 "mount b1 z$(i)",
-                "depth 2 reads a cache volume of an earlier",
+                "level 2 reads a cache volume of an earlier",
             ),
             (
                 "mid$(i) scratch 1 GB",
                 "mid$(i) scratch 2 GB",
-                "not of one size",
+                "differ in bytes",
             ),
             (
                 "mid$(i) scratch 1 GB",
                 "mid$(i) scratch 1 GB files 7",
-                "not of one size, in bytes and files",
+                "differ in bytes or files",
             ),
             (
                 "executable = z\n            runtime = 60 s",
@@ -574,7 +573,7 @@ mod tests {
             (
                 "executable = z",
                 "executable = z\n request_cpus = 2",
-                "asks for 2 processors",
+                "requests 2 processors",
             ),
             (
                 "runtime = 60 s\n          }\n          parent",
@@ -584,7 +583,7 @@ mod tests {
             (
                 "volume in$(i)",
                 "parent a1 child z$(i)\nvolume in$(i)",
-                "does not follow one job",
+                "is not the next job",
             ),
             (
                 "end",

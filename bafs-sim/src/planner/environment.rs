@@ -53,23 +53,22 @@ pub struct NodeClass {
     /// Rate of the link to home of their cluster in bytes per second, where it is not that of the
     /// environment; the same for all nodes of a cluster.
     pub home_bytes_per_s: Option<u64>,
-    /// How much later than by its rate arrives what crosses that link, in microseconds; the same
-    /// for all nodes of a cluster.
+    /// Latency of that link, in microseconds; the same for all nodes of a cluster.
     pub home_latency_us: u64,
-    /// What that link would have carried in so many microseconds of rest crosses it at once when
-    /// the rest is over, as a limit on bytes lets it; the same for all nodes of a cluster.
+    /// After a rest, the bytes of up to so many microseconds of rest cross the link at once, as
+    /// with a token bucket; the same for all nodes of a cluster.
     pub home_burst_us: u64,
-    /// How much later than by its rate arrives what crosses their own links, in microseconds.
+    /// Latency of their own links, in microseconds.
     pub local_latency_us: u64,
-    /// Whether the blocks of caches fall on them as hashing places them, so that some get more
-    /// than others; else each gets its share to the byte.
+    /// Whether hashing distributes the blocks of caches over them, so that shares differ; otherwise
+    /// each gets exactly its share.
     pub has_hash_imbalance: bool,
     /// Rate of each one's memory in bytes per second. Where it is given, readers wait for each
     /// block, so the times of memory, disk and links add up; else they read ahead.
     pub memory_bytes_per_s: Option<u64>,
-    /// When they come, in seconds; plans only count those that are there at the beginning.
+    /// Time of arrival, in seconds; plans count only nodes with 0.
     pub arrival_s: u64,
-    /// When they leave for good, in seconds; they stay when it is not given.
+    /// Time of permanent departure, in seconds; `None` if they stay.
     pub departure_s: Option<u64>,
 }
 
@@ -97,13 +96,13 @@ impl NodeClass {
         }
     }
 
-    /// Whether they are there at the beginning.
+    /// Whether they are present at the start.
     pub fn is_present_at_start(&self) -> bool {
         self.arrival_s == 0
     }
 }
 
-/// What a workload runs on.
+/// The nodes and links for a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// The nodes, in the order of the file; at least one processor altogether.
@@ -125,7 +124,7 @@ pub struct Environment {
 pub struct EnvironmentError {
     /// The line, from 1 on; none where something is missing, or the whole is too much.
     pub line: Option<usize>,
-    /// What is wrong and, where it helps, what to write.
+    /// The error and, if useful, a remedy.
     pub message: String,
 }
 
@@ -179,8 +178,8 @@ impl Environment {
                 "nodes" => has_nodes = true,
                 _ => {
                     return Err(place.error(
-                        "is no key; known are home-rate, local-rate, home-latency, home-burst, \
-                         local-latency, hash-imbalance, mtbf, restart and [[nodes]]",
+                        "is an unknown key; the keys are home-rate, local-rate, home-latency, \
+                         home-burst, local-latency, hash-imbalance, mtbf, restart and [[nodes]]",
                     ));
                 }
             }
@@ -203,10 +202,10 @@ impl Environment {
         self
     }
 
-    /// This environment, if it can be: as [`Self::parse`] sees to, for one that was changed.
+    /// Checks a changed environment by the rules of [`Self::parse`].
     ///
     /// # Errors
-    /// What is missing, zero or too much; of no line in particular.
+    /// The missing, zero or excessive value, without a line.
     pub fn validate(self) -> Result<Self, EnvironmentError> {
         if self.home_bytes_per_s == 0 {
             return Err(global_error(
@@ -231,25 +230,25 @@ impl Environment {
         let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
         if self.nodes.iter().map(of).sum::<u128>() > STORAGE_BYTES_MAX {
             return Err(global_error(
-                "the nodes have more than 8000 PB of storage together",
+                "the storage of all nodes is larger than 8000 PB, the limit",
             ));
         }
         if self.initial_nodes().next().is_none() {
             return Err(global_error(
-                "no node is there at the beginning: nothing could run; give some [[nodes]] no \
-                 `from`",
+                "no node exists at the start, so no job could run; remove `from` from at least one \
+                 [[nodes]] section",
             ));
         }
         if self.cpus() == 0 {
             return Err(global_error(
-                "no node has a processor at the beginning: nothing could run; give some `cpus`",
+                "no node has a processor at the start, so no job could run; raise `cpus`",
             ));
         }
         Ok(self)
     }
 
-    /// Processors and bytes of the nodes that are there at once, in the order in which that changes
-    /// while they come and leave.
+    /// Processors and bytes of the nodes that are present at once, in the order of their arrivals
+    /// and departures.
     pub(super) fn node_totals(&self) -> Vec<(u64, u128)> {
         let mut changes: BTreeMap<u64, (i128, i128)> = BTreeMap::new();
         for class in &self.nodes {
@@ -281,7 +280,7 @@ impl Environment {
         (jobs as u64).max(self.cpus().min(1))
     }
 
-    /// Processors of nodes on which jobs that keep so many at once fit.
+    /// Processors of the nodes on which jobs with so many processors fit.
     pub(super) fn usable_cpus(&self, cpus: u32) -> u64 {
         self.sum_initial(|class| match class.cpus >= cpus {
             true => u64::from(class.cpus),
@@ -289,9 +288,9 @@ impl Environment {
         })
     }
 
-    /// As jobs of this shape see it: nodes on which none of them fits do not compute, and where all
-    /// keep as many processors, those that are left over do not count. As it is when none fits
-    /// anywhere.
+    /// The environment for jobs of this shape: nodes on which no job fits do not compute, and if
+    /// all jobs need the same number of processors, remaining ones do not count. As it is when none
+    /// fits anywhere.
     pub(super) fn usable_nodes(&self, shape: &Shape) -> Cow<'_, Self> {
         let (widest, narrowest) = shape.cpus_range();
         let used = |class: &NodeClass| match class.cpus >= narrowest {
@@ -339,8 +338,8 @@ impl Environment {
         self.sum_initial(|class| u64::from(class.storage_bytes > 0))
     }
 
-    /// Whether the equations describe these nodes: they know one cluster of nodes that are alike
-    /// but for processors and storage, are there all the time, and whose links have rates alone.
+    /// Whether the equations describe these nodes: one cluster, always present, with nodes that
+    /// differ only in processors and storage, and links with rates alone.
     pub fn is_uniform(&self) -> bool {
         let Some(first) = self.nodes.first() else {
             return true;
@@ -362,14 +361,14 @@ impl Environment {
             .sum()
     }
 
-    /// Whether nodes that are there at the beginning are of several clusters.
+    /// Whether the nodes at the start belong to several clusters.
     pub(super) fn has_clusters(&self) -> bool {
         let mut clusters = self.initial_nodes().map(|class| &class.cluster);
         let first = clusters.next();
         clusters.any(|cluster| Some(cluster) != first)
     }
 
-    /// The nodes that are there at the beginning.
+    /// The nodes at the start.
     pub(super) fn initial_nodes(&self) -> impl Iterator<Item = &NodeClass> {
         self.nodes
             .iter()
@@ -383,7 +382,7 @@ struct NodeTables {
     nodes: Vec<Spanned<TomlTable>>,
 }
 
-/// Reads all sections; what one does not say is as `usual`.
+/// Reads all sections; a missing key has the value of `usual`.
 fn parse_nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, EnvironmentError> {
     let tables: NodeTables = toml::from_str(text).map_err(|e| syntax_error(text, &e))?;
     let mut nodes: Vec<NodeClass> = Vec::with_capacity(tables.nodes.len());
@@ -445,9 +444,9 @@ fn parse_node_class(
             }
             _ => {
                 return Err(place.error(
-                    "is no key of [[nodes]]; known are count, cpus and storage, and when needed \
-                     files, cluster, speed, memory, memory-rate, home-rate, home-latency, \
-                     home-burst, local-rate, local-latency, disk-rate, from and until",
+                    "is an unknown key of [[nodes]]; count, cpus and storage are required; files, \
+                     cluster, speed, memory, memory-rate, home-rate, home-latency, home-burst, \
+                     local-rate, local-latency, disk-rate, from and until are optional",
                 ));
             }
         }
@@ -459,7 +458,7 @@ fn parse_node_class(
     if let (Some(until), Some(until_s)) = (until, class.departure_s)
         && until_s <= class.arrival_s
     {
-        return Err(until.error("is not after `from`: these nodes would never be there"));
+        return Err(until.error("is not after `from`, so these nodes would never exist"));
     }
     class.count = count.ok_or_else(|| missing("count"))?;
     class.cpus = cpus.ok_or_else(|| missing("cpus"))?;
@@ -467,7 +466,7 @@ fn parse_node_class(
     Ok(class)
 }
 
-/// Where a value stands. Lines are only counted for what is wrong: a file may have many keys.
+/// Position of a value. Lines are counted only for errors, because a file may have many keys.
 struct KeyPosition<'t> {
     text: &'t str,
     offset: usize,
@@ -492,7 +491,7 @@ impl KeyPosition<'_> {
     }
 
     fn read(&self, result: Result<u64, QuantityError>) -> Result<u64, EnvironmentError> {
-        result.map_err(|e| self.error(&format!("cannot be read: {e}")))
+        result.map_err(|e| self.error(&format!("is invalid: {e}")))
     }
 
     fn size(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
@@ -514,7 +513,7 @@ impl KeyPosition<'_> {
 
     fn duration(&self, value: &toml::Value) -> Result<u64, EnvironmentError> {
         match self.time(value)? {
-            0 => Err(self.error("is zero: nothing would ever be done")),
+            0 => Err(self.error("must not be zero")),
             seconds => Ok(seconds),
         }
     }
@@ -574,7 +573,7 @@ fn error_at_line(line: usize, message: impl Into<String>) -> EnvironmentError {
     }
 }
 
-/// What no line is to blame for.
+/// An error without a line.
 fn global_error(message: impl Into<String>) -> EnvironmentError {
     EnvironmentError {
         line: None,
@@ -591,7 +590,7 @@ fn syntax_error(text: &str, error: &toml::de::Error) -> EnvironmentError {
     let shown = text.lines().nth(line - 1).unwrap_or("").trim();
     let shown: String = shown.chars().take(EXCERPT_CHARS_MAX).collect();
     let message = match error.message() {
-        // TOML's own name for what does not fit into 64 bits.
+        // TOML's own name for a number that does not fit into 64 bits.
         it if it.contains("i128") || it.contains("u128") => "a number is too large",
         it if it.contains("expected a sequence") => "nodes are given in sections [[nodes]]",
         it => it,
@@ -626,9 +625,9 @@ mod tests {
             (1_000_000, 12_000_000)
         );
         assert_eq!(environment.mtbf_s, None);
-        let with_failures = format!("mtbf = \"12 h\"\n{THESIS_TEXT}");
+        let failing_text = format!("mtbf = \"12 h\"\n{THESIS_TEXT}");
         assert_eq!(
-            Environment::parse(&with_failures).unwrap().mtbf_s,
+            Environment::parse(&failing_text).unwrap().mtbf_s,
             Some(43_200)
         );
     }
@@ -695,8 +694,8 @@ mod tests {
     #[test]
     fn absurd_values_are_errors_with_line_and_key() {
         let slips = r#"
-            "1 MB/s" => "0 MB/s" => line 1: => `home-rate` cannot be read: the rate '0 MB/s' is zero
-            "1 MB/s" => "-1 MB/s" => line 1: => `home-rate` cannot be read
+            "1 MB/s" => "0 MB/s" => line 1: => `home-rate` is invalid: the rate '0 MB/s' is zero
+            "1 MB/s" => "-1 MB/s" => line 1: => `home-rate` is invalid
             "1 MB/s" => "1 MB" => line 1: => `home-rate` must be a rate
             "1 MB/s" => 1000000 => line 1: => `home-rate` must be text
             "1 MB/s" => "1 Mbit/s" => line 1: => '1 Mbit' may be bits
@@ -705,8 +704,8 @@ mod tests {
             "12 MB/s" => "12/s" => line 2: => has no unit
             local-rate = "12 MB/s" =>  => local-rate is missing
             home-rate = "1 MB/s" =>  => home-rate is missing
-            local-rate => lan-rate => line 2: => `lan-rate` is no key
-            [[nodes]] => mtbf = "0 s"\n[[nodes]] => line 4: => `mtbf` is zero
+            local-rate => lan-rate => line 2: => `lan-rate` is an unknown key
+            [[nodes]] => mtbf = "0 s"\n[[nodes]] => line 4: => `mtbf` must not be zero
             [[nodes]] => mtbf = "5 weeks"\n[[nodes]] => line 4: => unknown unit of time
             [[nodes]] => [nodes] => line 4: nodes are given in sections [[nodes]], in `[nodes]`
             count = 50 => count = 99999999999999999999 => line 5: a number is too large, in
@@ -715,9 +714,9 @@ mod tests {
             cpus = 1 => cpus = 1.5 => line 6: => `cpus` must be
             cpus = 1 => cpus = 0 => no node has a processor
             cpus = 1 =>  => line 4: => this [[nodes]] section has no `cpus`
-            cpus = 1 => cpu = 1 => line 6: => `cpu` is no key of [[nodes]]
+            cpus = 1 => cpu = 1 => line 6: => `cpu` is an unknown key of [[nodes]]
             "5 GB" => "5 G" => line 7: => unknown unit of size 'G'
-            "5 GB" => "-5 GB" => line 7: => `storage` cannot be read
+            "5 GB" => "-5 GB" => line 7: => `storage` is invalid
             count = 50 => count = 50\ncount = 51 => line 6: => duplicate key => in `count = 51`
             count = 50 => count = 99999999999999999999 => line 5: => in `count = 9999999999
             count = 50 => count =  => line 5:
@@ -731,7 +730,7 @@ mod tests {
             cpus = 1 => cpus = 1\nspeed = 0 => line 7: => `speed` must be a number
             cpus = 1 => cpus = 1\ndisk-rate = "0 B/s" => line 7: => `disk-rate` => is zero
             cpus = 1 => cpus = 1\nuntil = "2 h"\nfrom = "2 h" => line 7: => is not after `from`
-            cpus = 1 => cpus = 1\nfrom = "2 h" => no node is there at the beginning
+            cpus = 1 => cpus = 1\nfrom = "2 h" => no node exists at the start
             cpus = 1 => cpus = 1\nmemory-rate = "9" => line 7: => `memory-rate` must be a rate
             cpus = 1 => cpus = 1\nhome-rate = "0 B/s" => line 7: => `home-rate` => is zero
             cpus = 1 => cpus = 1\ncluster = "" => line 7: => `cluster` must be a name
@@ -743,9 +742,9 @@ mod tests {
             [[nodes]] => hash-imbalance = 1\n[[nodes]] => line 4: => hash-imbalance => true or false
             cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
             count = 50 => count = 5000000000 => line 5: => `count` must be
-            5 GB => 1000 PB => more than 8000 PB of storage
+            5 GB => 1000 PB => larger than 8000 PB
             [[nodes]] => [nodes] => line 4:
-            [[nodes]] => restart = "0 s"\n[[nodes]] => line 4: => `restart` is zero
+            [[nodes]] => restart = "0 s"\n[[nodes]] => line 4: => `restart` must not be zero
         "#;
         assert_each_is_rejected(THESIS_TEXT, slips, Environment::parse);
         let other = "[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\nhome-rate = \"2 MB/s\"\n";

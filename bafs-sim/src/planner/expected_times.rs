@@ -44,7 +44,7 @@ pub(super) struct ComputeTimes {
     normal_mean_s: f64,
     /// Deviation of the normal variable.
     normal_deviation_s: f64,
-    /// Mean of what is left when values below zero count as zero.
+    /// Mean after values below zero are set to zero.
     pub(super) mean_s: f64,
     /// Its standard deviation.
     pub(super) deviation_s: f64,

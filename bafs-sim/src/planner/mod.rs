@@ -10,12 +10,12 @@
 //!  Environment (nodes, links; TOML) ────────┘
 //! ```
 //!
-//! * [`Shape`] has what strategies need to know of a workload: width, depth, sizes, run time. For a
-//!   canonical workload (thesis, section 4.2.2) it is exact. For any other graph it takes the
+//! * [`Shape`] has a workload's properties that strategies need: width, depth, sizes, run time. For
+//!   a canonical workload (thesis, section 4.2.2) it is exact. For any other graph it takes the
 //!   largest level.
 //! * `strategy.rs` computes for each strategy an [`Allocation`]: whether it is possible, how many
 //!   pipelines run at once, and in which order (thesis, section 4.2.6 and Table 4.2). `packing.rs`
-//!   finds places for scratch volumes, which lie whole on one node.
+//!   places scratch volumes, each of which lies whole on one node.
 //! * `prediction.rs` predicts the run time, and `printed_equations.rs` has the equations of the
 //!   thesis (section 4.4) for comparison. They differ in twelve places.
 //! * `plan_choice.rs` makes the [`Plan`]. The fastest candidate is chosen, with the reason in one

@@ -1,5 +1,5 @@
-//! Whether scratch volumes of unlike sizes find places on single nodes beside batch data, which
-//! are divided among the nodes of one cluster. Exact where a search of bounded length can tell. It
+//! Whether scratch volumes of unlike sizes find places on single nodes beside batch data, which are
+//! divided among the nodes of one cluster. Exact if a search of bounded length finds an answer. It
 //! knows no strategies.
 
 use super::batch_storage::BatchData;
@@ -10,7 +10,7 @@ use super::environment::Environment;
 const GREEDY_STEPS_MAX: u64 = 5_000_000;
 /// Volumes up to which every way to place them is tried.
 const EXHAUSTIVE_VOLUMES_MAX: u64 = 48;
-/// Nodes that searches look at before they give up; some milliseconds.
+/// Search nodes before the search stops; some milliseconds.
 const SEARCH_STEPS_MAX: u64 = 2_000_000;
 
 /// One scratch volume.
@@ -23,7 +23,7 @@ pub(super) struct ScratchSize {
 /// Volumes of one size, and how many there are; the largest size first.
 pub(super) type ScratchSizes = Vec<(ScratchSize, u64)>;
 
-/// What was found.
+/// The result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PackingResult {
     /// There is a place for each.
@@ -34,7 +34,7 @@ pub(super) enum PackingResult {
     Unknown,
 }
 
-/// What is left of a node.
+/// Free space of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bin {
     bytes: u64,
@@ -76,7 +76,7 @@ pub(super) fn pack_volumes(
     clusters.sort_unstable();
     clusters.dedup();
     if batch.bytes == 0 {
-        // It does not matter which of them holds nothing.
+        // Empty nodes are interchangeable.
         clusters.truncate(1);
     }
     let places = count.saturating_mul(environment.node_count());
@@ -175,7 +175,7 @@ struct PackingSearch<'s> {
 
 impl PackingSearch<'_> {
     /// Whether the pieces from `at` on find places, the first of them on a node from `from` on.
-    /// Nothing when that takes too long.
+    /// `None` if the search takes too long.
     fn search_from(&mut self, at: usize, from: usize, spare: u128) -> Option<bool> {
         let Some(&piece) = self.pieces.get(at) else {
             return Some(true);
@@ -208,7 +208,7 @@ impl PackingSearch<'_> {
         Some(false)
     }
 
-    /// Nothing when that is more than may be looked at.
+    /// `None` beyond the search limit.
     fn spend_steps(&mut self, bins: u64) -> Option<()> {
         *self.steps_left = self.steps_left.checked_sub(bins)?;
         Some(())

@@ -16,13 +16,13 @@ const TIE_TOLERANCE_S: f64 = 1.0;
 /// A strategy with its prediction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StrategyCandidate {
-    /// Where data lie and what follows from it.
+    /// The data placement and its consequences.
     #[serde(flatten)]
     pub allocation: Allocation,
     /// Pipelines that run at once with the processors that there are.
     pub running_pipelines: u64,
-    /// Run time by the corrected model; nothing when not possible, never done, or when a job fits
-    /// on no node that is there at the beginning.
+    /// Run time by the corrected model; `None` if the strategy is impossible or never finishes, or
+    /// if a job fits on no node at the start.
     pub predicted_s: Option<f64>,
     /// Run time by the printed equations, for comparison.
     pub printed_s: Option<f64>,
@@ -44,7 +44,7 @@ pub struct Plan {
     pub shape: Shape,
     /// The strategies.
     pub candidates: Vec<StrategyCandidate>,
-    /// The choice; nothing when no strategy but remote I/O is left, which is the user's to choose.
+    /// The choice; `None` if only remote I/O is possible, which only the user may choose.
     pub choice: Option<StrategyChoice>,
     /// Why there is no choice, in one sentence.
     pub refusal: Option<String>,
@@ -55,15 +55,15 @@ pub fn plan_workload(shape: Shape, environment: &Environment) -> Plan {
     plan_with_simulations(shape, environment, None)
 }
 
-/// The same with the model corrected by what simulations said of a like workload.
+/// The same with the model corrected by simulations of a similar workload.
 pub fn plan_with_simulations(
     shape: Shape,
     environment: &Environment,
     advice: Option<&SimulatedPlan>,
 ) -> Plan {
     let environment = &*environment.usable_nodes(&shape);
-    let too_wide = shape.why_too_wide(environment);
-    let timed = |seconds: Option<f64>| seconds.filter(|_| too_wide.is_none());
+    let width_error = shape.why_too_wide(environment);
+    let timed = |seconds: Option<f64>| seconds.filter(|_| width_error.is_none());
     let candidate = |strategy: Strategy| {
         let allocation = strategy.plan_allocation(&shape, environment);
         let predicted_s = predict_allocation(&allocation, &shape, environment, 1.0);
@@ -83,7 +83,7 @@ pub fn plan_with_simulations(
     let refusal = match choice {
         Some(_) => None,
         None => {
-            Some(too_wide.unwrap_or_else(|| describe_refusal(&candidates, &shape, environment)))
+            Some(width_error.unwrap_or_else(|| describe_refusal(&candidates, &shape, environment)))
         }
     };
     Plan {
@@ -110,8 +110,8 @@ impl StrategyCandidate {
         self.predicted_s.unwrap_or(f64::INFINITY)
     }
 
-    /// Of equally fast strategies, the one that fetches less again, waits less often, and needs
-    /// less storage; none at all only where that is faster.
+    /// Of equally fast strategies, the one with fewer refetches, fewer waits and less storage;
+    /// [`Strategy::Need`] only if it is faster.
     fn tie_break_key(&self) -> (bool, u64, u64, u128, Strategy) {
         let allocation = &self.allocation;
         let Allocation {
@@ -126,8 +126,8 @@ impl StrategyCandidate {
     }
 }
 
-/// Whether a run without a plan, which promises nothing, takes so much less than the best strategy
-/// that it is worth that: two thousandths.
+/// Whether a run without a plan, which has no guarantee, is enough faster than the best strategy:
+/// by two thousandths.
 pub(crate) fn is_need_worthwhile(need_s: f64, strategy_s: f64) -> bool {
     need_s < strategy_s * 0.998
 }
@@ -160,7 +160,7 @@ fn choose_candidate(candidates: &[StrategyCandidate]) -> Option<StrategyChoice> 
         None => format!(
             "{strategy} is {}, {:.0} s with {} pipelines running at once",
             match candidates.iter().any(StrategyCandidate::is_endless) {
-                true => "the only strategy that is ever done at this rate of failures",
+                true => "the only strategy that finishes at this failure rate",
                 false => "the only possible strategy",
             },
             best.comparison_s(),
@@ -174,7 +174,7 @@ fn describe_margin(best: &StrategyCandidate, second: &StrategyCandidate) -> Stri
     let (name, other) = (best.allocation.strategy, second.allocation.strategy);
     if other == Strategy::Need && second.comparison_s() < best.comparison_s() {
         return format!(
-            "{name} takes {:.0} s, and {other}, which promises nothing, hardly less ({:.0} s)",
+            "{name} takes {:.0} s; {other}, not guaranteed to finish, takes hardly less ({:.0} s)",
             best.comparison_s(),
             second.comparison_s()
         );
@@ -213,17 +213,16 @@ fn describe_refusal(
     environment: &Environment,
 ) -> String {
     if candidates.iter().any(StrategyCandidate::is_endless) {
-        return "at this rate of failures no strategy is ever done: failed pipelines are repeated \
-                more often than others finish"
+        return "no strategy finishes at this failure rate: pipelines fail faster than they finish"
             .to_owned();
     }
     if shape.largest_volume_bytes > environment.largest_node_bytes() {
         return "no node can hold the largest scratch volume; `bafs run --remote-io` needs no \
-                storage, but every byte of every job would cross the link to home"
+                storage, but reads and writes every byte over the link to home"
             .to_owned();
     }
-    "no strategy fits the storage as far as bytes tell; plain `bafs run` may do it where pipelines \
-     need their data one after the other (`bafs sim --strategy need` tries that), and `bafs run \
-     --remote-io` needs no storage, but every byte of every job would cross the link to home"
+    "no strategy fits into the storage; plain `bafs run` may finish if pipelines need their data \
+     one after the other (test it with `bafs sim --strategy need`); `bafs run --remote-io` needs \
+     no storage, but reads and writes every byte over the link to home"
         .to_owned()
 }

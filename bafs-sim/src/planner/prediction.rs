@@ -1,5 +1,5 @@
-//! How long a strategy takes by the model that BAFS uses. Seconds in `f64`. It neither says what is
-//! possible nor chooses.
+//! How long a strategy takes by the model that BAFS uses. Seconds in `f64`. It neither decides
+//! feasibility nor chooses.
 //!
 //! `docs/explanation/planning.md` gives the reason of each correction, by the same numbers.
 
@@ -10,32 +10,30 @@ use super::expected_times::{ComputeTimes, expected_maximum_normal, expected_resp
 use super::shape::Shape;
 use super::strategy::{Allocation, StrategyAllocation};
 
-/// Rounds of repeating failed pipelines that are told apart; further ones are taken to lose the
+/// Rounds of failed pipelines that are modelled separately; later rounds are assumed to lose the
 /// same share.
 const FAILURE_ROUNDS_MAX: usize = 64;
 
-/// What is in the caches when a round starts.
+/// Content of the caches at the start of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheState {
-    /// What was there before the first one.
+    /// The content before the first round.
     Initial,
-    /// Nothing.
+    /// Empty caches.
     Cold,
     /// All.
     Warm,
 }
 
-/// The predicted run time by the model that BAFS uses. Nothing when the strategy is not possible,
-/// or never ends at this rate of failures; nor of [`Strategy::Need`], unless everything fits at
-/// once and each node that computes has room for jobs' data: what it does with less is only
-/// simulated. Slower links, longer jobs and more variability never
-/// make it shorter.
+/// The predicted run time by the model that BAFS uses. `None` if the strategy is impossible or
+/// never finishes at this failure rate. `None` for [`Strategy::Need`], unless everything fits at
+/// once and each node with processors has space for jobs' data: with less storage it is only
+/// simulated. Slower links, longer jobs and more variability never make it shorter.
 pub fn predict_time(strategy: Strategy, shape: &Shape, environment: &Environment) -> Option<f64> {
     predict_remaining(strategy, shape, environment, 1.0)
 }
 
-/// The same for what is left of a workload when so large a part of the batch data that it still
-/// reads is not in caches.
+/// The same for the remaining workload, of whose batch data this share is not cached.
 pub fn predict_remaining(
     strategy: Strategy,
     shape: &Shape,
@@ -62,7 +60,7 @@ pub(super) fn predict_allocation(
             shape,
             environment,
             allocation,
-            // Later rounds find what the strategy keeps.
+            // Later rounds find the data that the strategy keeps.
             missing_fraction: match caches {
                 CacheState::Initial => missing,
                 CacheState::Cold | CacheState::Warm => 1.0,
@@ -100,8 +98,8 @@ pub(super) fn allocate_part(
     (shape, allocation)
 }
 
-/// Repeats with the failed pipelines until there are none (Fig 4.15). Strategies that keep their
-/// batch data find warm caches from the second round on.
+/// Repeats the failed pipelines until none remains (Fig 4.15). Strategies that keep their batch
+/// data find warm caches from the second round on.
 ///
 /// Whole pipelines fail, and of a few so many may round to as many: then the same round comes again
 /// and again, each time less likely.
@@ -239,7 +237,7 @@ impl RoundModel<'_> {
                 + stage(outer, output, outer_waves)
                 + (depth - 2) as f64 * stage(inner, 0.0, inner_waves)
         };
-        // (C5) Each barrier waits for the last of those that run, not for one deviation.
+        // (C5) Each barrier waits for the last of the running jobs, not for one deviation.
         let (last, waves) = match depth {
             1 | 2 => (outer, outer_waves),
             _ => (inner, inner_waves),
@@ -256,7 +254,7 @@ impl RoundModel<'_> {
     /// until the last have started, then the longest rest among those that run, beyond a usual one.
     fn tail_s(&self, running: u64) -> f64 {
         let times = self.compute_times();
-        // Of jobs that are met at a random time half is left, at least.
+        // At a random time, at least half of a running job remains.
         (times.longest_remaining_s(running) - times.mean_s / 2.0).max(0.0)
     }
 
@@ -267,8 +265,9 @@ impl RoundModel<'_> {
         LevelWaves::for_jobs(width, running, self.shape.depth.div_ceil(stretches))
     }
 
-    /// (C5) Stretches of stages at whose ends pipelines really wait. With two batch volumes and
-    /// two waves nobody does: breadth first, a stage has ended when the one after the next begins.
+    /// (C5) Stretches of stages at whose ends pipelines really wait. With two batch volumes and two
+    /// waves no pipeline does: breadth first, a level has ended when the level after the next
+    /// begins.
     fn barrier_count(&self, width: u64, running: u64) -> u64 {
         let never_waits = self.allocation.batch_volumes >= 2 && width >= 2 * running;
         match never_waits {
@@ -315,7 +314,7 @@ impl RoundModel<'_> {
         }
     }
 
-    /// (C7) Each part fetches the batch data again that the one before did not leave.
+    /// (C7) Each part refetches the batch data that the one before did not keep.
     fn partial_slices_s(&self) -> f64 {
         let Allocation {
             cycles,
@@ -357,13 +356,13 @@ impl RoundModel<'_> {
         stage.duration_s(running, waves) + spread_s
     }
 
-    /// What a job does besides using the link to home: (C3) it reads only the blocks that are not
-    /// on its own node already, (C2) over links that concurrent jobs share.
+    /// Time of a job apart from the link to home: (C3) it reads only the blocks that are not on its
+    /// own node, (C2) over links that concurrent jobs share.
     fn other_work_s(&self, running: u64) -> f64 {
         self.read_s(running) + self.non_batch_s(running)
     }
 
-    /// What a job does besides reading batch data.
+    /// Time of a job apart from reading batch data.
     fn non_batch_s(&self, running: u64) -> f64 {
         2.0 * self.shape.private_io_bytes / self.link_rate_per_job(running)
             + self.compute_times().mean_s
@@ -405,9 +404,9 @@ impl RoundModel<'_> {
         ))
     }
 
-    /// (C2) The share of jobs that read a cache through another node, which passes on what it has
-    /// from its peers: depth first the few pipelines that run have their scratch volumes, and so
-    /// their jobs, on the nodes that gave no place to a part of a cache.
+    /// (C2) The share of jobs that read a cache through another node, which serves the data that it
+    /// has from its peers. Depth first, the few running pipelines have their scratch volumes, and
+    /// so their jobs, on the nodes without a cache partition.
     fn remote_reader_fraction(&self, running: u64) -> f64 {
         if !self.allocation.strategy.has_retained_batch_data() {
             return 0.0;
@@ -416,8 +415,8 @@ impl RoundModel<'_> {
         (without as f64 / running.max(1) as f64).min(1.0)
     }
 
-    /// Nodes that have parts of one cache: all, unless scratch volumes fill nodes to the last byte;
-    /// then those that give up a place for one.
+    /// Nodes with partitions of one cache: all, unless scratch volumes fill nodes completely; then
+    /// those with space left for a partition.
     fn cache_nodes(&self) -> u64 {
         let nodes = self.environment.storing_nodes();
         let unit = u128::from(self.shape.largest_volume_bytes);
@@ -427,7 +426,7 @@ impl RoundModel<'_> {
         if keeps_rest || is_spread {
             return nodes;
         }
-        // Volumes that are there at once lie on different nodes, as far as there are enough.
+        // Volumes that exist at once lie on different nodes, if there are enough nodes.
         let bytes = match self.allocation.strategy.has_retained_batch_data() {
             true => self.shape.batch_bytes,
             false => self.shape.batch_bytes * u128::from(self.allocation.batch_volumes),
@@ -441,14 +440,14 @@ impl RoundModel<'_> {
         bytes / self.environment.home_bytes_per_s as f64
     }
 
-    /// (C12) Batch data cross once for all, but those who read them get them over a node's link.
+    /// (C12) Batch data cross once in all, but its readers get it over a node's link.
     fn fetch_s(&self, bytes: f64) -> f64 {
         let local = self.environment.local_bytes_per_s as f64;
         self.home_transfer_s(bytes).max(bytes / local)
     }
 
-    /// (C12) What a job waits for its own node's link when that is slower than the link to home,
-    /// beyond what the bytes take there.
+    /// (C12) A job's wait for its own node's link if that is slower than the link to home, beyond
+    /// the time of the transfer.
     fn own_link_s(&self, bytes: f64) -> f64 {
         self.fetch_s(bytes) - self.home_transfer_s(bytes)
     }
@@ -459,8 +458,8 @@ impl RoundModel<'_> {
     }
 }
 
-/// (C11) How jobs of a stage follow each other on the processors: the last wave has those that are
-/// left.
+/// (C11) How jobs of a level follow each other on the processors: the last wave has the remaining
+/// ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct LevelWaves {
     /// Waves in which all processors that can run have a job.
@@ -491,8 +490,8 @@ impl LevelWaves {
 /// Jobs (or whole pipelines) between two barriers.
 struct LevelModel {
     jobs: u64,
-    /// Seconds until the batch data have come from home, once for all, and how many of them are
-    /// the link's.
+    /// Seconds until the batch data has arrived from home, once for all, and the link's part of
+    /// them.
     fetch_s: f64,
     batch_s: f64,
     /// Seconds of its work in which a job reads batch data.
@@ -509,13 +508,13 @@ struct LevelModel {
 impl LevelModel {
     /// The length of the stage when `running` jobs run at once in `waves`.
     ///
-    /// (C1) The cold wave: batch data cross the link once, whichever sibling asks first. (C4) All
-    /// siblings wait for that one transfer before they compute; what overlaps with it is their own
+    /// (C1) The cold wave: batch data crosses the link once, whichever sibling reads first. (C4)
+    /// All siblings wait for that one transfer before they compute; it overlaps with their own
     /// reading from each other. (C2) The first wave asks for its endpoint data all at once; later
     /// ones meet others at the link as in a closed queueing network, (C11) the last one only those
     /// that are left. (C12) Where a node's link is the slower one, the link to home serves several
-    /// at once: what remains is a delay (Seidmann's approximation of a queue with several servers).
-    /// The link's own work is a lower bound.
+    /// at once: a delay remains (Seidmann's approximation of a queue with several servers). The
+    /// link's own work is a lower bound.
     fn duration_s(&self, running: u64, waves: LevelWaves) -> f64 {
         let siblings = running as f64;
         let fetch_s = self.fetch_s;

@@ -1,5 +1,5 @@
 //! How long a strategy takes by the equations that the thesis prints in §4.4, with its errata
-//! corrected. Seconds in `f64`. BAFS compares its own model with it, and goes by that.
+//! corrected. Seconds in `f64`. BAFS only compares its own model with it, and uses its own.
 
 use bafs_sched::logic::Strategy;
 
@@ -9,9 +9,9 @@ use super::shape::Shape;
 use super::strategy::{Allocation, StrategyAllocation, count_fitting_pipelines};
 
 /// The predicted run time by the printed equations (Figs 4.10 to 4.15), errata corrected: bytes are
-/// divided by bandwidths; v_batch is rounded down; v_ave is capped by the processors; v_warm
-/// leaves out the cold phase. Nothing when the strategy is not possible, is [`Strategy::Remote`] or
-/// [`Strategy::Need`], for which the thesis has no model, or never ends at this rate of failures.
+/// divided by bandwidths; v_batch is rounded down; v_ave is capped by the processors; v_warm leaves
+/// out the cold phase. `None` if the strategy is impossible, never finishes at this failure rate,
+/// or is [`Strategy::Remote`] or [`Strategy::Need`], for which the thesis has no model.
 pub fn predict_printed(
     strategy: Strategy,
     shape: &Shape,

@@ -1,8 +1,8 @@
-//! What the strategies need to know of a workload: sizes at its largest stage, and work. It does
-//! not say what fits where.
+//! Properties of a workload that strategies need: sizes at its largest level, and work. It does not
+//! decide placements.
 //!
-//! A canonical workload has an exact shape. Of any other graph this takes the bottleneck: a
-//! pipeline is a connected part of the graph, and the largest stage of any pipeline stands for all.
+//! A canonical workload has an exact shape. Any other graph is reduced to its bottleneck: a
+//! pipeline is a connected part of the graph, and the largest level of any pipeline represents all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,11 +50,11 @@ pub struct Shape {
     pub has_equal_volumes: bool,
     /// The most files that a scratch volume has room for.
     pub volume_files: u64,
-    /// All scratch volumes, where their places must be looked for one by one: not of a canonical
-    /// workload, nor of what is left of another one.
+    /// All scratch volumes, if a packing search is needed: not for a canonical workload, nor for
+    /// the rest of a workload.
     #[serde(skip)]
     pub(super) scratch: ScratchSizes,
-    /// All scratch volumes in bytes, each with its own size; not known where pipelines are alike.
+    /// All scratch volumes in bytes, each with its own size; `None` if pipelines are equal.
     #[serde(skip)]
     pub(super) scratch_bytes: Option<u128>,
     /// Files of the batch data of the stage that has most.
@@ -63,9 +63,9 @@ pub struct Shape {
     pub batch_total_files: u64,
     /// Private data that a stage of a pipeline reads, on average; it writes as much.
     pub private_io_bytes: f64,
-    /// What a pipeline reads from home besides batch data.
+    /// Bytes that a pipeline reads from home besides batch data.
     pub endpoint_in_bytes: f64,
-    /// What a pipeline commits to home.
+    /// Bytes that a pipeline commits to home.
     pub endpoint_out_bytes: f64,
     /// Mean computing time of a job; where stages have more jobs or fewer, that of a stage of one
     /// pipeline.
@@ -92,7 +92,7 @@ impl Shape {
         )
     }
 
-    /// The shape of any workflow by its largest stages, and what is approximated, in sentences.
+    /// The shape of any workflow by its largest levels, and the approximations, as sentences.
     pub fn from_largest_levels(workflow: &Workflow, variability: f64) -> (Self, Vec<String>) {
         let pipelines = ConnectedPipelines::from_workflow(workflow);
         let levels = workflow.levels();
@@ -135,7 +135,7 @@ impl Shape {
         }
     }
 
-    /// What is moved, which is added up: the mean of a stage and of a pipeline.
+    /// Transferred bytes, which are added up: the mean of a level and of a pipeline.
     fn set_transferred(&mut self, workflow: &Workflow) {
         let bytes = |volume: VolumeIndex| match &workflow.volume(volume).kind {
             VolumeKind::Scratch { .. } => workflow.volume(volume).size_bytes as f64,
@@ -201,15 +201,11 @@ impl Shape {
         (cpus(self.cpu_widths.first()), cpus(self.cpu_widths.last()))
     }
 
-    /// Why the workload cannot begin on the nodes that are there first, if a job fits on none of
-    /// them.
+    /// Why the workload cannot start on the nodes at the start, if a job fits on none of them.
     pub fn why_too_wide(&self, environment: &Environment) -> Option<String> {
         let (widest, _) = self.cpus_range();
         (environment.usable_cpus(widest) == 0).then(|| {
-            format!(
-                "a job needs {widest} processors, and no node that is there at the beginning has \
-                 as many"
-            )
+            format!("a job needs {widest} processors, more than any node has at the start")
         })
     }
 
@@ -226,12 +222,12 @@ impl Shape {
         least_s.max(all_s / environment.usable_nodes(self).cpus().max(1) as f64)
     }
 
-    /// The same with another number of pipelines: fewer hold no more than all do, more hold what
-    /// the largest one does, each.
+    /// The same with another number of pipelines: fewer hold at most the total of all, more hold as
+    /// much as the largest, each.
     pub fn with_width(&self, width: u64) -> Self {
         let mut shape = self.clone();
         if width != self.width {
-            // It is not known which of the pipelines are left.
+            // It is unknown which pipelines remain.
             shape.scratch.clear();
         }
         if width > self.width {
@@ -405,12 +401,11 @@ fn describe_approximations(
     levels: &[u32],
 ) -> Vec<String> {
     let mut notes = vec![
-        "for its storage every pipeline counts as the largest one at its largest stage, and bytes \
-         are added up, but where all scratch volumes are held: what is only likely, or lacks so \
-         much at most, says so"
+        "each pipeline counts with the storage of the largest pipeline at its largest level; where \
+         that is too pessimistic, the table says 'likely' or 'at most'"
             .to_owned(),
-        "volumes count as read and written in full, and all pipelines as equally long: the times \
-         are rough"
+        "the times are rough: each volume counts as read and written in full, and all pipelines as \
+         equally long"
             .to_owned(),
     ];
     let unknown = workflow
@@ -429,8 +424,8 @@ fn describe_approximations(
     });
     if branching {
         notes.push(
-            "jobs of one pipeline that could run side by side count as one after the other: \
-             concurrency is a lower estimate"
+            "jobs of one pipeline count as sequential, also where they could run in parallel: the \
+             concurrency is a lower bound"
                 .to_owned(),
         );
     }
@@ -520,7 +515,7 @@ mod tests {
                 .iter()
                 .any(|note| note.starts_with("1 jobs declare no runtime"))
         );
-        assert!(!notes.iter().any(|note| note.contains("side by side")));
+        assert!(!notes.iter().any(|note| note.contains("in parallel")));
     }
 
     #[test]
@@ -532,7 +527,7 @@ mod tests {
             shape.running_bytes, 10_000_000_000,
             "b and d of one stage hold 9 and 1 GB"
         );
-        assert!(notes.iter().any(|note| note.contains("side by side")));
+        assert!(notes.iter().any(|note| note.contains("in parallel")));
         assert_eq!(shape.scheduler_pipelines, 2, "order alone connects b and d");
         let bare = workflow_from_text("job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}");
         let (shape, _) = Shape::from_largest_levels(&bare, 0.0);

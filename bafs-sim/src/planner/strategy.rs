@@ -1,5 +1,5 @@
-//! The allocation strategies (thesis §4.2.6, Table 4.2): where each is possible, exactly, and what
-//! it implies for the order of jobs. It predicts no time and does not choose.
+//! The allocation strategies (thesis §4.2.6, Table 4.2): the exact condition of each, and its
+//! consequences for the order of jobs. It predicts no time and does not choose.
 
 use bafs_sched::logic::{AllocationRules, JobStartOrder, Strategy};
 use serde::{Deserialize, Serialize};
@@ -37,27 +37,27 @@ pub enum Shortage {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
-    /// The nodes of one cluster share batch data, and those of the largest cluster with processors
-    /// (and room for so many files) lack so many bytes for what is there at once.
+    /// The nodes of one cluster share batch data. The nodes of the largest cluster with processors
+    /// (and space for so many files) lack so many bytes.
     Cluster {
         /// Bytes that are missing.
         missing_bytes: u128,
     },
-    /// There would be bytes enough for batch data, but no cluster with processors has room for so
-    /// many files on each node that has a part of them.
+    /// The bytes suffice for batch data, but no cluster with processors has space for so many files
+    /// on each node with a partition.
     Files {
-        /// Files of the batch data that are there at once.
+        /// Files of the batch data that exist at once.
         batch_files: u64,
     },
-    /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place, of
-    /// unlike sizes at least one.
+    /// The bytes suffice, but not on the same nodes: so many scratch volumes fit nowhere, at least
+    /// one if sizes differ.
     Placement {
         /// Scratch volumes.
         missing_volumes: u128,
     },
 }
 
-/// A strategy in an environment: whether it is possible, and what it implies.
+/// A strategy in an environment: whether it is possible, and its consequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     /// The strategy.
@@ -66,11 +66,11 @@ pub struct Allocation {
     pub traversal: Traversal,
     /// The least storage that it needs.
     pub required_bytes: u128,
-    /// What is missing; nothing when it is possible.
+    /// The shortage; `None` if the strategy is possible.
     pub shortage: Option<Shortage>,
-    /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each, or
-    /// nodes may lack room for files: what is missing is missing at most, and what is possible may
-    /// lack places on single nodes.
+    /// Whether that is exact. Otherwise bytes are only added up, of the largest pipeline for each,
+    /// or nodes may lack space for files. Then a shortage is an upper bound, and a possible
+    /// strategy may lack space on single nodes.
     pub is_exact: bool,
     /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
     /// strategy is not possible.
@@ -105,7 +105,7 @@ impl StrategyAllocation for Strategy {
             Self::All => shape.batch_total_bytes + shape.retained_by_all(),
             Self::AllPrivate => shape.batch_bytes + shape.retained_by_all(),
             Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
-            // A running pipeline holds what a waiting one does, and its output as well.
+            // A running pipeline holds the data of a waiting one, and its output as well.
             Self::Slice => {
                 shape.batch_bytes + shape.waiting_bytes * width + shape.running_extra_bytes()
             }
@@ -125,7 +125,7 @@ impl StrategyAllocation for Strategy {
             // These are so whatever files there is room for, or because of them.
             Some(_) => false,
         };
-        // Nodes that leave may take room that is needed to the end.
+        // Departing nodes may take space that is needed to the end.
         let is_leaving = environment
             .initial_nodes()
             .any(|class| class.departure_s.is_some());
@@ -308,7 +308,7 @@ impl Shape {
         self.batch_total_bytes == 0 || storing.all(|class| u128::from(class.files) >= files)
     }
 
-    /// What a pipeline needs beyond what it holds anyway, to run.
+    /// The bytes that a pipeline needs to run, beyond its data while it waits.
     fn running_extra_bytes(&self) -> u128 {
         self.running_bytes - self.waiting_bytes
     }
@@ -336,8 +336,8 @@ impl Allocation {
     }
 
     /// The rules that make the scheduler allocate so; none where it needs none. They count volumes
-    /// where strategies count stages, and what holds all batch data has nothing to count. None
-    /// either for a strategy that is not possible.
+    /// where strategies count stages, and what holds all batch data has nothing to count. `None`
+    /// also for an impossible strategy.
     pub fn allocation_rules(&self, shape: &Shape) -> Option<AllocationRules> {
         if self.strategy == Strategy::Need || !self.is_possible() {
             return None;
@@ -347,8 +347,8 @@ impl Allocation {
             Traversal::DepthFirst => JobStartOrder::DepthFirst,
             Traversal::BreadthFirst | Traversal::PartialSlices => JobStartOrder::BreadthFirst,
         };
-        // Slice and AllPrivate hold a private volume of each pipeline; what runs is limited by what
-        // is left.
+        // Slice and AllPrivate hold a private volume of each pipeline; the remaining space limits
+        // the running pipelines.
         let is_of_all = matches!(self.strategy, Strategy::Slice | Strategy::AllPrivate);
         let pipelines_max = match is_of_all || self.concurrency >= shape.width {
             true => u64::MAX,
@@ -380,7 +380,7 @@ impl Allocation {
             Strategy::Minimal => self.concurrency,
             _ => shape.width,
         };
-        // Of a workload that is done nothing is left to divide.
+        // A finished workload has nothing to divide.
         self.cycles = shape.width.div_ceil(self.part_width.max(1));
         let before = self.cycles.saturating_sub(1);
         self.last_part_width = shape.width - before * self.part_width;

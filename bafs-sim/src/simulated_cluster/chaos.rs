@@ -21,14 +21,14 @@ const CHAOS_WIDTH: u32 = 40;
 const CHAOS_DEPTH: u32 = 4;
 const CHAOS_NODES: usize = 6;
 
-/// What a job writes that does not come to its end.
+/// Digest of the writes of an interrupted job.
 const PARTIAL_WRITE: u64 = 1;
 
 /// Faults happen for so long, in milliseconds; without any a run takes a minute.
 const FAULTS_UNTIL_MS: u64 = 90_000;
 const LIMIT_MS: u64 = 8 * 3_600_000;
 
-/// What came of a chaos run.
+/// The result of a chaos run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChaosResult {
     /// Every job is done and every file is at home.
@@ -49,7 +49,7 @@ pub struct ChaosResult {
     pub restarts: u64,
 }
 
-/// A digest of what comes in this order (FNV-1a).
+/// A digest of a sequence (FNV-1a).
 pub(super) fn digest(values: impl Iterator<Item = u64>) -> u64 {
     let bytes = values.flat_map(u64::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -57,8 +57,8 @@ pub(super) fn digest(values: impl Iterator<Item = u64>) -> u64 {
     })
 }
 
-/// 40 pipelines of four stages: each job reads a batch volume and what the one before wrote, and
-/// changes what all of its pipeline have in common.
+/// 40 pipelines of four levels: each job reads a batch volume and its predecessor's output, and
+/// changes a volume that its pipeline shares.
 fn chaos_workflow() -> Workflow {
     let mut text = String::from("volume batch cache bafs://home/data 40 MB files 10\n");
     for p in 0..CHAOS_WIDTH {
@@ -95,7 +95,7 @@ fn chaos_cluster(seed: u64, faults: Faults) -> SimulatedCluster {
         slots: 3,
     };
     let usual = Settings::default();
-    // Half of the runs judge jobs and nodes as runs of users do: nobody is blamed wrongly.
+    // Half of the runs judge jobs and nodes as user runs do: no node or job is blamed wrongly.
     let is_usual = seed.is_multiple_of(2);
     let faults_max = |usual: u32| if is_usual { usual } else { 1_000 };
     let settings = Settings {
@@ -116,7 +116,7 @@ fn chaos_cluster(seed: u64, faults: Faults) -> SimulatedCluster {
 }
 
 impl SimulatedCluster {
-    /// What a run without faults brings home, by position: a digest of each file.
+    /// The files that a run without faults extracts, by position: a digest of each.
     ///
     /// # Panics
     /// When it does not end complete.
@@ -135,8 +135,8 @@ impl SimulatedCluster {
         world.outputs
     }
 
-    /// Runs 40 pipelines of four stages on six nodes, while nodes, links, disks, the catalog and
-    /// the scheduler fail as the seed says. `calm` is what `Self::calm` answers.
+    /// Runs 40 pipelines of four levels on six nodes, while nodes, links, disks, the catalog and
+    /// the scheduler fail by the seed. `calm` is what `Self::calm` answers.
     ///
     /// # Panics
     /// When an invariant of the core does not hold, or the run does not end.
@@ -202,8 +202,8 @@ impl SimulatedCluster {
         }
     }
 
-    /// Volumes and jobs that nodes still have when a minute has passed, but for volumes of nodes
-    /// that were given up: these end with their leases.
+    /// Volumes and jobs that nodes still have after a minute, except volumes of lost nodes: these
+    /// end with their leases.
     fn count_leaks(&mut self) -> u64 {
         let end = self.now.plus_ms(60_000);
         while self
@@ -228,7 +228,7 @@ impl SimulatedCluster {
                 | ClusterEvent::SecondPasses => {}
             }
         }
-        // What is on a node that was given up and not seen again, its lease ends.
+        // A lost node that never returned frees its data when its lease ends.
         let volumes = |(server, node): (&ServerId, &ClusterNode)| {
             let is_kept = !self.scheduler.is_lost(*server);
             node.volumes.len() * usize::from(is_kept) + node.executions.len()
@@ -237,8 +237,8 @@ impl SimulatedCluster {
         left.sum::<usize>() as u64
     }
 
-    /// What an execution leaves in the volumes that its job may write: it depends on all that it
-    /// found, also on what an earlier attempt left there.
+    /// The writes of an execution into its job's writable volumes: they depend on all data that it
+    /// found, also on the writes of an earlier attempt.
     pub(super) fn write_outputs(&mut self, ended: &ClusterExecution) {
         let seen = ended.volumes.iter().filter_map(|mounted| {
             let content = self.content(mounted)?;
@@ -248,7 +248,7 @@ impl SimulatedCluster {
         self.write_into_volumes(ended, written);
     }
 
-    /// What an execution leaves that did not come to its end: something.
+    /// The writes of an interrupted execution: some data.
     pub(super) fn write_partial_outputs(&mut self, ended: &ClusterExecution) {
         self.write_into_volumes(ended, PARTIAL_WRITE);
     }
@@ -284,7 +284,7 @@ impl SimulatedCluster {
         self.schedule_due(away_ms, ClusterEvent::NodeReturns(server));
     }
 
-    /// A node is back, and knows nothing of what it ran.
+    /// A node has restarted and has forgotten its executions.
     pub(super) fn revive_node(&mut self, server: ServerId) {
         self.node(server).died_at = None;
         let running: Vec<_> = self
@@ -300,8 +300,8 @@ impl SimulatedCluster {
         }
     }
 
-    /// When the node of an action is away but back before a caller gives up: how long until then,
-    /// in milliseconds.
+    /// How long the node of an action stays absent, in milliseconds, if it returns before its
+    /// caller times out.
     pub(super) fn ms_until_reachable(&self, action: &Action) -> Option<u64> {
         let server = match action {
             Action::CreateVolume { server, .. }
@@ -317,7 +317,7 @@ impl SimulatedCluster {
         (left < CALL_TIMEOUT_MS).then_some(left + 1)
     }
 
-    /// Whether a node knows an execution already, and tells so. Else it notes that it begins it.
+    /// Whether a node already knows an execution and reports it. Else it notes that it begins it.
     pub(super) fn has_started_before(&mut self, server: ServerId, execution: ExecutionId) -> bool {
         let report = self.nodes[&server].reports.get(&execution).cloned();
         let is_known = report.is_some() || self.nodes[&server].executions.contains_key(&execution);
@@ -335,7 +335,7 @@ impl SimulatedCluster {
         }
         let is_begun = !self.node(server).started_executions.insert(execution);
         if is_begun && !is_known {
-            // What it left when it was begun is unknown.
+            // Its writes from before are unknown.
             let error = Error::new(ErrorCode::WrongState, "it was begun before a restart");
             self.schedule_due(
                 10,
@@ -386,7 +386,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Kills the scheduler: what it knew is what its journal tells.
+    /// Kills the scheduler: it restarts from its journal.
     fn restart_scheduler(&mut self) {
         let (run, workflow) = (self.scheduler.run(), chaos_workflow());
         let settings = self.scheduler.settings().clone();
@@ -424,7 +424,7 @@ impl SimulatedCluster {
     /// A new scheduler asks a node for an execution that it should run.
     fn query_execution(&mut self, server: ServerId, execution: ExecutionId) {
         if !self.is_alive(server) {
-            // Its end is told when it is back, or it is given up.
+            // Its end is reported after the node returns, or it is declared lost.
             if self.nodes[&server].died_at.is_none() {
                 let report = self.nodes[&server].reports.get(&execution).cloned();
                 let back = self.nodes[&server]

@@ -1,4 +1,4 @@
-//! What a simulated cluster is made of, and what may go wrong in it. Values only.
+//! Parts of a simulated cluster, and its faults. Values only.
 
 use bafs_proto::ids::ServerId;
 use bafs_sched::logic::Space;
@@ -32,22 +32,22 @@ pub struct Faults {
     pub poison_node: Option<ServerId>,
     /// The job that kills each node that runs it.
     pub poison_job: Option<JobIndex>,
-    /// A node is stopped (SIGSTOP) in some second: it answers nothing, and its jobs stand still.
+    /// A node is stopped (SIGSTOP) in some second: it does not answer, and its jobs stop.
     pub node_stops: u64,
-    /// The link of a node is cut in some second: it answers nothing, but its jobs go on.
+    /// The link of a node is cut in some second: it does not answer, but its jobs continue.
     pub link_cut: u64,
     /// The disk of a node is full in some second, and nothing can be made there for a while.
     pub disk_full: u64,
     /// The catalog is gone in some second, and lists nothing for a while.
     pub catalog_dies: u64,
-    /// The scheduler is killed in some second: answers under way are lost, half of what it asked
-    /// for was not sent yet, and its journal is taken up again.
+    /// The scheduler is killed in some second: pending answers are lost, half of its requests were
+    /// not sent yet, and it resumes from its journal.
     pub scheduler_dies: u64,
-    /// The scheduler is cut off from everybody in some second: no packet passes, or only what it
-    /// sends. All others reach each other, and the jobs go on.
+    /// The scheduler is cut off from all nodes in some second: no packet passes, or only its own.
+    /// All other connections work, and the jobs continue.
     pub scheduler_cut: u64,
-    /// Some nodes are cut off together from all others, the scheduler among these, in some second;
-    /// their jobs go on.
+    /// Some nodes are together cut off from all others and from the scheduler in some second; their
+    /// jobs continue.
     pub group_cut: u64,
     /// Faults happen until this time, in milliseconds.
     pub until_ms: u64,

@@ -1,4 +1,4 @@
-//! What tests of the scheduler begin with: a workflow as it is written, and a job that succeeded.
+//! Fixtures of scheduler tests: a workflow as text, and a successful job.
 
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_workflow::{Workflow, parse_workflow};
@@ -8,7 +8,7 @@ use super::report;
 /// A workflow without job description files.
 ///
 /// # Panics
-/// When the text is wrong, with what is wrong.
+/// When the text is invalid, with its errors.
 pub fn parse_workflow_text(text: &str) -> Workflow {
     let none = |path: &str| Err(format!("no file {path}"));
     match parse_workflow("w.bafs", text, &none) {
@@ -17,7 +17,7 @@ pub fn parse_workflow_text(text: &str) -> Workflow {
     }
 }
 
-/// The report of a job that ended with 0, and tells nothing of its volumes.
+/// The report of a job that exited with 0 and reports no volumes.
 pub fn successful_report() -> JobReport {
     report(JobOutcome::Exited(0))
 }

@@ -1,5 +1,5 @@
-//! Links between the scheduler and all others, and between groups: cut for a while. What the driver
-//! hears of nodes, and what follows.
+//! Links between the scheduler and all others, and between groups: cut for a while. The driver's
+//! view of nodes, and its consequences.
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
@@ -52,7 +52,7 @@ impl SimulatedCluster {
         );
     }
 
-    /// What cannot pass now comes when the link is back, as calls are repeated.
+    /// Blocked messages arrive after the link is restored, because calls are repeated.
     pub(super) fn delay_until_connected(&mut self, due: ClusterEvent) {
         let left_ms = self
             .scheduler_cut
@@ -61,8 +61,8 @@ impl SimulatedCluster {
         self.schedule_due(delay_ms, due);
     }
 
-    /// What the driver does each second: it waits for jobs of nodes, asks those that are silent,
-    /// and tells the core what follows.
+    /// The driver's work in each second: it waits for jobs of nodes, probes silent nodes, and gives
+    /// the core the resulting facts.
     pub(super) fn check_silent_nodes(&mut self, has_catalog: bool, nodes: Vec<NodeInfo>) {
         let running: Vec<ServerId> = self
             .scheduler

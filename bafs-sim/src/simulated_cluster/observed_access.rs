@@ -1,4 +1,4 @@
-//! What jobs find in their volumes, and what simulated agents report of these.
+//! Data that jobs find in their volumes, and the observed access that simulated agents report.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use bafs_workflow::{JobIndex, Mount};
 use super::{ClusterEvent, ClusterNode, SimulatedCluster, VolumeWrites};
 
 impl SimulatedCluster {
-    /// What the agent of a job reports of its volumes.
+    /// The agent's report of a job's volumes.
     pub(super) fn reported_uses(&self, job: JobIndex, mounted: &[MountedVolume]) -> Vec<VolumeUse> {
         let workflow = self.scheduler.workflow();
         let spec = workflow.job(job);
@@ -48,7 +48,7 @@ impl SimulatedCluster {
         spec.mounts.iter().zip(mounted).map(used).collect()
     }
 
-    /// What a volume holds when its job has ended: what it needs, as far as it has space.
+    /// The content of a volume at the end of its job: the needed space, as far as available.
     fn held_space(&self, mounted: &MountedVolume) -> Space {
         let name = &self.scheduler.workflow().volume(mounted.volume).name;
         let need = self.needed_space.get(name).copied().unwrap_or_default();
@@ -87,7 +87,7 @@ impl SimulatedCluster {
         node.volumes.get(&mounted.id).map(|(size, ..)| *size)
     }
 
-    /// What a volume holds, if it can be reached.
+    /// The content of a volume, if it is reachable.
     pub(super) fn content(&self, mounted: &MountedVolume) -> Option<&VolumeWrites> {
         let node = self.nodes.get(&mounted.server?)?;
         if node.died_at.is_some() || node.unreachable.is_some() {
@@ -96,8 +96,8 @@ impl SimulatedCluster {
         node.volumes.get(&mounted.id).map(|(_, _, content)| content)
     }
 
-    /// A job must find what every job before it wrote into its volumes, and neither what an earlier
-    /// attempt left there nor what a later job made of it.
+    /// A job must find the writes of every earlier job in its volumes, and neither the writes of an
+    /// earlier attempt nor those of a later job.
     pub(super) fn check_start(&self, job: JobIndex, volumes: &[MountedVolume]) {
         let workflow = self.scheduler.workflow();
         for mounted in volumes {
@@ -144,7 +144,7 @@ impl SimulatedCluster {
     }
 }
 
-/// What the catalog says of a node.
+/// The catalog's entry of a node.
 pub(super) fn node_info(server: ServerId, node: &ClusterNode) -> NodeInfo {
     NodeInfo::single_group(server, node.spec.capacity, node.spec.slots)
 }

@@ -24,7 +24,7 @@ impl SimulatedCluster {
             self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(failed));
             return;
         };
-        // Nobody writes it meanwhile, so what it has now is what is copied.
+        // No job writes it meanwhile, so its current content is copied.
         self.node(server)
             .volumes
             .entry(id)

@@ -1,5 +1,5 @@
-//! What simulated servers do when the scheduler asks, and what executions do one thing after the
-//! other. Models where bytes go and how long that takes; decides nothing.
+//! How simulated servers handle the scheduler's actions, and how executions go through their steps.
+//! Models where bytes go and how long that takes; decides nothing.
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
@@ -19,8 +19,8 @@ use super::transfer::is_last_flow;
 const NO_EXECUTION: u32 = u32::MAX;
 
 impl Simulation {
-    /// Does what the core asks. A node that is down does nothing, and answers nothing: the core
-    /// will miss it.
+    /// Handles an action of the core. A node that is down does nothing, and answers nothing: the
+    /// core will miss it.
     pub(super) fn serve_action(&mut self, action: Action) {
         match action {
             Action::CreateVolume {
@@ -266,7 +266,7 @@ impl Simulation {
         self.advance_execution(at);
     }
 
-    /// Begins what an execution does next; what takes no time is passed over.
+    /// Starts the next step of an execution and skips steps that take no time.
     pub(super) fn advance_execution(&mut self, at: u32) {
         loop {
             let execution = &mut self.executions[at as usize];
@@ -403,7 +403,7 @@ impl Simulation {
         });
     }
 
-    /// What the scratch volumes hold that an execution may write.
+    /// Bytes in the scratch volumes that an execution may write.
     fn written_uses(&self, at: u32) -> Vec<VolumeUse> {
         let SimulatedExecution { job, volumes, .. } = &self.executions[at as usize];
         let workflow = self.scheduler.workflow();
@@ -449,7 +449,7 @@ impl Simulation {
 
     fn kill_execution(&mut self, id: ExecutionId) {
         let Some((job, _)) = self.scheduler.execution(id) else {
-            // It was given up with its node.
+            // The execution was lost with its node.
             self.pending_events
                 .push_back(Event::JobUnknown { execution: id });
             return;
@@ -496,7 +496,7 @@ impl Simulation {
     }
 }
 
-/// As agents report, but under no volume's name: the waits of all are told as one.
+/// As agents report, but without a volume's name: all waits are added up.
 fn build_report(
     outcome: JobOutcome,
     wall_ms: u64,

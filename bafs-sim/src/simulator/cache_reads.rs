@@ -1,10 +1,9 @@
-//! How simulated executions read caches: what is in the memory of their node, what is on disks of
-//! their cluster, and what has to come from home.
+//! How simulated executions read caches: from the memory of their node, from disks of their
+//! cluster, and from home.
 //!
-//! Jobs read ahead, so what comes from home and what comes from peers is on its way at the same
-//! time, and memory and disks cost nothing. Where a node's memory has a rate, jobs wait for each
-//! block instead: what passes through several levels takes the sum of their times (the thesis'
-//! appendix A.1.4).
+//! Jobs read ahead, so transfers from home and from peers overlap, and memory and disks cost no
+//! time. Where a node's memory has a rate, jobs wait for each block instead: a read through several
+//! levels takes the sum of their times (the thesis' appendix A.1.4).
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_sched::logic::Event;
@@ -20,14 +19,14 @@ use super::node::Scan;
 pub(super) enum TransferStep {
     /// So many bytes the own disk.
     Disk(u64),
-    /// So many bytes this link of peers, of which so many the reader's own.
+    /// Bytes over the peers' links, and the part of them over the reader's own.
     Peers(u32, u64, u64),
     /// So long, in microseconds, the reader's own memory.
     Memory(u64),
 }
 
 impl TransferStep {
-    /// Whether nothing passes it, which would come late all the same. Memory ends what is read, and
+    /// Whether nothing passes it, which would come late all the same. Memory is the last level, and
     /// is never left out.
     fn is_empty(self) -> bool {
         matches!(self, Self::Disk(0) | Self::Peers(_, 0, _))
@@ -69,7 +68,7 @@ impl Simulation {
             }
             return;
         }
-        // What came in the background so far counts.
+        // Data that warming has fetched so far counts.
         self.pause_warming(self.home_link(cluster));
         let coming = self.fetch_missing(at, index, scan);
         let is_narrow =
@@ -82,7 +81,7 @@ impl Simulation {
             (false, true) => 2 * node as u32,
             (false, false) => 2 * holder,
         };
-        // A part on another node passes on what it has from its peers.
+        // A partition on another node serves the data that it has from its peers.
         let from_peers = at_peers + if is_own { 0 } else { rest };
         let own_bytes = if is_own { at_peers } else { rest };
         let peers = TransferStep::Peers(link, from_peers, own_bytes);
@@ -103,8 +102,8 @@ impl Simulation {
         }
     }
 
-    /// Has what a reader lacks cross the link to home, or lets it wait for what does; answers how
-    /// many bytes it waits for.
+    /// Fetches a reader's missing bytes over the link to home, or joins the fetch in progress;
+    /// returns the bytes that it waits for.
     fn fetch_missing(&mut self, at: u32, index: u32, scan: Scan) -> u64 {
         let is_led = self.has_leader(at, index, &scan);
         let execution = &mut self.executions[at as usize];
@@ -130,8 +129,8 @@ impl Simulation {
         coming
     }
 
-    /// Whether somebody else who has fetched a cache is still reading it: what a scan under LRU
-    /// pushes out is always ahead of it, so that others that follow find all.
+    /// Whether another reader that has fetched a cache is still reading it: under LRU its evictions
+    /// are always ahead of it, so followers find all data.
     fn has_leader(&mut self, at: u32, index: u32, scan: &Scan) -> bool {
         let Some((leader, generation)) = self.caches.get(index).leader else {
             return false;
@@ -146,8 +145,9 @@ impl Simulation {
                 .is_some_and(|(other, _)| is_same(other))
     }
 
-    /// A node tells how much its part of a cache keeps: its share by size, or rather, as servers
-    /// let hashing decide within bounds, a sixteenth more on every other node and less on the rest.
+    /// Sets the kept bytes of a node's cache partition: its share by size. Where hashing places
+    /// blocks, as servers do within bounds, every other node gets a sixteenth more and the rest get
+    /// less.
     pub(super) fn inspect_cache(&mut self, id: VolumeId, server: ServerId) {
         let node = self.node_position(server);
         let cluster = self.nodes[node].cluster;
@@ -177,8 +177,7 @@ impl Simulation {
         self.start_warming(cluster);
     }
 
-    /// What came of a cache over the link to home is there. Who reads more than that waits for the
-    /// rest.
+    /// Bytes of a cache arrived over the link to home. A reader of more bytes waits for the rest.
     pub(super) fn complete_fetch(&mut self, index: u32) {
         let cache = self.caches.get(index);
         let passed = cache.end_transfer();
@@ -206,7 +205,7 @@ impl Simulation {
         }
     }
 
-    /// Lets an execution go through the next level, or on with what it does.
+    /// Moves an execution to the next level, or to its next step.
     pub(super) fn start_next_transfer(&mut self, at: u32) {
         match self.executions[at as usize].transfer_steps.pop() {
             Some(level) => self.start_transfer(at, level),

@@ -1,11 +1,11 @@
-//! Clusters of simulated nodes and their cooperative caches: how much of each volume is there, and
-//! what a reader has to wait for. Starts no flow itself.
+//! Clusters of simulated nodes and their cooperative caches: cached bytes of each volume, and the
+//! waits of readers. Starts no flow itself.
 //!
-//! Blocks are modelled as amounts. The first reader of what is missing makes it cross the link to
-//! home, others wait for the same transfer; when it is over, what those miss who read more comes
-//! with the next one. Where a cache has less space than what falls on its nodes
-//! (`load_imbalance.rs`), a scan finds under MRU as much as there is space, under LRU little or
-//! nothing of what stayed.
+//! Blocks are modelled as amounts. The first reader of missing data starts a transfer over the link
+//! to home, and others wait for the same transfer. At its end, the remaining bytes of longer
+//! readers form the next transfer. If a cache has less space than its nodes' shares
+//! (`load_imbalance.rs`), a scan under MRU finds as much as fits; under LRU it finds little or
+//! nothing.
 
 use std::collections::BTreeMap;
 
@@ -17,48 +17,49 @@ use super::load_imbalance::ScanDistribution;
 #[derive(Debug, Clone)]
 pub(super) struct ClusterCache {
     policy: CachePolicy,
-    /// What its instances can hold together.
+    /// Capacity of all instances together.
     space_bytes: u64,
-    /// Instances, by their nodes, with what each can hold.
+    /// Instances, by their nodes, with the capacity of each.
     instance_bytes: BTreeMap<u32, u64>,
-    /// Of instances that can hold all that is read, how much their own readers have brought there.
+    /// For instances with space for all data that is read: the bytes that their own readers have
+    /// inserted.
     peer_read_bytes: BTreeMap<u32, u64>,
-    /// Of how blocks fall on nodes, where hashing places them.
+    /// The distribution of blocks over nodes, if hashing places them.
     placement_seed: Option<u64>,
-    /// For a scan of so many bytes; forgotten when instances come or go.
+    /// For a scan of so many bytes; reset when instances change.
     scan_distribution: Option<(u64, ScanDistribution)>,
     /// The links of these nodes together, as a link of the simulation.
     pub(super) link: u32,
     /// Rate of that link, in bytes per second.
     rate: u64,
-    /// What has been fetched and is still there, from the beginning on.
+    /// Bytes that have been fetched and are still cached, from the start of the volume.
     resident_bytes: u64,
-    /// The length of a scan under LRU that pushed out its own beginning, and what the next of that
-    /// length finds of it.
+    /// The length of a scan under LRU that evicted its own beginning, and the bytes that the next
+    /// scan of that length finds.
     lru_remainder: Option<(u64, u64)>,
     fetching: Option<HomeTransfer>,
-    /// The execution, with its generation, that fetched last under LRU: who comes while it reads
-    /// finds what it has brought.
+    /// The execution, with its generation, that fetched last under LRU: a reader that starts while
+    /// it reads finds its data.
     pub(super) leader: Option<(u32, u32)>,
-    /// Readers that wait for the transfer under way.
+    /// Readers that wait for the transfer in progress.
     pub(super) waiting_readers: Vec<WaitingReader>,
-    /// How often all of it was lost: what nodes have in memory is of no use then.
+    /// How often all of it was lost: earlier data in nodes' memory is useless then.
     pub(super) generation: u32,
 }
 
-/// What crosses the link to home for a cache.
+/// A transfer over the link to home for a cache.
 #[derive(Debug, Clone, Copy)]
 struct HomeTransfer {
     bytes: u64,
-    /// What a scan as long finds when it is over.
+    /// Bytes that a scan of the same length finds afterwards.
     stays_bytes: u64,
     /// Whether the beginning has been pushed out then.
     is_rolling: bool,
-    /// What its first reader reads, from the beginning on.
+    /// Bytes that its first reader reads, from the start of the volume.
     read_bytes: u64,
 }
 
-/// An execution, with its generation, that waits to read so much of a cache.
+/// An execution, with its generation, that waits for so many bytes of a cache.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WaitingReader {
     pub(super) execution: u32,
@@ -76,7 +77,7 @@ impl ClusterCache {
         self.rate
     }
 
-    /// An instance is gone, with the blocks that it held; answers the rate of those left.
+    /// An instance is lost with its blocks; returns the remaining share.
     pub(super) fn remove_instance(&mut self, node: u32, bytes: u64, rate: u64) -> u64 {
         let space_bytes = self.space_bytes;
         let left = |held: u64| {
@@ -129,9 +130,9 @@ impl ClusterCache {
         }
     }
 
-    /// Bytes that a reader of `bytes` has to make cross the link to home: nothing when all is
-    /// there. While a transfer is under way, readers wait for that one. So many bytes have just
-    /// `passed`: who waited for them has read them, whether they stay or not.
+    /// Bytes that a reader of `bytes` has to fetch over the link to home: 0 if all are cached.
+    /// During a transfer, readers wait for that one. A number of bytes has just `passed`: their
+    /// waiters have read them, whether they stay cached or not.
     pub(super) fn bytes_to_fetch(&mut self, bytes: u64, passed: u64) -> u64 {
         if self.fetching.is_some() {
             return 0;
@@ -166,17 +167,17 @@ impl ClusterCache {
             .saturating_sub(self.resident_bytes)
     }
 
-    /// So many bytes came before anybody read them.
+    /// Warming fetched so many bytes.
     pub(super) fn add_warmed(&mut self, bytes: u64) {
         self.resident_bytes = (self.resident_bytes + bytes).min(self.space_bytes);
     }
 
-    /// Bytes of the transfer under way; 0 when there is none.
+    /// Bytes of the transfer in progress; 0 without one.
     pub(super) fn transfer_bytes(&self) -> u64 {
         self.fetching.map_or(0, |transfer| transfer.bytes)
     }
 
-    /// The transfer is over: answers how much a reader may have read by it.
+    /// The transfer has ended: returns how much a reader may have read by it.
     pub(super) fn end_transfer(&mut self) -> u64 {
         let Some(transfer) = self.fetching.take() else {
             return 0;
@@ -192,7 +193,7 @@ impl ClusterCache {
         transfer.read_bytes
     }
 
-    /// What an instance of so many bytes has of what is there.
+    /// Cached bytes that an instance of so many bytes has.
     pub(super) fn instance_share(&self, bytes: u64) -> u64 {
         let share = u128::from(self.resident_bytes) * u128::from(bytes);
         let share = share.checked_div(u128::from(self.space_bytes));
@@ -209,8 +210,8 @@ impl ClusterCache {
         new - new / u64::from(self.instance_count().max(1))
     }
 
-    /// So many bytes were read by the instance of a node, from the beginning on. With room for all
-    /// it keeps what it got from its peers, where blocks are placed as real nodes do.
+    /// So many bytes were read by the instance of a node, from the beginning on. With space for
+    /// all, it keeps the data that it got from its peers, if blocks are placed as on real nodes.
     pub(super) fn note_read(&mut self, holder: u32, bytes: u64) {
         let is_whole = self
             .instance_bytes

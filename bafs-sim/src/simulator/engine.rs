@@ -1,5 +1,5 @@
-//! The simulation itself: what is due next, and who is told. Decides nothing: the scheduler core
-//! does, and `action_handling.rs` obeys.
+//! The simulation itself: the next due event, and its recipient. Decides nothing: the scheduler
+//! core does, and `action_handling.rs` obeys.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -28,11 +28,11 @@ use crate::strategy_selector::ModelSelector;
 /// The simulator counts so far, in microseconds: sums of two times must not overflow.
 const HORIZON_US: u64 = u64::MAX / 2;
 
-/// Attempts that every run may have, however few its jobs: bad luck is no reason to give up.
+/// Attempts that every run may have, however few its jobs: bad luck is no reason to stop.
 const ATTEMPTS_MIN: u64 = 2_000;
 
-/// Records that may be looked at in vain for each job and node, beside those of the scenario: at
-/// the beginning each is looked at many times.
+/// Records that may be examined without progress for each job and node, beyond the scenario's: at
+/// the start each is examined many times.
 const WASTED_RECORDS_PER_ITEM: u64 = 2_000;
 
 /// Takes the time of the scheduler's decisions, or does not.
@@ -51,7 +51,7 @@ impl StepTimer for NoStepTimer {
     }
 }
 
-/// Whose a flow is.
+/// The owner of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FlowOwner {
     /// An execution's, with its generation.
@@ -66,7 +66,7 @@ pub(super) enum FlowOwner {
     Extract(ExtractionId),
 }
 
-/// What happens at a time.
+/// An event of the simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SimulationEvent {
     /// A flow of a link may have ended.
@@ -77,15 +77,15 @@ pub(super) enum SimulationEvent {
     RandomNodeFails,
     /// This node fails.
     NodeFails(u32),
-    /// Who called this node in vain gives it up.
+    /// The callers of this node time out.
     NodeGivenUp(u32),
     /// A node comes.
     NodeArrives(u32),
-    /// A node that failed is there again, and listed.
+    /// A failed node has restarted and is listed.
     NodeReplaced(u32),
-    /// A node leaves for good.
+    /// A node leaves permanently.
     NodeLeaves(u32),
-    /// The catalog notices that a node is there, or that it is not.
+    /// The catalog notices that a node is present or absent.
     CatalogNotices(u32),
     /// The catalog has another list.
     CatalogLists,
@@ -103,16 +103,16 @@ pub(super) struct SimulatedExecution {
     pub(super) step: usize,
     /// Flows that the present thing waits for.
     pub(super) pending_count: u32,
-    /// What the thing that it reads has to pass after that, the next one last.
+    /// Levels that its read still has to pass, the next one last.
     pub(super) transfer_steps: Vec<TransferStep>,
-    /// What it reads through its node's memory.
+    /// Bytes that it reads through its node's memory.
     pub(super) scan: Option<(Scan, u32)>,
-    /// Its flows under way: one, or one at each end.
+    /// Its flows in progress: one, or one at each end.
     pub(super) pending_flows: [Option<PendingFlow>; 2],
     pub(super) started_us: u64,
 }
 
-/// What comes into a volume.
+/// Bytes that fill a volume.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VolumeFill {
     pub(super) source: FillSource,
@@ -142,23 +142,23 @@ pub struct Simulation {
     pub(super) scheduler: Scheduler,
     pub(super) scenario: Scenario,
     first_users: FirstUsers,
-    /// Volumes of which nobody declares a size.
+    /// Volumes without a declared size.
     pub(super) unsized_volumes: BTreeSet<VolumeIndex>,
     pub(super) now: u64,
     due_events: BinaryHeap<Reverse<(u64, u64, SimulationEvent)>>,
     next_sequence: u64,
-    /// Things that were due, and records that the simulator itself looked at for them.
+    /// Due events, and records that the simulator itself examined for them.
     pub(super) records_examined: u64,
-    /// The most jobs that were done at once so far, and what had been looked at then.
+    /// The most jobs done at once so far, and the records examined until then.
     progress_mark: (u64, u64),
-    /// Facts that the core is told at once.
+    /// Facts that the core gets immediately.
     pub(super) pending_events: VecDeque<Event>,
     actions: Vec<Action>,
     pub(super) nodes: Vec<SimulatedNode>,
     /// Each node's link and disk, then each cluster's link to home, then its peers altogether;
     /// then those of the nodes that have parts of a cache, as caches come.
     pub(super) links: Vec<Link<FlowOwner>>,
-    /// The earliest time at which each link is looked at.
+    /// The next check of each link.
     link_checks: Vec<u64>,
     pub(super) clusters: usize,
     /// For each cluster, how many nodes compute.
@@ -167,14 +167,14 @@ pub struct Simulation {
     pub(super) warmings: Warmings,
     pub(super) executions: Vec<SimulatedExecution>,
     pub(super) free_executions: Vec<u32>,
-    /// The execution of each job, if one is under way.
+    /// The execution of each job, if one is running.
     pub(super) execution_of: Vec<u32>,
     /// Volumes on their way.
     pub(super) fills: BTreeMap<VolumeId, VolumeFill>,
     pub(super) volume_contents: VolumeContents,
     pub(super) extracts: BTreeMap<ExtractionId, SimulatedExtract>,
     pub(super) rng: SeededRng,
-    /// Nodes of which the catalog noticed lately that they are there or not.
+    /// Nodes whose presence the catalog has lately noticed to change.
     pub(super) noticed_nodes: Vec<u32>,
     pub(super) result: SimulationResult,
     samples: UsageSamples,
@@ -186,7 +186,7 @@ pub struct Simulation {
 impl Simulation {
     /// A simulation of which nothing has happened yet.
     pub fn new(workflow: Workflow, scenario: Scenario) -> Self {
-        // The spread of run times does not matter for what is allocated.
+        // Allocations do not depend on the spread of run times.
         let shape = Shape::from_workflow(&workflow, 0.0);
         let settings = scenario.settings(&shape);
         let (jobs, first_users) = (workflow.jobs.len(), workflow.first_users());
@@ -243,8 +243,8 @@ impl Simulation {
         simulation
     }
 
-    /// Runs to the end of the workflow, or until so much was done in vain that it will have none,
-    /// or as far as time is counted: then the outcome says so.
+    /// Runs to the end of the workflow, or until too much work is wasted, or until the end of the
+    /// simulated clock; the outcome tells which.
     ///
     /// # Errors
     /// When nothing is due any more, although the workflow is not over: a defect.
@@ -266,8 +266,7 @@ impl Simulation {
         Ok(self.into_result())
     }
 
-    /// The same, unless it takes longer than so many microseconds: then there is no run. Answers as
-    /// well how many records were looked at.
+    /// The same, or `None` beyond so many microseconds. Returns the examined records as well.
     ///
     /// # Errors
     /// As [`Simulation::run`].
@@ -285,7 +284,7 @@ impl Simulation {
         Ok((Some(self.into_result()), looked_at))
     }
 
-    /// Tells the core what is known now; whether the workflow is over.
+    /// Gives the core the known facts; returns whether the workflow is over.
     fn is_over_after_events(&mut self, watch: &mut impl StepTimer) -> bool {
         while let Some(fact) = self.pending_events.pop_front() {
             self.apply_event(fact, watch);
@@ -321,8 +320,8 @@ impl Simulation {
         let progress = self.scheduler.progress();
         let years = HORIZON_US / SECOND_US / (365 * 24 * 3_600);
         let message = format!(
-            "given up with {} of {} jobs done: the next thing to happen is more than {years} years \
-             after the beginning, and the simulator counts no further",
+            "simulation stopped with {} of {} jobs done: the next event is more than {years} years \
+             after the start, the limit of the simulator",
             progress.jobs_done, progress.jobs_total
         );
         Outcome::Failed {
@@ -337,7 +336,7 @@ impl Simulation {
         ATTEMPTS_MIN + jobs * u64::from(self.scenario.attempts_per_job_max)
     }
 
-    /// Records that were looked at so far.
+    /// Records examined so far.
     fn total_records_examined(&self) -> u64 {
         self.records_examined + self.scheduler.records_examined()
     }
@@ -345,12 +344,14 @@ impl Simulation {
     /// Why the run is not worth going on with, if so.
     fn why_hopeless(&mut self) -> Option<String> {
         if self.result.executions + self.result.failures > self.attempts_max() {
-            return Some("failures come faster than pipelines are done".to_owned());
+            return Some("nodes fail faster than pipelines finish".to_owned());
         }
         let looked_at = self.total_records_examined();
         let most = self.scenario.records_examined_max;
         if looked_at > most {
-            return Some(format!("more than the {most} records that it may look at"));
+            return Some(format!(
+                "it examined more than {most} records, the limit of a simulation"
+            ));
         }
         let done = self.scheduler.jobs_done();
         if done > self.progress_mark.0 {
@@ -360,14 +361,14 @@ impl Simulation {
         let in_vain = WASTED_RECORDS_PER_ITEM.saturating_mul(each);
         let in_vain = in_vain.saturating_add(self.scenario.wasted_records_max);
         (looked_at - self.progress_mark.1 > in_vain)
-            .then(|| format!("no further job was done while it looked at {in_vain} records"))
+            .then(|| format!("no job finished while it examined {in_vain} records"))
     }
 
     fn abandoned_outcome(&self, why: &str) -> Outcome {
         let progress = self.scheduler.progress();
         let message = format!(
-            "given up after {} simulated s, {} starts of jobs and {} failures of nodes, with {} of \
-             {} jobs done: {why}",
+            "simulation stopped after {} simulated s, {} job starts and {} node failures, with {} \
+             of {} jobs done: {why}",
             self.now / SECOND_US,
             self.result.executions,
             self.result.failures,
@@ -407,7 +408,7 @@ impl Simulation {
         let Some(Reverse((at, _, due))) = self.due_events.pop() else {
             let progress = self.scheduler.progress();
             return Err(StalledRunError(format!(
-                "nothing is under way after {} s, but only {} of {} jobs are done",
+                "no event is pending after {} s, but only {} of {} jobs are done",
                 self.now / SECOND_US,
                 progress.jobs_done,
                 progress.jobs_total
@@ -460,7 +461,8 @@ impl Simulation {
         id
     }
 
-    /// Adds a link without any rate yet, of which one flow can take what a node's link carries.
+    /// Adds a link without a rate of its own, on which one flow gets at most the rate of a node's
+    /// link.
     pub(super) fn add_link(&mut self, flow_rate_max: u64, latency_us: u64) -> u32 {
         self.links
             .push(Link::new(0, flow_rate_max).with_latency(latency_us));
@@ -483,14 +485,14 @@ impl Simulation {
         left
     }
 
-    /// The same, and leaves the link free.
+    /// The same, and frees the link.
     pub(super) fn cut_and_free(&mut self, link: u32, id: FlowId) -> u64 {
         let left = self.links[link as usize].cut_flow(self.now, id);
         self.schedule_link_check(link);
         left
     }
 
-    /// Makes sure that a link is looked at when its next flow ends.
+    /// Schedules a check of a link for the end of its next flow.
     fn schedule_link_check(&mut self, link: u32) {
         // An end that is later than can be counted is due all the same, beyond the horizon.
         let end = self.links[link as usize].next_end();

@@ -1,6 +1,6 @@
-//! A shared link (or disk): flows that are under way at once get equal parts of its rate. Integers
-//! only, so equal inputs give equal times on every machine. It does not know who its flows belong
-//! to, nor of other links.
+//! A shared link (or disk): concurrent flows get equal parts of its rate. Integers only, so equal
+//! inputs give equal times on every machine. It knows neither the owners of its flows nor other
+//! links.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
@@ -8,10 +8,10 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 /// Microseconds in a second: rates are bytes per second, times are in microseconds.
 pub(super) const SECOND_US: u64 = 1_000_000;
 
-/// Rates of flows are counted in millionths of a byte per second, so that very many on a slow link
-/// have together what it carries.
+/// Rates of flows are counted in millionths of a byte per second, so that the sum over many flows
+/// on a slow link is its rate.
 const RATE_SCALE: u64 = 1_000_000;
-/// Bytes are counted in these parts: what a flow of one such rate gets in a microsecond.
+/// Bytes are counted in these parts: a flow of one such rate gets one in a microsecond.
 const BYTE_SCALE: u128 = SECOND_US as u128 * RATE_SCALE as u128;
 
 /// Names a flow of one link.
@@ -22,18 +22,18 @@ pub(super) struct FlowId {
     end: u128,
 }
 
-/// A link. `T` says whose a flow is.
+/// A link. `T` is the owner of a flow.
 ///
-/// Since all flows get the same, one number serves for all: what a flow that was there from the
-/// beginning would have got by now. A flow ends when that number has grown by its bytes.
+/// All flows get the same rate, so one number serves for all: the parts that a flow since the start
+/// would have by now. A flow ends when that number has grown by its bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Link<T> {
     rate: u64,
     /// The most that one flow can take, in bytes per second.
     flow_rate_max: u64,
-    /// How long what has crossed is still on its way, in microseconds.
+    /// Latency, in microseconds.
     latency_us: u64,
-    /// What it would have carried in so many microseconds of rest crosses at once afterwards.
+    /// The link's bytes of so many microseconds of rest cross at once afterwards.
     burst_us: u64,
     /// Parts of bytes that cross at once, for all flows together.
     burst_credit: u128,
@@ -48,7 +48,7 @@ pub(super) struct Link<T> {
     /// Flows that were cut off and are still in `flows`.
     cut_flows: BTreeSet<u64>,
     next_number: u64,
-    /// Bytes of flows, of those that were cut what crossed.
+    /// Bytes of flows; for aborted flows the transferred part.
     pub(super) crossed_bytes: u128,
 }
 
@@ -76,8 +76,8 @@ impl<T: Copy + Ord> Link<T> {
         Self { latency_us, ..self }
     }
 
-    /// The same link, which carries at once what it would have in its last `burst_us` of rest. It
-    /// is rested at the beginning.
+    /// The same link with a burst: the bytes of its last `burst_us` of rest cross at once. It is
+    /// rested at the beginning.
     pub(super) fn with_burst(self, burst_us: u64) -> Self {
         let saved = u128::from(burst_us) * self.total_rate();
         Self {
@@ -166,7 +166,7 @@ impl<T: Copy + Ord> Link<T> {
             }
             let arrival = now.saturating_add(self.latency_us);
             self.arriving.push_back((arrival, id, owner));
-            // What is saved beyond it is the next one's.
+            // The rest of the burst remains for the next flow.
             self.spend_burst();
         }
         let (at, ..) = self.arriving.front()?;
@@ -175,14 +175,14 @@ impl<T: Copy + Ord> Link<T> {
         arrived.flatten().map(|(.., owner)| owner)
     }
 
-    /// What each flow has, in parts of a byte per microsecond.
+    /// Rate of each flow, in parts of a byte per microsecond.
     fn flow_rate(&self) -> u128 {
         let flows = (self.flows.len() - self.cut_flows.len()).max(1) as u128;
         let most = u128::from(self.flow_rate_max) * u128::from(RATE_SCALE);
         (self.total_rate() / flows).clamp(1, most)
     }
 
-    /// What all have together.
+    /// Rate of all flows together.
     fn total_rate(&self) -> u128 {
         u128::from(self.rate) * u128::from(RATE_SCALE)
     }
@@ -200,7 +200,7 @@ impl<T: Copy + Ord> Link<T> {
         self.served_at_us = self.served_at_us.max(now);
     }
 
-    /// Lets what was saved cross, until a flow has ended by it.
+    /// Spends the burst until it ends a flow.
     fn spend_burst(&mut self) {
         if self.burst_credit == 0 {
             return;
@@ -213,7 +213,7 @@ impl<T: Copy + Ord> Link<T> {
             .saturating_sub(self.served)
             .min(self.burst_credit / flows);
         self.served += each;
-        // What cannot be divided among them is no byte.
+        // An indivisible remainder is less than a byte.
         self.burst_credit = match self.burst_credit - each * flows {
             left if left < flows => 0,
             left => left,
@@ -299,7 +299,7 @@ mod tests {
         link.start_flow(SECOND_US, 20, 2);
         assert_eq!(link.next_end(), Some(SECOND_US), "within what it saved");
         assert_eq!(link.take_ended(SECOND_US), Some(2));
-        // Thirty are left, for who comes first.
+        // Thirty remain for the next flow.
         link.start_flow(SECOND_US, 40, 3);
         link.start_flow(SECOND_US, 115, 4);
         assert_eq!(flow_ends(&mut link), [(1_200, 3), (2_250, 4)]);

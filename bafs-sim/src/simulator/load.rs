@@ -1,4 +1,4 @@
-//! What each job reads, computes and writes: as declared, or as measured. It takes no time itself.
+//! Reads, computing and writes of each job: as declared, or as measured. It takes no time itself.
 //!
 //! A job reads its volumes one after the other in the order of its mounts, then computes, then
 //! writes in the same order. Unless measured, it reads caches in full, and scratch volumes that
@@ -13,7 +13,7 @@ use super::link::SECOND_US;
 use super::random::draw_normal;
 use crate::seeded_rng::SeededRng;
 
-/// What jobs do.
+/// The load of jobs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LoadModel {
     /// As the workflow declares: run times vary with a standard deviation of so many millionths of
@@ -26,19 +26,19 @@ pub enum LoadModel {
     Measured(MeasuredLoad),
 }
 
-/// What was measured of a workflow.
+/// The measured load of a workflow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MeasuredLoad {
     /// Each job of the workflow, in its order.
     pub jobs: Vec<JobLoad>,
-    /// Bytes that volumes were filled with from home; their sizes where nothing is said.
+    /// Bytes that volumes were filled with from home; by default their sizes.
     pub fill_bytes: BTreeMap<VolumeIndex, u64>,
-    /// Bytes of files that went home, by their positions in the workflow; the sizes of their
-    /// volumes where nothing is said.
+    /// Bytes of files that went home, by their positions in the workflow; by default the sizes of
+    /// their volumes.
     pub extract_bytes: BTreeMap<u32, u64>,
 }
 
-/// What one job did.
+/// The load of one job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobLoad {
     /// Time of computing in microseconds, on a node of usual speed.
@@ -47,7 +47,7 @@ pub struct JobLoad {
     pub mounts: Vec<MountLoad>,
 }
 
-/// What one job did with one volume.
+/// The access of one job to one volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MountLoad {
     /// Bytes read.
@@ -59,25 +59,25 @@ pub struct MountLoad {
     pub is_bind_mount: bool,
 }
 
-/// Jobs and what they mount.
+/// Jobs and their mounts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WorkflowJobs<'w> {
     pub(super) workflow: &'w Workflow,
     pub(super) first_users: &'w FirstUsers,
-    /// Volumes of which nobody declares a size: they count as empty.
+    /// Volumes without a declared size: they count as empty.
     pub(super) unsized_volumes: &'w BTreeSet<VolumeIndex>,
 }
 
 /// One thing that a job does before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkStep {
-    /// Reads so many bytes of the volume at this place among its mounts.
+    /// Reads so many bytes of the volume at this position of its mounts.
     Read(usize, u64),
-    /// Computes so long, in microseconds.
+    /// Computing time, in microseconds.
     Compute(u64),
-    /// Writes so many bytes to the volume at this place among its mounts.
+    /// Writes so many bytes to the volume at this position of its mounts.
     Write(usize, u64),
-    /// Nothing more.
+    /// The end.
     End,
 }
 
@@ -87,7 +87,7 @@ impl LoadModel {
         matches!(self, Self::Declared { variability_ppm } if *variability_ppm > 0)
     }
 
-    /// The `step`th thing that a job does; what takes no time is there too.
+    /// The `step`th step of a job, including steps that take no time.
     pub(super) fn work_step(
         &self,
         jobs: WorkflowJobs<'_>,
@@ -170,7 +170,7 @@ fn declared_load(
     writable: bool,
 ) -> MountLoad {
     let spec = jobs.workflow.volume(volume);
-    // What the scheduler makes up for it says nothing of what is in it.
+    // The scheduler's assumed size does not describe its content.
     let all = match jobs.unsized_volumes.contains(&volume) {
         true => 0,
         false => spec.size_bytes,
@@ -189,7 +189,7 @@ fn declared_load(
     }
     let [first, second] = jobs.first_users[volume.as_usize()];
     let is_first = first == Some(job) && fill.is_none();
-    // The second user tells for all: in a chain of volumes it only reads.
+    // The second user represents all: in a chain of volumes it only reads.
     let is_shared = second.is_some_and(|user| {
         let mounts = &jobs.workflow.job(user).mounts;
         mounts.iter().any(|m| m.volume == volume && m.writable)

@@ -1,4 +1,4 @@
-//! How the blocks of a cache fall on its nodes, and what a node that gets more than it can keep
+//! How the blocks of a cache are distributed over its nodes, and how much an overloaded node
 //! fetches again. Knows no flows.
 //!
 //! Nodes place extents by rendezvous hashing with bounded loads (`bafs-server`, `placement`): each
@@ -23,22 +23,22 @@ const SCORES_MAX: u64 = 1 << 21;
 /// A node takes this part more than its share before the next one is asked.
 const SURPLUS_DIVISOR: u64 = 16;
 
-/// What a reader asks for at first, in bytes: the kernel's first reading ahead.
+/// Bytes of a reader's first request: the kernel's first read-ahead.
 const READAHEAD_BYTES_MIN: u64 = 128 << 10;
-/// What a reader that goes on has asked for at once, in bytes: the kernel reads a mebibyte ahead
-/// and asks for the next one when the reader comes to it, so that one or two are on their way.
-/// Nodes fetch nothing ahead of readers where it would not stay until these come.
+/// Bytes that a sequential reader has requested at once: the kernel reads a mebibyte ahead and
+/// requests the next one when the reader reaches it, so that one or two are in transfer. Nodes
+/// fetch nothing ahead of readers where it would not stay until these come.
 const READAHEAD_BYTES_MAX: u64 = 3 << 19;
 /// What is there ahead of that a node has stay for its reader: a quarter of what it has read, no
 /// more than this, nor than half of the node's part.
 const RETAINED_BYTES_MAX: u64 = 8 << 20;
 
-/// How much of what readers scan the nodes can keep, and how much of it a later scan finds.
+/// How much of the readers' scans the nodes can keep, and how much of it a later scan finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ScanDistribution {
-    /// What all keep together.
+    /// Bytes that all nodes keep together.
     pub(super) retained_bytes: u64,
-    /// What the next scan under LRU has to fetch again.
+    /// Bytes that the next scan under LRU fetches again.
     pub(super) refetched_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl ScanDistribution {
         spread
     }
 
-    /// What a scan finds of what the one before it left.
+    /// Bytes that a scan finds of the previous one.
     pub(super) fn hit_bytes(&self, bytes: u64, policy: CachePolicy) -> u64 {
         match policy {
             CachePolicy::Mru => self.retained_bytes,
@@ -81,8 +81,8 @@ impl ScanDistribution {
     }
 }
 
-/// What a scan of `bytes` fetches under LRU when `over` bytes less stayed of the scan before it,
-/// on nodes with a part of so many bytes.
+/// Bytes that a scan of `bytes` fetches under LRU if `over` bytes less remained of the previous
+/// scan, on nodes with a partition of so many bytes.
 ///
 /// Of what is asked for at once all that is there is found, and counts as used, before what is
 /// missing has come and pushes out what follows; so does what is there behind that. So each time

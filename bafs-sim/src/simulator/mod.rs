@@ -9,12 +9,13 @@
 //!      └── transfers (links), computing jobs, cache fetches ◀──┘
 //! ```
 //!
-//! * `link.rs` models a link or a disk. Flows under way at once get equal parts of its rate.
-//! * `cluster_caches.rs` and `cache_reads.rs` model cooperative caches as amounts: how much of a
-//!   volume is on the nodes, and what a reader waits for. `load_imbalance.rs` models uneven spread.
-//! * `action_handling.rs` plays the servers, and [`LoadModel`] says what each job reads, computes
-//!   and writes: as declared, or as measured.
-//! * `outages.rs` lets nodes fail and return. `random.rs` varies run times.
+//! * `link.rs` models a link or a disk. Concurrent flows get equal parts of its rate.
+//! * `cluster_caches.rs` and `cache_reads.rs` model cooperative caches as amounts: cached bytes of
+//!   a volume on the nodes, and the bytes that a reader waits for. `load_imbalance.rs` models
+//!   uneven spread.
+//! * `action_handling.rs` acts as the servers, and [`LoadModel`] gives the reads, computing and
+//!   writes of each job: as declared, or as measured.
+//! * `outages.rs` makes nodes fail and return. `random.rs` varies run times.
 //! * `strategy_trials.rs` simulates the best candidates of a plan ([`decide_by_simulation`]).
 //!   [`study`] compares all strategies over many workloads, as the thesis does in its figures 4.20
 //!   to 4.28.
@@ -31,8 +32,8 @@
 //! **Limits.** Trials are bounded by the number of simulated jobs ([`PLAN_JOBS_MAX`]) and of
 //! records, not by a clock. Results must not depend on the speed of the machine.
 //!
-//! A simulation is one thread with its own state. `docs/explanation/planning.md` says what is
-//! modelled, and decision 0031 compares it with journals of real runs.
+//! A simulation is one thread with its own state. `docs/explanation/planning.md` lists the modelled
+//! effects, and decision 0031 compares the model with journals of real runs.
 
 mod action_handling;
 mod cache_reads;

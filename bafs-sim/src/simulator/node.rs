@@ -1,4 +1,4 @@
-//! Simulated nodes: what they offer and what is on them. They do not move data.
+//! Simulated nodes: their resources and their content. They do not move data.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(super) struct SimulatedNode {
     memory_contents: Vec<CachedVolume>,
 }
 
-/// What is in memory of a volume.
+/// Bytes of a volume in memory.
 #[derive(Debug, Clone, Copy)]
 struct CachedVolume {
     volume: VolumeIndex,
@@ -64,8 +64,8 @@ impl SimulatedNode {
             .map_or(0, |held| held.bytes)
     }
 
-    /// A scan has ended: what was read is in memory as far as it can be, and volumes used longest
-    /// ago have left.
+    /// A scan has ended: memory keeps as much of it as fits, and evicts the least recently used
+    /// volumes.
     pub(super) fn cache_scan(&mut self, scan: &Scan) {
         let held = self.resident_bytes(scan);
         self.memory_contents
@@ -146,7 +146,7 @@ pub(super) fn node_index(server: ServerId) -> usize {
     (server.0 - 1) as usize
 }
 
-/// What the catalog says of a node.
+/// The catalog's entry of a node.
 pub(super) fn node_info(at: usize, class: &NodeClass) -> NodeInfo {
     NodeInfo {
         id: server_id(at),

@@ -1,5 +1,5 @@
-//! When simulated nodes come, leave and fail, and when the catalog notices. What is on them is gone
-//! then; nothing is moved here.
+//! Arrivals, departures and failures of simulated nodes, and the catalog's delay in noticing them.
+//! Their data is lost then; nothing is moved here.
 
 use bafs_sched::logic::Event;
 
@@ -9,16 +9,16 @@ use super::node::{node_info, server_id};
 use super::random::draw_exponential;
 use crate::planner::NodeClass;
 
-/// A node that fails is missing in the catalog so long afterwards, in microseconds.
+/// The catalog's delay until a failed node is missing, in microseconds.
 const ADVERT_TTL_US: u64 = 4 * SECOND_US;
-/// A node that returns is in the catalog so long afterwards, in microseconds.
+/// The catalog's delay until a restarted node is listed, in microseconds.
 const ADVERT_DELAY_US: u64 = SECOND_US;
 
-/// Who waits for jobs asks again so long after a refusal, in microseconds.
+/// Delay of a caller's next attempt after a refusal, in microseconds.
 const POLL_PAUSE_US: u64 = SECOND_US / 5;
 
 impl Simulation {
-    /// A node comes, unless it has left for good meanwhile.
+    /// A node arrives, unless it has left permanently meanwhile.
     pub(super) fn add_node(&mut self, node: u32) {
         if !self.has_left(node) {
             self.nodes[node as usize].is_up = true;
@@ -29,8 +29,8 @@ impl Simulation {
         }
     }
 
-    /// A node that failed is listed again: as another one at its address, so that the scheduler
-    /// knows that the one before is gone, whether it was missed or not.
+    /// A failed node is listed again, as a new node at its address, so the scheduler knows that the
+    /// old one is lost.
     pub(super) fn replace_node(&mut self, node: u32) {
         if !self.has_left(node) {
             self.nodes[node as usize].is_up = true;
@@ -47,7 +47,7 @@ impl Simulation {
         );
     }
 
-    /// What the list of nodes says that is new is told to the core.
+    /// Gives the core the changes of the node list.
     pub(super) fn update_listing(&mut self) {
         let mut noticed = std::mem::take(&mut self.noticed_nodes);
         noticed.sort_unstable();
@@ -67,7 +67,7 @@ impl Simulation {
     pub(super) fn notice_node(&mut self, at: u32) {
         let node = &mut self.nodes[at as usize];
         node.is_listed = node.is_up;
-        // All that is noticed at this time is in one list.
+        // All changes noticed at this time are in one list.
         if self.noticed_nodes.is_empty() {
             self.schedule_event(self.now, SimulationEvent::CatalogLists);
         }
@@ -113,8 +113,8 @@ impl Simulation {
         until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
     }
 
-    /// A node's server ends while its machine goes on: who waits for jobs there is refused at once,
-    /// and gives it up when that has gone on for long, whatever the catalog says.
+    /// A node's server ends while its machine runs on: its callers are refused immediately, and
+    /// stop retrying after a while, whatever the catalog lists.
     pub(super) fn fail_server(&mut self, node: u32) {
         let is_up = self.nodes[node as usize].is_up;
         if is_up && !self.nodes[node as usize].executions.is_empty() {
@@ -127,7 +127,7 @@ impl Simulation {
         self.fail_node(node);
     }
 
-    /// Who waited for jobs of a node in vain gives it up, unless it started again meanwhile.
+    /// The callers of a node stop retrying, unless it has restarted meanwhile.
     pub(super) fn give_up_node(&mut self, node: u32) {
         if !self.nodes[node as usize].is_up {
             self.lose_node(node);
@@ -158,7 +158,7 @@ impl Simulation {
         );
     }
 
-    /// A node fails: what was on it is gone.
+    /// A node fails and loses its data.
     fn reset_node(&mut self, node: u32) {
         for at in self.nodes[node as usize].executions.clone() {
             self.record_span(at, false);
@@ -250,8 +250,8 @@ mod tests {
         let most = |restart_s| took_s(0, restart_s).max(took_s(1, restart_s));
         let least = took_s(0, 60).min(took_s(1, 60));
         assert!((9.0..9.1).contains(&least), "the other one fails: {least}");
-        // It fails after 1 s, is given up after 6.2 more, and soon the other one runs the job; the
-        // catalog would make it 20 s.
+        // It fails after 1 s and is declared lost 6.2 s later, and soon the other one runs the job;
+        // by the catalog it would be 20 s.
         assert!((16.2..17.0).contains(&most(60)), "{}", most(60));
         // When it starts again at once it is listed a second later, as another one.
         assert!((11.0..11.5).contains(&most(0)), "{}", most(0));

@@ -1,5 +1,5 @@
-//! What is simulated: a workflow, an environment, a policy of the scheduler, and a seed. Runs
-//! nothing.
+//! The input of a simulation: a workflow, an environment, a policy of the scheduler, and a seed.
+//! Runs nothing.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use crate::planner::{Environment, Shape, SimulatedPlan, Strategy, StrategyAlloca
 
 use super::load::LoadModel;
 
-/// Attempts for each job: of a run that comes to its end, far fewer are needed.
+/// Attempts for each job: a run that finishes needs far fewer.
 const ATTEMPTS_PER_JOB_MAX: u32 = 100;
 
-/// Records that may be looked at until a further job is done: some seconds' worth.
+/// Records that may be examined until the next job finishes: some seconds' worth.
 const WASTED_RECORDS_MAX: u64 = 200_000_000;
 
 /// How the scheduler allocates.
@@ -58,28 +58,27 @@ pub struct Scenario {
     pub environment: Environment,
     /// How the scheduler allocates.
     pub policy: Policy,
-    /// What jobs do.
+    /// The load of jobs.
     pub load: LoadModel,
     /// When scratch volumes are copied to other nodes.
     pub checkpoint: CheckpointPolicy,
-    /// Space of each node that the scheduler leaves unused, in thousandths. The planner counts
-    /// without.
+    /// The scheduler's slack on each node, in thousandths. The planner counts without.
     pub slack_permille: u32,
-    /// Failures beside those that the environment draws: when, in microseconds, and the position
-    /// of the node. Its server ends with all that it has, while its machine goes on.
+    /// Failures beside those that the environment draws: when, in microseconds, and the position of
+    /// the node. Its server ends and loses its data, while its machine runs on.
     pub failures: Vec<(u64, u32)>,
-    /// So many executions and failures of nodes for each job are in vain: the run is given up.
+    /// Executions and node failures for each job after which the run is stopped.
     pub attempts_per_job_max: u32,
-    /// The run is given up when more records were looked at, whether it comes to its end or not.
+    /// The run is stopped after so many examined records.
     pub records_examined_max: u64,
-    /// So many records, and some more for each job and node, are looked at in vain: when no more
-    /// jobs are done than ever before the run is given up.
+    /// Records that may be examined without a further finished job, besides some for each job and
+    /// node, before the run is stopped.
     pub wasted_records_max: u64,
-    /// What a scheduler that plans by itself is told of earlier simulations.
+    /// Earlier simulations, for a scheduler that plans by itself.
     pub simulated_plan: Option<SimulatedPlan>,
     /// Of everything that is random.
     pub seed: u64,
-    /// Whether to keep what happened when.
+    /// Whether to record the history.
     pub is_recorded: bool,
 }
 
@@ -118,7 +117,7 @@ impl Scenario {
         let classes = self.environment.nodes.iter();
         let last_from_s = classes.map(|class| class.arrival_s).max().unwrap_or(0);
         let last_from_ms = last_from_s.saturating_mul(1_000);
-        // Nodes are away for a while after a failure, and then it goes on; some are yet to come.
+        // Nodes are absent for a while after a failure, and then continue; some have yet to arrive.
         let away_ms = self.environment.restart_s.saturating_mul(100 * 1_000);
         let wait_ms = away_ms.saturating_add(last_from_ms);
         Settings {

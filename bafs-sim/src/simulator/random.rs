@@ -4,7 +4,7 @@
 use crate::deterministic_math::natural_logarithm;
 use crate::seeded_rng::SeededRng;
 
-/// Uniform numbers whose sum stands for one normal number.
+/// Uniform numbers whose sum approximates one normal number.
 const UNIFORMS: u32 = 12;
 
 /// `mean` varied normally with a standard deviation of `deviation_ppm` millionths of it, never

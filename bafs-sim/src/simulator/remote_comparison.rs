@@ -1,5 +1,5 @@
-//! Remote I/O beside what a plan chose: never a candidate, as every byte crosses the link to home,
-//! but told where it is faster. Chooses nothing.
+//! Remote I/O beside the choice of a plan: never a candidate, because every byte crosses the link
+//! to home, but reported if it is faster. Chooses nothing.
 
 use bafs_workflow::Workflow;
 
@@ -12,8 +12,8 @@ use super::trial_candidate::TrialCandidate;
 use crate::planner::{Environment, Plan, Strategy};
 
 /// Simulates remote I/O with the seeds of the choice, only where the model takes it to be faster,
-/// and only for as long as it is. The workflow has so many `jobs`, and is made only when that is
-/// done. Nothing where it is too much, or comes to no end.
+/// and only for as long as it is. The workflow has so many `jobs`, and is built only for a
+/// simulation. `None` if it is too large to simulate, or does not finish.
 pub fn compare_remote_io(
     plan: &Plan,
     tried: &[TrialResult],

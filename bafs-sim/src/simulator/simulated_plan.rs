@@ -1,4 +1,4 @@
-//! What a scheduler that plans by itself is told before a run: the plan with its candidates
+//! The advice for a scheduler that plans by itself, made before a run: the plan with its candidates
 //! simulated, as `bafs plan` makes it. Follows nothing.
 
 use bafs_workflow::Workflow;
@@ -11,15 +11,15 @@ use crate::planner::{
     summarise_simulations,
 };
 
-/// Sizes of volumes, or run times of jobs, that may be unknown, as a share of all of them: what is
-/// unknown counts as nothing in a simulation, and of little else it says nothing.
+/// Largest share of unknown volume sizes or run times: an unknown value counts as zero in a
+/// simulation, so with more of them the result means little.
 const UNKNOWN_PERCENT_MAX: usize = 25;
 
-/// Advice for a workflow on the nodes of an environment. None when there is nothing to choose or
-/// too much to simulate, and none where more than a quarter of the sizes or run times is not known.
+/// Advice for a workflow on the nodes of an environment. `None` without a choice, if it is too
+/// large to simulate, or if more than a quarter of the sizes or run times is unknown.
 ///
 /// # Errors
-/// When a simulated run does not come to an end: a defect.
+/// When a simulated run stalls: a defect.
 pub fn derive_simulated_plan(
     workflow: &Workflow,
     variability: f64,
@@ -49,7 +49,7 @@ pub fn derive_simulated_plan(
     Ok(plan_from_trials(&plan, environment, &doubts))
 }
 
-/// What was found, as advice: nothing when nothing was simulated.
+/// The results as advice; `None` without a simulation.
 pub(super) fn plan_from_trials(
     plan: &Plan,
     environment: &Environment,

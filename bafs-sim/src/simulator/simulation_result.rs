@@ -1,4 +1,4 @@
-//! What a simulated run was like: totals, and on request what happened when. Values only.
+//! The result of a simulated run: totals, and on request its history. Values only.
 
 use bafs_sched::logic::{Outcome, StrategyChange};
 use serde::Serialize;
@@ -20,10 +20,10 @@ pub struct SimulationResult {
     pub peer_bytes: u128,
     /// Failures of nodes.
     pub failures: u64,
-    /// Facts that the scheduler core was told.
+    /// Facts that the scheduler core got.
     pub events: u64,
-    /// Records that the scheduler core and the simulator looked at: how much work the run was,
-    /// whatever the machine.
+    /// Records that the scheduler core and the simulator examined: a measure of the work that does
+    /// not depend on the machine.
     pub records_examined: u64,
     /// Jobs' time on processors, computing or waiting for data, in microseconds.
     pub busy_us: u128,
@@ -35,10 +35,10 @@ pub struct SimulationResult {
     pub rule_relaxations: u64,
     /// The strategies that were followed, where the scheduler chose them.
     pub strategy_changes: Vec<StrategyChange>,
-    /// What happened when, of very many moments some; empty unless asked for.
+    /// Resource use over time, thinned out; empty unless requested.
     #[serde(skip)]
     pub samples: Vec<UsageSample>,
-    /// Each execution that ended; empty unless asked for.
+    /// Each ended execution; empty unless requested.
     #[serde(skip)]
     pub execution_spans: Vec<ExecutionSpan>,
 }
@@ -93,7 +93,7 @@ impl SimulationResult {
     }
 }
 
-/// What was in use from this time on.
+/// Resources in use from this time on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UsageSample {
     /// When, in microseconds.
@@ -113,7 +113,7 @@ const SAMPLES_MAX: usize = 500_000;
 #[derive(Debug, Clone, Default)]
 pub(super) struct UsageSamples {
     samples: Vec<UsageSample>,
-    /// So many times every second was left out.
+    /// How often every second sample was dropped.
     halvings: u32,
     samples_seen: u64,
     last_sample: Option<UsageSample>,
@@ -136,7 +136,7 @@ impl UsageSamples {
         }
     }
 
-    /// Those that are kept, and the last one.
+    /// The kept samples, and the last one.
     pub(super) fn into_samples(mut self) -> Vec<UsageSample> {
         let last = self
             .last_sample
@@ -157,11 +157,11 @@ pub struct ExecutionSpan {
     pub start_us: u64,
     /// When it ended, in microseconds.
     pub end_us: u64,
-    /// Whether it did what it should.
+    /// Whether it completed its work.
     pub has_succeeded: bool,
 }
 
-/// A simulated run did not come to an end.
+/// A simulated run stalled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StalledRunError(pub String);

@@ -24,19 +24,19 @@ use crate::planner::{
 pub const PLAN_JOBS_MAX: usize = 40_000;
 /// The same where nodes fail.
 pub const PLAN_JOBS_FAILING_MAX: usize = 60_000;
-/// Jobs of all simulations with further seeds then: what strategies take differs less than what
-/// seeds do, so that those that are left need more of them.
+/// Jobs of all simulations with further seeds then: strategies differ less than seeds do, so the
+/// remaining ones need more of them.
 const SEEDS_JOBS_FAILING_MAX: usize = 200_000;
-/// Simulations for one plan then, of all candidates together: a third of them finds who is clearly
-/// slower, and two that are close to each other have all seeds.
+/// Simulations for one plan then, of all candidates together: a third of them finds the clearly
+/// slower ones, and two close candidates get all seeds.
 const PLAN_RUNS_FAILING_MAX: usize = 100;
 /// Parts of caches, were each on every node, of a workflow that is simulated for a plan: dividing
 /// caches among more nodes takes minutes.
 pub(super) const PLAN_CACHE_PARTS_MAX: u64 = 100_000;
-/// Records that all simulations for one plan look at: a minute or two at most. Others need far
-/// fewer than those of absurd environments, where nodes fail before anything is done.
+/// Records that all simulations for one plan look at: a minute or two at most. Other plans need far
+/// fewer than absurd environments, where nodes fail before any job finishes.
 pub(super) const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
-/// Seeds of simulations where run times vary, as far as [`PLAN_JOBS_MAX`] allows.
+/// Seeds of simulations if run times vary, within [`PLAN_JOBS_MAX`].
 const SEEDS_VARYING_MAX: u64 = 8;
 /// The same where nodes fail.
 const SEEDS_FAILING_MAX: u64 = 30;
@@ -46,23 +46,23 @@ const SEED_FIRST: u64 = 0x91a7_0000;
 /// and on random workloads without failures the model is off by less between strategies. With
 /// failures it is off by more than twice, and everything is tried.
 const MODEL_ERROR_MAX: f64 = 0.35;
-/// A simulation ends early when it takes so much longer than the best so far, as a share of it:
-/// where nodes fail, one run may just have bad luck; where run times vary, another seed may bring
+/// A simulation stops early when it takes so much longer than the best, as a share of it. Where
+/// nodes fail, one run may just have bad luck; where run times vary, another seed may bring
 /// strategies nearer. Otherwise it ends as soon as it cannot be best.
 pub(super) const HOPELESS_FACTOR_FAILING: f64 = 2.0;
 pub(super) const HOPELESS_FACTOR_VARYING: f64 = 0.25;
 
-/// Executions and failures of nodes for each job, after which a strategy is given up: others are
-/// done with far fewer.
+/// Executions and node failures for each job after which a strategy is stopped: other strategies
+/// need far fewer.
 const ATTEMPTS_PER_JOB_MAX: u32 = 20;
 
-/// What a simulation for a plan found.
+/// The result of simulations for a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrialResult {
-    /// What was simulated.
+    /// The simulated strategy.
     pub strategy: Strategy,
-    /// Mean time over the seeds, in seconds; nothing when it was given up as slower than the best,
-    /// or failed.
+    /// Mean time over the seeds, in seconds; `None` if it was stopped as slower than the best, or
+    /// failed.
     pub simulated_s: Option<f64>,
     /// How many seeds it ended with.
     pub seeds: u64,
@@ -73,30 +73,30 @@ pub struct TrialResult {
 /// Which candidates of a plan are simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrialScope {
-    /// Those that the model cannot tell from its choice: its equations describe the workload. Where
-    /// nodes differ they do not, and all are simulated.
+    /// Strategies that the model cannot tell from its choice: its equations describe the workload.
+    /// Where nodes differ they do not, and all are simulated.
     Ties,
-    /// All that are possible, and no plan in any case: the equations only bound the workload.
+    /// All possible strategies, and [`Strategy::Need`] in any case: the equations only bound the
+    /// workload.
     All,
 }
 
-/// What came of doubts about a plan.
+/// The outcome of trials for a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TrialsOutcome {
-    /// There were none: the model's choice stands.
+    /// No trial was needed: the model's choice stands.
     NotNeeded,
-    /// There were, but too many jobs to simulate, or parts of caches: the model's choice stands all
-    /// the same.
+    /// There were too many jobs or cache partitions to simulate: the model's choice stands.
     TooLarge,
-    /// What was found, in the order of trying.
+    /// The results, in the order of trial.
     Completed(Vec<TrialResult>),
 }
 
-/// Simulates candidates of a plan and lets the fastest be its choice. The workflow has so many
-/// `jobs`, and is made only when they are few enough.
+/// Simulates candidates of a plan and chooses the fastest. The workflow has so many `jobs`, and is
+/// built only if they are few enough.
 ///
 /// # Errors
-/// When a simulated run does not come to an end: a defect.
+/// When a simulated run stalls: a defect.
 pub fn decide_by_simulation(
     plan: &mut Plan,
     doubt: TrialScope,
@@ -108,7 +108,7 @@ pub fn decide_by_simulation(
     decide_within_records(plan, doubt, work, environment, load, PLAN_RECORDS_MAX)
 }
 
-/// The same, while so many records are looked at.
+/// The same, with a bound on the examined records.
 fn decide_within_records(
     plan: &mut Plan,
     doubt: TrialScope,
@@ -118,17 +118,17 @@ fn decide_within_records(
     records_max: u64,
 ) -> Result<TrialsOutcome, StalledRunError> {
     let is_failing = environment.mtbf_s.is_some();
-    // No equation knows of nodes that differ.
+    // No equation covers nodes that differ.
     let doubt = match environment.is_uniform() {
         true => doubt,
         false => TrialScope::All,
     };
     let mut candidates = select_candidates(plan, doubt, is_failing);
-    // Nothing fits as far as the table knows.
+    // By the table, no strategy fits.
     let is_last_resort = !plan.candidates.iter().any(|it| it.allocation.is_planned());
     let least = match doubt {
         TrialScope::Ties if !is_failing => 2,
-        // What the model says of one does not hold either.
+        // The model's prediction for it does not hold either.
         _ => 1,
     };
     if candidates.len() < least {
@@ -139,13 +139,13 @@ fn decide_within_records(
         true => PLAN_JOBS_FAILING_MAX,
         false => PLAN_JOBS_MAX,
     };
-    // Nothing is chosen by the model where nothing fits.
+    // The model chooses no strategy if none fits.
     let too_large = match is_last_resort {
         true => TrialsOutcome::NotNeeded,
         false => TrialsOutcome::TooLarge,
     };
     let affordable = |candidates: usize| jobs_max / jobs.saturating_mul(candidates);
-    // What is said to be impossible takes no simulation from what is possible.
+    // Strategies that seem impossible take no simulation time from possible ones.
     if affordable(candidates.len()) == 0 && !is_last_resort {
         let is_possible = |strategy: &Strategy| {
             let mut all = plan.candidates.iter().map(|it| &it.allocation);
@@ -191,7 +191,7 @@ fn decide_within_records(
     Ok(TrialsOutcome::Completed(tried.collect()))
 }
 
-/// What a candidate is simulated in with one of the seeds.
+/// The scenario of a candidate with one of the seeds.
 pub(super) fn trial_scenario(
     environment: Environment,
     strategy: Strategy,
@@ -228,8 +228,8 @@ struct TrialRunner<'f> {
 }
 
 impl TrialRunner<'_> {
-    /// Simulates all with one seed after the other, until the best is known or so many records
-    /// were looked at.
+    /// Simulates all with one seed after the other, until the best is known or so many records are
+    /// examined.
     fn run_trials(
         &self,
         trials: &mut [TrialCandidate],
@@ -253,7 +253,7 @@ impl TrialRunner<'_> {
             if is_failing {
                 drop_slower(trials);
             }
-            // Who is alone is the choice, whatever more seeds would say of its time.
+            // The only candidate is the choice, whatever its time with more seeds.
             if trials.iter().filter(|trial| !trial.is_dropped).count() <= 1 {
                 break;
             }
@@ -271,7 +271,7 @@ impl TrialRunner<'_> {
         Ok(())
     }
 
-    /// Simulates those that are left with one seed; answers how many records were looked at.
+    /// Simulates the remaining candidates with one seed; returns the examined records.
     fn run_seed(
         &self,
         trials: &mut [TrialCandidate],
@@ -287,12 +287,12 @@ impl TrialRunner<'_> {
                 trials[at].times_us.push(same);
                 continue;
             }
-            // Who was near with one seed is waited for with the others.
+            // Candidates that were close with one seed are simulated with the others.
             let limit_us = match seed == 0 || is_failing {
                 true => time_limit_us(trials, at, self.hopeless_factor),
                 false => u64::MAX,
             };
-            // With the first seed each may take its part of what those before it left.
+            // With the first seed each may use the rest of its predecessors' budget.
             let to_come = match seed {
                 0 => trials.len() - at,
                 _ => 1,
@@ -309,11 +309,11 @@ impl TrialRunner<'_> {
     }
 }
 
-/// The candidates in the order of their predictions. One that makes nobody wait and fetches nothing
-/// again is among them whatever the model says, which may be off by twice about those. So is no
-/// plan, of which the model tells nothing where storage is short.
+/// The candidates in the order of their predictions. A strategy without waits and refetches is
+/// always included: the model may be wrong by a factor of two for those. So is [`Strategy::Need`],
+/// for which the model has no time if storage is short.
 fn select_candidates(plan: &Plan, doubt: TrialScope, is_failing: bool) -> Vec<Strategy> {
-    // What it is said to lack it lacks at most, where no equation describes the workload.
+    // Without an exact equation for the workload, its shortage is an upper bound.
     let is_tried_anyway = |candidate: &StrategyCandidate| {
         doubt == TrialScope::All && candidate.allocation.strategy == Strategy::Need
     };
@@ -344,9 +344,10 @@ fn select_candidates(plan: &Plan, doubt: TrialScope, is_failing: bool) -> Vec<St
 }
 
 /// The fastest is the choice, of equally fast ones the first of the table, which accepts the fewest
-/// pitfalls; no plan only when it is surely the fastest. When none is left, those count that ended
-/// with the most seeds. When none ever ended there is no choice: what the model predicts does not
-/// hold then; but for those that were too much to simulate.
+/// pitfalls; no plan only when it is surely the fastest. If none remains, the candidates that
+/// finished with the most seeds count. If no strategy ever finished, there is no choice, because
+/// the model's predictions do not hold then; strategies that were too large to simulate are the
+/// exception.
 fn choose_fastest(plan: &mut Plan, trials: &[TrialCandidate]) {
     let timed = trials
         .iter()
@@ -362,8 +363,8 @@ fn choose_fastest(plan: &mut Plan, trials: &[TrialCandidate]) {
     {
         let saved = 100.0 * (1.0 - seconds / slower);
         let reason = format!(
-            "{other} takes {slower:.0} s in the simulation, and {strategy}, which promises \
-             nothing, {saved:.1} % less ({seconds:.0} s): less than makes sure that it is faster{}",
+            "{other} takes {slower:.0} s in the simulation; {strategy}, not guaranteed to finish, \
+             takes {saved:.1} % less ({seconds:.0} s), too little to be significant{}",
             describe_over_budget(trials)
         );
         let strategy = other;
@@ -374,7 +375,7 @@ fn choose_fastest(plan: &mut Plan, trials: &[TrialCandidate]) {
     let mut reason = format!("{strategy} takes {seconds:.0} s in the simulation");
     match timed.get(1) {
         Some((other, same)) if *same == seconds => {
-            reason += &format!(", as does {other}, which comes after it in the table");
+            reason += &format!(", as does {other}, which is later in the table");
         }
         Some((other, slower)) => {
             let saved = 100.0 * (1.0 - seconds / slower);
@@ -388,18 +389,19 @@ fn choose_fastest(plan: &mut Plan, trials: &[TrialCandidate]) {
     plan.refusal = None;
 }
 
-/// Those that were too much to simulate, as the end of a sentence: nothing speaks against them.
+/// The strategies that were too large to simulate, as the end of a sentence: they may still be
+/// good.
 fn describe_over_budget(trials: &[TrialCandidate]) -> String {
     let cut = trials.iter().filter(|trial| trial.is_over_budget);
     let names: Vec<String> = cut.map(|trial| trial.strategy.to_string()).collect();
     match names.is_empty() {
         true => String::new(),
-        false => format!("; too much to simulate: {}", names.join(", ")),
+        false => format!("; too large to simulate: {}", names.join(", ")),
     }
 }
 
-/// None came to its end with all seeds that were tried. Who did with the most of them is the
-/// choice, of these the fastest.
+/// No strategy finished with all its seeds. The choice is the strategy that finished with most of
+/// them, of these the fastest.
 fn choose_by_finished_seeds(plan: &mut Plan, trials: &[TrialCandidate]) {
     let seeds = trials.iter().map(|trial| trial.times_us.len()).max();
     let seeds = seeds.filter(|seeds| *seeds > 0);
@@ -412,8 +414,8 @@ fn choose_by_finished_seeds(plan: &mut Plan, trials: &[TrialCandidate]) {
     let (strategy, ended) = (best.strategy, best.times_us.len());
     let mean_s = us_to_s(best.sum_us()) / ended as f64;
     let mut reason = format!(
-        "{strategy} came to its end in {ended} of {} simulations, after {mean_s:.0} s, and none \
-         did more often",
+        "{strategy} finished in {ended} of {} simulations, after {mean_s:.0} s; no strategy \
+         finished more often",
         ended + 1
     );
     reason += &describe_over_budget(trials);
@@ -421,7 +423,7 @@ fn choose_by_finished_seeds(plan: &mut Plan, trials: &[TrialCandidate]) {
     plan.refusal = None;
 }
 
-/// None has a time. Of those that were too much to simulate the model's best is the choice.
+/// No strategy has a time. The choice is the model's best of those that were too large to simulate.
 fn choose_by_model(plan: &mut Plan, trials: &[TrialCandidate]) {
     let cut: Vec<Strategy> = trials
         .iter()
@@ -435,29 +437,30 @@ fn choose_by_model(plan: &mut Plan, trials: &[TrialCandidate]) {
         return;
     };
     let reason = format!(
-        "no strategy came to its end in the simulation; {strategy} is the best by the model among \
-         those that were too much to simulate{}",
-        describe_over_budget(trials).replace("; too much to simulate", "")
+        "no strategy finished in the simulation; of those too large to simulate, the model prefers \
+         {strategy}{}",
+        describe_over_budget(trials).replace("; too large to simulate", "")
     );
     plan.choice = Some(StrategyChoice { strategy, reason });
     plan.refusal = None;
 }
 
-/// What is said where no strategy fits, and what is tried all the same came to no end: plain runs
-/// are not told to try it once more, unless it was too much to simulate.
+/// The refusal if no strategy fits and the simulated attempt failed too: it suggests a plain run
+/// only if that was too large to simulate.
 fn describe_last_resort(plan: &Plan, trials: &[TrialCandidate]) -> Option<String> {
     let failed = trials.iter().find(|trial| !trial.is_over_budget);
     let Some(why) = failed.and_then(|trial| trial.failure.as_deref()) else {
         return plan.refusal.clone();
     };
     Some(format!(
-        "no strategy fits the storage as far as bytes tell, and a run without a plan comes to no \
-         end in the simulation ({why}); `bafs run --remote-io` needs no storage, but every byte of \
-         every job would cross the link to home"
+        "no strategy fits into the storage, and a run without a strategy does not finish in the \
+         simulation ({why}); `bafs run --remote-io` needs no storage, but reads and writes every \
+         byte over the link to home"
     ))
 }
 
-/// What became of each, when none came to its end. Those with the same trouble are told together.
+/// The failures of all strategies, if none finished. Strategies with the same failure are listed
+/// together.
 fn describe_failures(trials: &[TrialCandidate]) -> String {
     let mut failures: Vec<(&str, Vec<String>)> = Vec::new();
     for trial in trials {
@@ -475,7 +478,7 @@ fn describe_failures(trials: &[TrialCandidate]) -> String {
         .map(|(why, names)| format!("{}: {why}", names.join(", ")));
     let told: Vec<String> = told.collect();
     format!(
-        "no strategy came to its end in the simulation ({})",
+        "no strategy finished in the simulation ({})",
         told.join("; ")
     )
 }
@@ -520,7 +523,7 @@ mod tests {
         assert!(!tried.contains(&Strategy::Minimal), "it waits: {tried:?}");
     }
 
-    /// Of the first seed of all possible strategies: what was looked at, and what came of each.
+    /// For the first seed of all possible strategies: examined records and results.
     fn run_first_seed(environment: &Environment, records: u64) -> (u64, Vec<TrialCandidate>) {
         let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
         let workflow = build_canonical_workflow(&canonical);
@@ -574,7 +577,7 @@ mod tests {
         );
         let (plan, doubts) = decide_plan(&environment, few);
         let reason = plan.choice.clone().expect("the model's").reason;
-        assert!(reason.contains("too much to simulate"), "{reason}");
+        assert!(reason.contains("too large to simulate"), "{reason}");
         assert_eq!(
             decide_plan(&environment, few),
             (plan, doubts),
@@ -622,7 +625,7 @@ mod tests {
         ]);
         let choice = plan.choice.expect("two came to their ends");
         assert_eq!(choice.strategy, Strategy::Slice);
-        let expected = "Slice came to its end in 2 of 3 simulations, after 200 s";
+        let expected = "Slice finished in 2 of 3 simulations, after 200 s";
         assert!(choice.reason.starts_with(expected), "{}", choice.reason);
         let plan = choose_from(&[failed_candidate(Strategy::Slice, &[], "bad luck"), slow]);
         assert_eq!(plan.choice, None);
@@ -640,7 +643,10 @@ mod tests {
         assert_eq!(choice(&[98.0, 117.0, 108.0]).strategy, Strategy::Need);
         let open = choice(&[98.0, 111.0, 114.0]);
         assert_eq!(open.strategy, Strategy::Slice);
-        assert!(open.reason.contains("need, which promises"), "{open:?}");
+        assert!(
+            open.reason.contains("need, not guaranteed to finish"),
+            "{open:?}"
+        );
         assert_eq!(choice(&[98.0]).strategy, Strategy::Need, "no seed to doubt");
         let close = choice(&[109.9]);
         assert_eq!(close.strategy, Strategy::Slice, "hardly faster");
@@ -653,7 +659,7 @@ mod tests {
         let plan = choose_from(&[timed_candidate(Strategy::Slice, &[100.0]), cut]);
         let reason = plan.choice.expect("one ended").reason;
         assert!(
-            reason.ends_with("too much to simulate: Minimal"),
+            reason.ends_with("too large to simulate: Minimal"),
             "{reason}"
         );
     }

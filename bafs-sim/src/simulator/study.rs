@@ -26,9 +26,9 @@ const RANDOM_JOBS_MAX: u64 = 4_000;
 /// No plan is left when it takes so many times the time of the best plan, or the records of the
 /// longest: it is no choice there.
 const HOPELESS_FACTOR: f64 = 4.0;
-/// Records that it may look at in any case: it was the best with thirty times as many as others.
+/// Records that it may examine in any case: it was the best with thirty times as many as others.
 const RECORDS_EXAMINED_MIN: u64 = 1_000_000_000;
-/// Records that each strategy may look at for a point of a picture: some seconds.
+/// Records that each strategy may examine for a point of a chart: some seconds.
 const SKETCH_RECORDS_MAX: u64 = 200_000_000;
 /// The most pipelines for each processor in the thesis' studies, and in all on its fifty.
 const WIDTH_PER_CPU: f64 = 20.0;
@@ -76,7 +76,8 @@ pub struct StudyPoint {
 pub struct StrategyTime {
     /// Which.
     pub strategy: Strategy,
-    /// As the planner predicts, in seconds; nothing when it believes that it never ends.
+    /// The planner's prediction, in seconds; `None` if it predicts that the strategy never
+    /// finishes.
     pub predicted_s: Option<f64>,
     /// As simulated, the mean over all seeds, in seconds; nothing when it never ends, or was left
     /// as far too slow (no plan).
@@ -86,16 +87,16 @@ pub struct StrategyTime {
 /// Every possible strategy at one point, and the planner's choice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StrategyComparison {
-    /// What the model chooses.
+    /// The model's choice.
     pub model_choice: Option<Strategy>,
-    /// What is chosen when candidates that the model cannot tell from each other are simulated,
-    /// with other seeds than those of the comparison.
+    /// The choice after candidates that the model cannot tell apart are simulated, with other seeds
+    /// than those of the comparison.
     pub simulated_choice: Option<Strategy>,
     /// The strategies that need no consent, in the order of the table.
     pub times: Vec<StrategyTime>,
-    /// Mean simulated time of a scheduler that is told of these simulations, begins with what was
-    /// chosen, and changes when it thinks that another one is better for the rest, in seconds;
-    /// nothing when it never ends.
+    /// Mean simulated time of a scheduler that gets these simulations as advice, begins with their
+    /// choice, and changes its strategy for the rest of the run if another seems better, in
+    /// seconds; `None` if it never finishes.
     pub adaptive_s: Option<f64>,
 }
 
@@ -159,7 +160,7 @@ impl StudyVariable {
         }
     }
 
-    /// What is varied, with its unit.
+    /// The varied parameter, with its unit.
     pub fn axis_label(self) -> &'static str {
         match self {
             Self::Width => "pipelines for each processor",
@@ -332,14 +333,14 @@ struct StrategyTimer<'t> {
     workflow: Workflow,
     load: LoadModel,
     seeds: u64,
-    /// What a scheduler that plans by itself is told.
+    /// The advice for a scheduler that plans by itself.
     simulated_plan: Option<SimulatedPlan>,
-    /// Records that any run may look at. A planned run without failures that is not done is a
+    /// Records that any run may examine. A planned run without failures that is not done is a
     /// defect where it may look at all.
     records_examined_max: u64,
     /// The shortest mean so far, in seconds.
     best_s: f64,
-    /// Records that a run so far looked at, at most.
+    /// Largest number of records that a run has examined.
     records_examined_most: u64,
 }
 
@@ -359,7 +360,7 @@ impl<'t> StrategyTimer<'t> {
         }
     }
 
-    /// Those that are possible and need no consent.
+    /// The possible strategies that need no consent.
     fn time_candidates(
         &mut self,
         candidates: &[StrategyCandidate],
@@ -379,11 +380,11 @@ impl<'t> StrategyTimer<'t> {
     }
 
     /// Mean over all seeds, in seconds; nothing when one never ends. Without a plan a run may take
-    /// hours to simulate until it is given up, so it is left when it took several times what others
-    /// did, in simulated time or in records.
+    /// hours to simulate until it is stopped. It is stopped here after several times the simulated
+    /// time or the records of the others.
     fn mean_s(&mut self, policy: Policy) -> Result<Option<f64>, StalledRunError> {
         let environment = &self.point.environment;
-        // Nobody says that all can be done without a plan.
+        // No strategy is guaranteed to finish without a plan.
         let is_planned = matches!(policy, Policy::Strategy(_));
         let is_bounded = !is_planned && self.best_s.is_finite();
         let is_strict = self.records_examined_max == u64::MAX;
@@ -427,7 +428,7 @@ impl StrategyComparison {
             .min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
     }
 
-    /// The strategy that is slowest in the simulation, of those that end.
+    /// The slowest finished strategy in the simulation.
     pub fn worst(&self) -> Option<StrategyTime> {
         self.finished_times()
             .max_by(|a, b| a.seconds().total_cmp(&b.seconds()))
@@ -439,7 +440,7 @@ impl StrategyComparison {
     }
 
     /// Simulated time of the model's choice over that of the best: infinite when there is no
-    /// choice, or one that never ends, although others do. Nothing when none does.
+    /// choice, or one that never ends, although others do. `None` if none does.
     pub fn regret(&self) -> Option<f64> {
         self.regret_of(self.model_choice)
     }
@@ -449,8 +450,8 @@ impl StrategyComparison {
         self.regret_of(self.simulated_choice)
     }
 
-    /// The same of a run that plans by itself, with what was simulated before; below one where a
-    /// change of strategy pays.
+    /// The same for a run that plans by itself, with simulations; below one if a change of strategy
+    /// pays.
     pub fn adaptive_regret(&self) -> Option<f64> {
         Some(self.adaptive_s.unwrap_or(f64::INFINITY) / self.best()?.seconds())
     }
@@ -474,7 +475,7 @@ impl StrategyTime {
 mod tests {
     use super::*;
 
-    /// Nodes that leave take what is to be done with them: planned, and not done.
+    /// Departing nodes take their planned work with them.
     fn leaving_nodes_point() -> StudyPoint {
         let text = "width=4,depth=2,batch=1GB,private=1GB,run=5000s";
         let mut environment = thesis_environment();

@@ -1,14 +1,14 @@
-//! Bytes on their way between simulated nodes, and between them and home: over which links, and
-//! what becomes of them when somebody stops. Decides nothing.
+//! Transfers between simulated nodes, and between them and home: the links that they use, and the
+//! effect of an aborted one. Decides nothing.
 //!
-//! What passes two links has arrived when both have seen it pass. What crosses the link to home
-//! counts on a node's own link only where that is slower than others of its cluster: else the link
-//! to home itself lets no flow have more.
+//! A transfer over two links has arrived when it has passed both. Traffic of the link to home
+//! counts on a node's own link only if that is slower than others of its cluster; otherwise the
+//! link to home is the bottleneck.
 
 use super::engine::{FillSource, FlowOwner, Simulation, VolumeFill};
 use super::link::FlowId;
 
-/// Flows of what passes two links at most, with these.
+/// Flows of a transfer: at most two, with these links.
 pub(super) type FlowPair = [Option<(u32, FlowId)>; 2];
 
 /// One of them has ended; whether that was the last.
@@ -26,7 +26,7 @@ pub(super) fn is_last_flow(flows: &mut FlowPair, ended: u32) -> bool {
 pub(super) struct PendingFlow {
     pub(super) link: u32,
     pub(super) flow: FlowId,
-    /// It counts as what passes between nodes.
+    /// It counts as traffic between nodes.
     is_between_nodes: bool,
 }
 
@@ -72,8 +72,8 @@ impl Simulation {
         }
     }
 
-    /// Brings an execution what its node's peers have of a cache. Where few nodes have parts, all
-    /// of it crosses the links of these, and what of it is for this reader also the reader's own.
+    /// Transfers the peers' cached data to an execution. If few nodes have partitions, all of it
+    /// crosses their links, and the part for this reader crosses the reader's link too.
     pub(super) fn transfer_from_peers(&mut self, at: u32, link: u32, bytes: u64, own_bytes: u64) {
         self.transfer_between(at, link, bytes);
         let own = 2 * self.executions[at as usize].node;
@@ -93,7 +93,7 @@ impl Simulation {
         self.wait_for_flow(at, passing);
     }
 
-    /// The same of what counts as passing between nodes.
+    /// The same for traffic between nodes.
     fn transfer_between(&mut self, at: u32, link: u32, bytes: u64) {
         self.result.peer_bytes += u128::from(bytes);
         let passing = self.begin_flow(at, link, bytes);
@@ -122,7 +122,7 @@ impl Simulation {
         execution.pending_count += 1;
     }
 
-    /// Starts what crosses the link to home of a node's cluster, to the node or from it.
+    /// Starts a transfer over the link to home of a node's cluster, to the node or from it.
     pub(super) fn start_home_flows(&mut self, node: u32, bytes: u64, owner: FlowOwner) -> FlowPair {
         let home = self.home_link(self.nodes[node as usize].cluster);
         let own = 2 * node;
@@ -140,7 +140,7 @@ impl Simulation {
         }
     }
 
-    /// The same of what comes into a volume, for which nothing is left to wait.
+    /// The same for data that fills a volume, which no reader waits for.
     pub(super) fn cut_fill(&mut self, fill: VolumeFill) {
         for (link, flow) in fill.flows.into_iter().flatten() {
             let left = self.cut_flow(link, flow);
@@ -150,7 +150,7 @@ impl Simulation {
         }
     }
 
-    /// The same of an execution that is over.
+    /// The same for an ended execution.
     pub(super) fn cut_pending_flows(&mut self, flows: [Option<PendingFlow>; 2]) {
         for passing in flows.into_iter().flatten() {
             let left = self.cut_flow(passing.link, passing.flow);

@@ -1,5 +1,5 @@
-//! Candidates of a plan as they are simulated, one seed after the other: who is left, and who is
-//! clearly slower. Neither chooses nor knows what a plan is.
+//! Candidates of a plan during simulation, one seed after the other: the remaining ones, and the
+//! clearly slower ones. Neither chooses nor knows plans.
 
 use bafs_sched::logic::PLAN_HINT;
 use bafs_workflow::Workflow;
@@ -12,12 +12,13 @@ use crate::planner::Strategy;
 
 /// With fewer nothing is known of how much the seeds differ.
 const SEEDS_MIN: usize = 3;
-/// The same where nodes fail: with three a strategy left that was the best by 9 % with thirty.
+/// The same if nodes fail: with three, a strategy was dropped that was the best by 9 % with thirty.
 const SEEDS_MIN_FAILING: usize = 6;
-/// Of two strategies the faster one is known when the mean of their differences, seed by seed, is
-/// so many times its standard error.
+/// The faster of two strategies is known when the mean of their differences, seed by seed, is so
+/// many times its standard error.
 const CLEAR_STANDARD_ERRORS: f64 = 3.0;
-/// No plan promises nothing, so it must be faster than the best plan by so many of these errors.
+/// A run without a plan has no guarantee, so it must be faster than the best plan by so many of
+/// these errors.
 const NEED_STANDARD_ERRORS: f64 = 1.0;
 
 /// A candidate that is simulated with one seed after the other.
@@ -44,7 +45,7 @@ impl TrialCandidate {
         }
     }
 
-    /// Simulates it with another seed; answers how many records were looked at.
+    /// Simulates it with another seed; returns the examined records.
     pub(super) fn run_seed(
         &mut self,
         workflow: &Workflow,
@@ -109,8 +110,9 @@ fn best_mean_s(trials: &[TrialCandidate]) -> f64 {
 }
 
 /// How long a trial may take with its next seed, until its times together cannot be the best. It is
-/// compared with those that ended with the same seeds: a seed may bring bad luck to all. While none
-/// has there is no limit, so that one is always left as the best, unless all fail.
+/// compared with candidates that finished with the same seeds, because a seed may bring bad luck to
+/// all. Before the first finish there is no limit, so one always remains as the best, unless all
+/// fail.
 pub(super) fn time_limit_us(trials: &[TrialCandidate], at: usize, hopeless: f64) -> u64 {
     let own = &trials[at];
     let seeds = own.times_us.len() + 1;
@@ -119,14 +121,14 @@ pub(super) fn time_limit_us(trials: &[TrialCandidate], at: usize, hopeless: f64)
     let Some(least_us) = peers.map(TrialCandidate::sum_us).min() else {
         return u64::MAX;
     };
-    // To the microsecond: who is as fast as the best is not slower.
+    // To the microsecond: a candidate as fast as the best is not slower.
     let beyond_us = (least_us as f64 * hopeless) as u64;
     let most_us = least_us.saturating_add(beyond_us);
     most_us.saturating_sub(own.sum_us())
 }
 
-/// Gives up those that took so much longer with the first seed than the fastest: who was tried
-/// before it was not stopped then.
+/// Drops the candidates that took much longer with the first seed than the fastest: earlier
+/// candidates were not stopped by it.
 pub(super) fn drop_hopeless(trials: &mut [TrialCandidate], hopeless: f64) {
     let limit_s = best_mean_s(trials) * (1.0 + hopeless);
     for trial in trials {
@@ -134,8 +136,8 @@ pub(super) fn drop_hopeless(trials: &mut [TrialCandidate], hopeless: f64) {
     }
 }
 
-/// A seed was too much for one of them: all are compared by the seeds before it. So are those that
-/// failed with that seed.
+/// A seed was too much for one of them: all are compared by the seeds before it. Candidates that
+/// failed with that seed are dropped too.
 pub(super) fn discard_seed(trials: &mut [TrialCandidate], seed: u64) {
     for trial in trials {
         trial.times_us.truncate(seed as usize);
@@ -145,7 +147,7 @@ pub(super) fn discard_seed(trials: &mut [TrialCandidate], seed: u64) {
     }
 }
 
-/// Gives up those that are clearly slower than the fastest, so that others get more seeds.
+/// Drops candidates that are clearly slower than the fastest, so that others get more seeds.
 pub(super) fn drop_slower(trials: &mut [TrialCandidate]) {
     let best = find_fastest(trials).filter(|best| best.times_us.len() >= SEEDS_MIN_FAILING);
     let Some(best) = best.cloned() else {
@@ -175,7 +177,7 @@ pub(super) fn is_clear(trials: &[TrialCandidate]) -> bool {
     let mut others = trials
         .iter()
         .filter(|trial| !trial.is_dropped && trial.strategy != best.strategy);
-    // Who was as fast with each of few seeds may still not be with another one.
+    // A candidate that was as fast with each of few seeds may be slower with another.
     let is_twin = |other: &TrialCandidate| {
         other.times_us == best.times_us && best.times_us.len() < SEEDS_MIN_FAILING
     };
@@ -205,7 +207,7 @@ fn is_slower(other: &TrialCandidate, best: &TrialCandidate, errors: f64) -> bool
     differences.len() >= SEEDS_MIN && mean_s >= errors * error_s
 }
 
-/// Whether several seeds leave open that no plan is faster than another strategy.
+/// Whether several seeds leave open that a run without a plan is faster than another strategy.
 pub(super) fn is_undecided(trials: &[TrialCandidate], other: Strategy) -> bool {
     let of = |strategy| trials.iter().find(|trial| trial.strategy == strategy);
     match (of(Strategy::Need), of(other)) {

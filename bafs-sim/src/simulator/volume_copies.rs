@@ -1,5 +1,5 @@
-//! Simulated copies of volumes between nodes: what crosses the network, and what is known of them
-//! afterwards. Decides nothing.
+//! Simulated copies of volumes between nodes: the bytes that cross the network, and the scheduler's
+//! later knowledge of them. Decides nothing.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use bafs_sched::logic::{Event, MountedVolume};
 
 use super::engine::{FillSource, FlowOwner, Simulation, VolumeFill};
 
-/// What scratch volumes and their copies hold.
+/// Content of scratch volumes and their copies.
 #[derive(Debug, Default)]
 pub(super) struct VolumeContents(BTreeMap<VolumeId, VolumeContent>);
 
-/// What is in a volume.
+/// Content of a volume.
 #[derive(Debug, Clone, Copy)]
 struct VolumeContent {
-    /// Bytes that were ever written into it, or into what it was copied from.
+    /// Bytes ever written into it, or into the source of the copy.
     written_bytes: u64,
     /// Bytes that travelled to make this copy, if it is one.
     copied_bytes: u64,
@@ -31,7 +31,7 @@ impl VolumeContent {
 }
 
 impl VolumeContents {
-    /// A volume is made with so many bytes in it.
+    /// A volume is created with so many bytes in it.
     pub(super) fn note_created(&mut self, id: VolumeId, written: u64, size: u64) {
         let content = VolumeContent {
             written_bytes: written,
@@ -53,8 +53,7 @@ impl VolumeContents {
         self.0.get(&id).map_or(0, |content| content.held_bytes())
     }
 
-    /// Bytes that travel for a copy: all that the volume holds, or what was written since the older
-    /// copy was made.
+    /// Bytes to transfer for a copy: the whole content, or the bytes written since the older copy.
     fn begin_copy(&mut self, id: VolumeId, source: VolumeId, base: Option<VolumeId>) -> u64 {
         let Some(content) = self.0.get(&source).copied() else {
             return 1;
@@ -118,14 +117,14 @@ impl Simulation {
         self.record_sample();
     }
 
-    /// What is copied is not there, or not any more.
+    /// The source of the copy is absent or lost.
     pub(super) fn fail_copy(&mut self, id: VolumeId) {
         let error = Error::new(ErrorCode::VolumeLost, "the source of the copy is gone");
         let fact = Event::VolumeCreateFailed { volume: id, error };
         self.pending_events.push_back(fact);
     }
 
-    /// All that was to come into a volume has come.
+    /// All data that fills a volume has arrived.
     pub(super) fn complete_fill(&mut self, id: VolumeId) {
         let fact = match self.fills.remove(&id).map(|fill| fill.source) {
             Some(FillSource::Node(_)) => Event::VolumeCopied {

@@ -1,5 +1,5 @@
 //! Caches that are fetched before their readers start: over the link to home of their cluster while
-//! nobody else uses it, and not at all while somebody does.
+//! it is idle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use bafs_workflow::VolumeIndex;
 use super::engine::{FlowOwner, Simulation};
 use super::link::FlowId;
 
-/// What is fetched in the background.
+/// State of warming.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Warmings {
     /// Caches that are to be fetched, with their clusters, and how much of each.
     wanted_bytes: BTreeMap<(u32, u32), u64>,
-    /// For each cluster the flow under way, its cache and its bytes.
+    /// For each cluster the flow in progress, its cache and its bytes.
     active_flows: BTreeMap<u32, (FlowId, u32, u64)>,
-    /// The most that any job reads of a cache, once somebody asked.
+    /// The largest read of a cache by one job, once computed.
     read_bytes_max: BTreeMap<VolumeIndex, u64>,
 }
 
 impl Simulation {
-    /// A part of a cache is to fetch what it lacks: the parts fetch the whole together.
+    /// A cache partition has to fetch its missing data: the partitions together fetch the whole.
     pub(super) fn warm_cache(&mut self, id: VolumeId, server: ServerId) {
         let node = self.node_position(server);
         let cluster = self.nodes[node].cluster;
@@ -41,11 +41,11 @@ impl Simulation {
         }
     }
 
-    /// Lets the link to home of a cluster fetch in the background if nobody uses it.
+    /// Starts warming over the link to home of a cluster if the link is idle.
     pub(super) fn start_warming(&mut self, cluster: u32) {
         let link = self.home_link(cluster);
         let is_busy = !self.links[link as usize].is_idle();
-        // What is only on its way counts when it is there.
+        // Data in transfer counts on arrival.
         let is_busy = is_busy || self.warmings.active_flows.contains_key(&cluster);
         if self.warmings.wanted_bytes.is_empty() || is_busy {
             return;
@@ -66,17 +66,17 @@ impl Simulation {
         }
     }
 
-    /// Somebody else uses a link: what is fetched in the background over it has come so far.
+    /// A reader uses a link: the data that warming has fetched over it so far stays.
     pub(super) fn pause_warming(&mut self, link: u32) {
         let cluster = self.cluster_of(link);
-        let under_way = cluster.and_then(|cluster| self.warmings.active_flows.remove(&cluster));
-        if let Some((flow, cache, bytes)) = under_way {
+        let active_flow = cluster.and_then(|cluster| self.warmings.active_flows.remove(&cluster));
+        if let Some((flow, cache, bytes)) = active_flow {
             let passed = bytes - self.cut_and_free(link, flow);
             self.add_warmed_bytes(cache, passed);
         }
     }
 
-    /// What was fetched in the background for a cluster is there.
+    /// Warming has fetched data for a cluster.
     pub(super) fn finish_warming(&mut self, cluster: u32) {
         if let Some((_, cache, bytes)) = self.warmings.active_flows.remove(&cluster) {
             self.add_warmed_bytes(cache, bytes);
@@ -89,7 +89,7 @@ impl Simulation {
         self.warmings.wanted_bytes.remove(&(cluster, cache));
     }
 
-    /// The run is over: nothing more comes.
+    /// The run has ended: no more transfers.
     pub(super) fn end_warming(&mut self) {
         let clusters: BTreeSet<u32> = self.warmings.active_flows.keys().copied().collect();
         for cluster in clusters {

@@ -230,7 +230,7 @@ async fn measure_run(
             ..Settings::default()
         },
         output,
-        kill_after_jobs: args.kill_node_after.filter(|_| !remote_io),
+        jobs_before_kill: args.kill_node_after.filter(|_| !remote_io),
         published_progress: PublishedProgress::default(),
         cancel: CancelHandle::default(),
     };

@@ -174,7 +174,7 @@ mod tests {
             assert!(!found.contains(bad), "{bad} is in the page");
         }
         assert_eq!(page.matches("<svg").count(), 4);
-        for section in ["Ledger", "Failures", "Copies", "Warnings", "What happened"] {
+        for section in ["Ledger", "Failures", "Copies", "Warnings", "Events"] {
             assert!(page.contains(section), "{section} is missing");
         }
         assert!(report.goodput.total.lost_ms > 0, "nothing was lost");

@@ -259,7 +259,7 @@ pub(super) fn choice_map(canonical: &CanonicalWorkload, environment: &Environmen
         is_logarithmic: true,
     };
     CategoryMap {
-        title: "Strategy that the model chooses".to_owned(),
+        title: "Strategy chosen by the model".to_owned(),
         x: axis("batch volume, bytes"),
         y: axis("private volume, bytes"),
         columns,

@@ -1,4 +1,4 @@
-//! What a run did, from its journal: who ran where and when, which volumes were where, and why a
+//! The history of a run, from its journal: where and when jobs ran, where volumes were, and why a
 //! job ran again. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,15 +35,15 @@ pub struct Execution {
 /// Something that was made to fail.
 #[derive(Debug, Clone)]
 pub struct InjectedFault {
-    /// What, for people.
+    /// The description, for people.
     pub text: String,
     /// Since when, by the machine's clock in milliseconds.
     pub at_ms: u64,
     /// Until when.
     pub until_ms: u64,
-    /// Servers that it concerns. What only a scheduler or the catalog suffers concerns none.
+    /// Servers that it concerns. Faults of schedulers and of the catalog affect no execution.
     pub servers: BTreeSet<String>,
-    /// The only user who suffers from it, if so.
+    /// The only affected user, if there is one.
     pub user: Option<String>,
 }
 
@@ -54,11 +54,11 @@ pub struct Rerun {
     pub job: String,
     /// The fault that made it so, if one did.
     pub cause: Option<String>,
-    /// What the journal says of the job; for people.
+    /// The journal's records of the job; for people.
     pub journal_lines: Vec<String>,
 }
 
-/// A run, as its journal tells it.
+/// A run, from its journal.
 #[derive(Debug)]
 pub struct RunHistory {
     executions: Vec<Execution>,
@@ -66,10 +66,10 @@ pub struct RunHistory {
     journal_events: Vec<HistoryLine>,
 }
 
-/// A node is given up, and what it kept is missed, so long after a fault has ended at most.
+/// Longest time after a fault's end until its node is declared lost and its volumes are missed.
 const DETECTION_MS_MAX: u64 = 5_000;
 
-/// So much of what is told of a job is kept.
+/// Most records of a job that are kept.
 const LINES_KEPT_MAX: usize = 14;
 
 /// All attempts of a run to run jobs, in order.
@@ -170,9 +170,9 @@ impl RunHistory {
         begun.filter_map(move |one| Some((last.insert(one.job, one)?, one)))
     }
 
-    /// Why a job ran again at a time after this execution: a fault of what held it, its volumes or,
-    /// while it read a cache, home; or a reason for which a job has to run again that reads what it
-    /// had made, which had been deleted.
+    /// Why a job ran again at a time after this execution: a fault of its node, of its volumes or,
+    /// while it read a cache, of home; or the repetition of a consumer whose input had been
+    /// deleted.
     fn find_cause(
         &self,
         before: &Execution,
@@ -223,8 +223,8 @@ impl RunHistory {
         })
     }
 
-    /// The end of what is told of a job and of the volumes that it writes, but for what was weighed
-    /// of copies.
+    /// The last records of a job and of the volumes that it writes, without the assessments of
+    /// copies.
     fn journal_lines(&self, job: &str) -> Vec<String> {
         let is_own = |one: &&Execution| one.name == job;
         let index = self.executions.iter().find(is_own).map(|one| one.job);

@@ -16,7 +16,7 @@ use bafs_workflow::{Workflow, parse_workflow};
 use super::super::measure::{Samples, time_seconds};
 use super::super::{BenchmarkReport, Options};
 
-/// What planning a graph of a thousand jobs may take, in seconds.
+/// Time limit for planning a graph of a thousand jobs, in seconds.
 const PLAN_S_MAX: f64 = 1.0;
 
 /// Some node fails so often, in seconds.
