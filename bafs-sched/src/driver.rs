@@ -74,8 +74,8 @@ use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
-use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler};
 use crate::report::{RunReport, RunReportBuilder};
+use crate::{Action, Event, MountedVolume, Progress, Scheduler};
 
 pub(crate) use self::clock::{monotonic_now, wall_time_now};
 

@@ -6,7 +6,7 @@
 //! ```text
 //!  text ─▶ workflow ─▶ Workflow ─┐          ┌─▶ Action ─▶ io ─▶ calls to nodes and homes
 //!                                ▼          │                    │
-//!    StrategySelector, Settings ─▶ logic::Scheduler::step ◀── Event, journaled first
+//!    StrategySelector, Settings ─▶ Scheduler::step ◀── Event, journaled first
 //!                                           ▲
 //!    driver: the real cluster ──────────────┤
 //!    crate bafs-sim: simulated clusters ────┘
@@ -14,7 +14,7 @@
 //!
 //! * [`bafs_workflow`] reads what the user wrote, and returns a checked workflow or a list of
 //!   errors.
-//! * [`logic`] decides. It has no clock, no I/O and no random numbers, so the same events lead to
+//! * [`Scheduler`] decides. It has no clock, no I/O and no random numbers, so the same events lead to
 //!   the same decisions. It asks a [`logic::StrategySelector`], which it does not know, for the
 //!   strategy of a run.
 //! * [`driver`] and [`io`] run the decisions: the journal, calls, waiting.
@@ -30,10 +30,43 @@
 //! The ideas are from J. Bent, *Data-Driven Batch Scheduling* (2005).
 //! `docs/explanation/scheduling.md` and `recovery.md` explain the policies.
 
+mod action;
+mod allocation_strategy;
 pub mod driver;
+mod event;
 pub mod goodput;
 pub mod io;
-pub mod logic;
+pub mod policy;
 pub mod replay;
 pub mod report;
+mod scheduler;
+mod settings;
+mod simulated_plan;
+mod space;
+mod state;
+mod strategy_selector;
 pub mod timeline;
+
+pub use action::{Action, MountedVolume};
+pub use allocation_strategy::Strategy;
+pub use event::{Event, NodeInfo, RunQuota, UserCommand};
+pub use policy::admission::feasibility::PLAN_HINT;
+pub use policy::admission::limits::{AllocationRules, JobStartOrder};
+pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
+pub use policy::order::node_demand::NodeDemand;
+pub use policy::replication::cost_benefit::{
+    CheckpointPolicy, CopyCost, CopyDecision, CopyOutcome,
+};
+pub use policy::strategy::selector::StrategyChange;
+pub use scheduler::Scheduler;
+pub use settings::{IoMode, Settings};
+pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};
+pub use space::Space;
+pub use state::jobs::JobState;
+pub use state::observed_access::RunWarning;
+pub(crate) use state::progress::describe_signal;
+pub use state::progress::{JobFailure, Outcome, Progress};
+pub use strategy_selector::{
+    NodeKind, NullSelector, RemainingPipelines, Selection, SelectionQuery, StrategySelector,
+    StrategySelectorConfig, WorkloadModel,
+};

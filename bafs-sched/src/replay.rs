@@ -10,7 +10,7 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{
+use crate::{
     Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, StrategySelector,
     UserCommand, describe_signal,
 };

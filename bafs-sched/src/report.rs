@@ -10,7 +10,7 @@ use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
-use crate::logic::{Event, Outcome, Progress, Scheduler, Settings};
+use crate::{Event, Outcome, Progress, Scheduler, Settings};
 
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{JobState, Outcome, Progress, Scheduler, Space, StrategySelector};
+use crate::{JobState, Outcome, Progress, Scheduler, Space, StrategySelector};
 
 use observer::Observer;
 

@@ -15,8 +15,8 @@ use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
-use bafs_sched::logic::{CheckpointPolicy, NullSelector, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
+use bafs_sched::{CheckpointPolicy, NullSelector, Outcome, Progress, Settings};
 use bafs_workflow::{Workflow, parse_workflow};
 
 use crate::one_node::{ClusterState, OneNodeCluster, ended_state};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::ErrorCode;
+use bafs_sched::Outcome;
 use bafs_sched::driver::CancelHandle;
-use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
 use bafs_workflow::{VolumeKind, parse_workflow};
 

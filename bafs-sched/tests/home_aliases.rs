@@ -6,9 +6,9 @@ use std::time::Duration;
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_sched::Outcome;
 use bafs_sched::driver::{CancelHandle, run_with_connections};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
 use bafs_workflow::{Workflow, parse_workflow};
 

@@ -2,8 +2,8 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Event, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::replay::describe_status;
+use bafs_sched::{Event, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand};
 use bafs_workflow::{JobIndex, parse_workflow};
 
 #[test]

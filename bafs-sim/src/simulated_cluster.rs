@@ -50,9 +50,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::io::connectivity::Connectivity;
 use bafs_sched::io::listing_tracker::ListingTracker;
-use bafs_sched::logic::{
-    Action, Event, MountedVolume, NodeInfo, Outcome, Scheduler, Settings, Space,
-};
+use bafs_sched::{Action, Event, MountedVolume, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 pub use chaos::ChaosResult;
 pub use faults::{Faults, NodeSpec};

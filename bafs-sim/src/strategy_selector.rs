@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use bafs_sched::logic::{
+use bafs_sched::{
     NodeKind, RemainingPipelines, Selection, SelectionQuery, SimulatedPlan, Strategy,
     StrategySelector, StrategySelectorConfig, WorkloadModel,
 };

@@ -4,7 +4,7 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{
+use bafs_sched::{
     Action, CheckpointPolicy, Event, NodeInfo, Outcome, RunQuota, Scheduler, Settings, Space,
 };
 use bafs_sim::seeded_rng::SeededRng;

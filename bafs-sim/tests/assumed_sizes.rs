@@ -4,7 +4,7 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, RunQuota, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeInfo, Outcome, RunQuota, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 
 use crate::volume_sizes::{parse_text, space_of_megabytes};

@@ -4,7 +4,7 @@
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::JobOutcome;
 use bafs_proto::time::Time;
-use bafs_sched::logic::{
+use bafs_sched::{
     Action, CheckpointPolicy, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Settings, Space,
 };
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};

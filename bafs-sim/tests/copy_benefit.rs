@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use bafs_sched::logic::CheckpointPolicy;
+use bafs_sched::CheckpointPolicy;
 use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass};
 use bafs_sim::simulator::{LoadModel, Policy, Scenario, Simulation, build_canonical_workflow};
 

@@ -4,7 +4,7 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{
+use bafs_sched::{
     Action, CheckpointPolicy, CopyDecision, Event, NodeInfo, Scheduler, Settings, Space,
 };
 use bafs_sim::simulated_cluster::parse_workflow_text;

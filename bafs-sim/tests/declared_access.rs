@@ -4,7 +4,7 @@
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::parse_workflow;
 

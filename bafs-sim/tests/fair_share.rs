@@ -1,7 +1,7 @@
 //! Parts of shared nodes, for random claims.
 
 use bafs_proto::node_quota::NodeQuota;
-use bafs_sched::logic::fair_share::{QuotaClaim, compute_fair_share};
+use bafs_sched::policy::order::fair_share::{QuotaClaim, compute_fair_share};
 use bafs_sim::seeded_rng::SeededRng;
 
 fn share(bytes: u64, slots: u32) -> NodeQuota {

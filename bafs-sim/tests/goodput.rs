@@ -2,8 +2,8 @@
 
 use bafs_sched::goodput::compute_goodput;
 use bafs_sched::io::journal::{History, JournalHeader};
-use bafs_sched::logic::{CheckpointPolicy, JobState, NullSelector, Outcome, Settings, Space};
 use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
+use bafs_sched::{CheckpointPolicy, JobState, NullSelector, Outcome, Settings, Space};
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};

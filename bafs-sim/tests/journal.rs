@@ -7,7 +7,7 @@ use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_sched::io::journal::{JOURNAL_MAGIC, Journal, JournalHeader, JournalRecord, read_history};
 use bafs_sched::io::user_commands;
-use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
+use bafs_sched::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};
 

@@ -1,6 +1,6 @@
 //! Links of clusters, their latency and the skew of hashing in simulations, against arithmetic.
 
-use bafs_sched::logic::JobStartOrder;
+use bafs_sched::JobStartOrder;
 use bafs_sim::planner::{Environment, NodeClass, Strategy};
 use bafs_sim::simulator::{
     JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, Scenario, Simulation, SimulationResult,

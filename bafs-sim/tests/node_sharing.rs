@@ -6,7 +6,7 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeInfo, RunQuota, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::parse_workflow_text;
 use bafs_workflow::VolumeIndex;
 

@@ -1,7 +1,7 @@
 //! Past runs and past jobs, simulated again.
 
 use bafs_sched::io::journal::{History, JournalHeader};
-use bafs_sched::logic::{Event, Outcome, Settings, Space};
+use bafs_sched::{Event, Outcome, Settings, Space};
 use bafs_sim::past_runs::{PastRun, from_csv, from_journal, from_slurm};
 use bafs_sim::planner::{Environment, NodeClass};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};

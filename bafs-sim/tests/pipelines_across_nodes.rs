@@ -7,7 +7,7 @@
     reason = "the seed is printed before it can fail"
 )]
 
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::{CheckpointPolicy, Outcome, Settings, Space};
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 

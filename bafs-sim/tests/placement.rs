@@ -1,6 +1,6 @@
 //! Which node a job gets when several could run it, in virtual time.
 
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::{CheckpointPolicy, Outcome, Settings, Space};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::{parse_workflow_text, successful_report};
 
 const MB: u64 = 1_000_000;

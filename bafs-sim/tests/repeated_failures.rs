@@ -5,7 +5,7 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{JobIndex, Workflow, parse_workflow};
 

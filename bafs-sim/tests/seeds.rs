@@ -6,7 +6,7 @@
 )]
 
 use bafs_proto::ids::RunId;
-use bafs_sched::logic::{
+use bafs_sched::{
     CheckpointPolicy, CopyDecision, CopyOutcome, Event, Outcome, Scheduler, Settings, Space,
 };
 use bafs_sim::seeded_rng::SeededRng;

@@ -1,6 +1,6 @@
 //! The simulator's caches against arithmetic: what the thesis checks its own by (its figure A.3).
 
-use bafs_sched::logic::JobStartOrder;
+use bafs_sched::JobStartOrder;
 use bafs_sim::past_runs::from_csv;
 use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
 use bafs_sim::simulated_cluster::parse_workflow_text;

@@ -8,7 +8,7 @@ use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::{parse_workflow_text, successful_report};
 
 const MB: u64 = 1_000_000;

@@ -1,7 +1,7 @@
 //! Wishes of users while a run goes on: which pipelines go first, which are given up, and that a
 //! replay knows of them.
 
-use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space, UserCommand};
+use bafs_sched::{Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{JobIndex, Workflow, parse_workflow};
 

@@ -1,7 +1,7 @@
 //! Volumes whose sizes are not declared, or too small, in virtual time with seeds. How large those
 //! are assumed to be is in `assumed_sizes.rs`.
 
-use bafs_sched::logic::{Outcome, Settings, Space};
+use bafs_sched::{Outcome, Settings, Space};
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use bafs_proto::path::from_bytes;
-use bafs_sched::logic::CheckpointPolicy;
+use bafs_sched::CheckpointPolicy;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_proto::path::is_control_or_bidirectional;
+use bafs_sched::JobState;
 use bafs_sched::io::journal;
-use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay_history;
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{JobIndex, VolumeKind, Workflow};

@@ -5,9 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use bafs_sched::JobState;
 use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, read_index};
 use bafs_sched::io::{journal, user_commands};
-use bafs_sched::logic::JobState;
 use bafs_sched::replay::{describe_status, replay_history};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::find_nearest;

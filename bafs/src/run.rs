@@ -16,10 +16,10 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{
+use bafs_sched::report::RunReport;
+use bafs_sched::{
     AllocationRules, IoMode, JobStartOrder, Outcome, Progress, Settings, StrategySelectorConfig,
 };
-use bafs_sched::report::RunReport;
 use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};

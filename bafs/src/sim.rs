@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use bafs_sched::logic::JobStartOrder;
+use bafs_sched::JobStartOrder;
 use bafs_sim::planner::{
     CanonicalWorkload, Environment, Shortage, Strategy, StrategyCandidate, StrategyChoice,
     plan_workload,

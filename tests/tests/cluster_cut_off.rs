@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal::read_history;
-use bafs_sched::logic::{Event, Scheduler};
+use bafs_sched::{Event, Scheduler};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_tests::netns::{self, ChildGuard, NamespaceCluster, SCHEDULER_HOST};
 use bafs_tests::{mount_obstacle, report_skip};

@@ -7,7 +7,7 @@ use bafs_proto::identity::Identity;
 use tokio::sync::watch;
 
 use crate::io::homes::FileHome;
-use crate::logic::{Settings, StrategySelector};
+use crate::{Settings, StrategySelector};
 
 /// Options of a run, apart from the workflow.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
-use crate::logic::{Event, Scheduler, Settings};
+use crate::{Event, Scheduler, Settings};
 
 /// So many nodes are asked at a time whether they are there; what so many say holds for all.
 const CONCURRENT_PROBES_MAX: usize = 32;
@@ -263,7 +263,7 @@ mod tests {
     use bafs_workflow::parse_workflow;
 
     use super::*;
-    use crate::logic::{NodeInfo, Space};
+    use crate::{NodeInfo, Space};
 
     const LOST_MS: u64 = 6_000;
 

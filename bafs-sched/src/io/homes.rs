@@ -8,7 +8,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::{Scheme, Url, Workflow};
 use serde::{Deserialize, Serialize};
 
-use crate::logic::Event;
+use crate::Event;
 
 /// The home server that stands for `file:///…` of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 use serde::{Deserialize, Serialize};
 
-use crate::logic::{Event, Settings};
+use crate::{Event, Settings};
 
 /// First bytes of every journal; the number is the version of its form.
 ///

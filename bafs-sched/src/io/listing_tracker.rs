@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
 
-use crate::logic::{Event, NodeInfo, Scheduler, Space};
+use crate::{Event, NodeInfo, Scheduler, Space};
 
 /// A node that stopped answering, but is still listed, gets another chance after so many listings.
 const SECOND_CHANCE_POLLS: u64 = 10;
@@ -128,7 +128,7 @@ mod tests {
     use bafs_workflow::parse_workflow;
 
     use super::*;
-    use crate::logic::Settings;
+    use crate::Settings;
 
     const NODES: u64 = 4;
 

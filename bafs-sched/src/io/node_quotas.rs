@@ -8,8 +8,8 @@ use bafs_proto::node_quota::{NodeQuota, NodeQuotaList, NodeQuotaStatus, SetNodeQ
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use crate::logic::fair_share::{QuotaClaim, compute_fair_share, is_starving_others};
-use crate::logic::{NodeDemand, RunQuota, Scheduler, Space};
+use crate::policy::order::fair_share::{QuotaClaim, compute_fair_share, is_starving_others};
+use crate::{NodeDemand, RunQuota, Scheduler, Space};
 
 /// A node that others use too is asked so often, in milliseconds, and one that nobody else uses.
 const SHARED_NODE_INTERVAL_MS: u64 = 1_000;
@@ -282,7 +282,7 @@ mod tests {
     use bafs_workflow::parse_workflow;
 
     use super::*;
-    use crate::logic::{Event, NodeInfo, Settings};
+    use crate::{Event, NodeInfo, Settings};
 
     const NODE: ServerId = ServerId(2);
 

@@ -27,7 +27,7 @@ use bafs_workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
-use crate::logic::{Event, MountedVolume, Settings, Space};
+use crate::{Event, MountedVolume, Settings, Space};
 
 /// One call is repeated for so long, in milliseconds.
 pub(super) const CALL_TIMEOUT_MS: u64 = 20_000;

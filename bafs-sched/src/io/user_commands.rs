@@ -12,7 +12,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 
 use super::journal::{JournalHeader, OWNER_ONLY, restrict_to_owner};
-use crate::logic::UserCommand;
+use crate::UserCommand;
 
 /// The file of wishes of the run with this journal.
 pub fn command_path(journal: &Path) -> PathBuf {
@@ -107,7 +107,7 @@ mod tests {
     use bafs_workflow::{JobIndex, parse_workflow};
 
     use super::*;
-    use crate::logic::Settings;
+    use crate::Settings;
 
     fn test_header() -> JournalHeader {
         let none = |path: &str| Err(path.to_owned());

@@ -11,7 +11,7 @@ use super::{
     CopyDecisionRecord, ExecutionOutcome, ExecutionRecord, ExtractAttempt, JobStatus, NodeRecord,
     Timeline, VolumeRecord, VolumeRole,
 };
-use crate::logic::{
+use crate::{
     Action, CopyDecision, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, Scheduler,
 };
 

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use bafs_proto::ids::ServerId;
 use bafs_proto::job_report::{TouchedPages, VolumeUse};
 use bafs_sched::io::journal::History;
-use bafs_sched::logic::{IoMode, Outcome, Scheduler, Settings, Space};
 use bafs_sched::report::{JobSummary, RunReportBuilder};
 use bafs_sched::timeline::{ExecutionRecord, Timeline, build_timeline};
+use bafs_sched::{IoMode, Outcome, Scheduler, Settings, Space};
 use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 use super::measured_rates::{completed_executions, measure_home_rate, measure_node_rates};
@@ -417,8 +417,8 @@ mod tests {
     use bafs_proto::message::JobOutcome;
     use bafs_proto::time::Time;
     use bafs_sched::io::journal::JournalHeader;
-    use bafs_sched::logic::{Event, NodeInfo};
     use bafs_sched::timeline::{ExecutionOutcome, ExtractAttempt, VolumeRecord, VolumeRole};
+    use bafs_sched::{Event, NodeInfo};
 
     use super::*;
 

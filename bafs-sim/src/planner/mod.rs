@@ -57,4 +57,4 @@ pub use shape::Shape;
 pub use simulated_plan::summarise_simulations;
 pub use strategy::{Allocation, Shortage, StrategyAllocation, Traversal};
 
-pub use bafs_sched::logic::{SimulatedPlan, Strategy};
+pub use bafs_sched::{SimulatedPlan, Strategy};

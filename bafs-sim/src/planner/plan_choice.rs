@@ -1,7 +1,7 @@
 //! The plan: every strategy with its prediction, and the choice with its reason. It allocates
 //! nothing and starts nothing.
 
-use bafs_sched::logic::{SimulatedPlan, Strategy};
+use bafs_sched::{SimulatedPlan, Strategy};
 use serde::Serialize;
 
 use super::environment::Environment;

@@ -3,7 +3,7 @@
 //!
 //! `docs/explanation/planning.md` gives the reason of each correction, by the same numbers.
 
-use bafs_sched::logic::Strategy;
+use bafs_sched::Strategy;
 
 use super::environment::{Environment, NodeClass};
 use super::expected_times::{ComputeTimes, expected_maximum_normal, expected_response_s};

@@ -1,7 +1,7 @@
 //! How long a strategy takes by the equations that the thesis prints in §4.4, with its errata
 //! corrected. Seconds in `f64`. BAFS only compares its own model with it, and uses its own.
 
-use bafs_sched::logic::Strategy;
+use bafs_sched::Strategy;
 
 use super::environment::Environment;
 use super::prediction::{CacheState, allocate_part, with_failures};

@@ -1,6 +1,6 @@
 //! What simulations found, for a scheduler that plans by itself. Simulates nothing.
 
-use bafs_sched::logic::{EXACT_PERMILLE, SimulatedPlan, Strategy};
+use bafs_sched::{EXACT_PERMILLE, SimulatedPlan, Strategy};
 
 use super::environment::Environment;
 use super::plan_choice::Plan;

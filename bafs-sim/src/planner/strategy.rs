@@ -1,7 +1,7 @@
 //! The allocation strategies (thesis §4.2.6, Table 4.2): the exact condition of each, and its
 //! consequences for the order of jobs. It predicts no time and does not choose.
 
-use bafs_sched::logic::{AllocationRules, JobStartOrder, Strategy};
+use bafs_sched::{AllocationRules, JobStartOrder, Strategy};
 use serde::{Deserialize, Serialize};
 
 use super::batch_storage::BatchData;

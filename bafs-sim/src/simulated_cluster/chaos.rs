@@ -8,7 +8,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::io::connectivity::Connectivity;
 use bafs_sched::io::listing_tracker::ListingTracker;
-use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, Outcome, Scheduler, Settings, Space};
 use bafs_workflow::{Workflow, parse_workflow};
 
 use super::{

@@ -1,7 +1,7 @@
 //! Parts of a simulated cluster, and its faults. Values only.
 
 use bafs_proto::ids::ServerId;
-use bafs_sched::logic::Space;
+use bafs_sched::Space;
 use bafs_workflow::JobIndex;
 
 /// A node to simulate.

@@ -3,7 +3,7 @@
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Event, NodeInfo};
+use bafs_sched::{Event, NodeInfo};
 
 use super::{ClusterEvent, SchedulerCut, SimulatedCluster};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
-use bafs_sched::logic::{Event, MountedVolume, NodeInfo, Space};
+use bafs_sched::{Event, MountedVolume, NodeInfo, Space};
 use bafs_workflow::{JobIndex, Mount};
 
 use super::{ClusterEvent, ClusterNode, SimulatedCluster, VolumeWrites};

@@ -1,7 +1,7 @@
 //! Copies of volumes between simulated nodes, and files that go home.
 
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
-use bafs_sched::logic::{Event, MountedVolume, Space};
+use bafs_sched::{Event, MountedVolume, Space};
 
 use super::chaos::digest as digest_of;
 use super::{CALL_TIMEOUT_MS, ClusterEvent, SimulatedCluster, unreachable_error};

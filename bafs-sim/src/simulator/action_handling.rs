@@ -5,7 +5,7 @@ use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, MountedVolume};
+use bafs_sched::{Action, Event, MountedVolume};
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use super::engine::{

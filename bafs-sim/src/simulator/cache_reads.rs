@@ -6,7 +6,7 @@
 //! levels takes the sum of their times (the thesis' appendix A.1.4).
 
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_sched::logic::Event;
+use bafs_sched::Event;
 use bafs_workflow::{CachePolicy, VolumeKind};
 
 use super::cluster_caches::WaitingReader;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
+use bafs_sched::{Action, Event, MountedVolume, Outcome, Scheduler};
 use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
 use super::cache_reads::TransferStep;

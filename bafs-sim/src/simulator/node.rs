@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_sched::logic::{NodeInfo, Space};
+use bafs_sched::{NodeInfo, Space};
 use bafs_workflow::{CachePolicy, VolumeIndex};
 
 use crate::planner::{Environment, NodeClass};

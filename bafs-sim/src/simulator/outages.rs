@@ -1,7 +1,7 @@
 //! Arrivals, departures and failures of simulated nodes, and the catalog's delay in noticing them.
 //! Their data is lost then; nothing is moved here.
 
-use bafs_sched::logic::Event;
+use bafs_sched::Event;
 
 use super::engine::{FillSource, Simulation, SimulationEvent};
 use super::link::SECOND_US;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use bafs_sched::logic::{
+use bafs_sched::{
     AllocationRules, CheckpointPolicy, IoMode, JobStartOrder, Settings, StrategySelectorConfig,
 };
 

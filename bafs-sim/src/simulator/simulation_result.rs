@@ -1,6 +1,6 @@
 //! The result of a simulated run: totals, and on request its history. Values only.
 
-use bafs_sched::logic::{Outcome, StrategyChange};
+use bafs_sched::{Outcome, StrategyChange};
 use serde::Serialize;
 
 /// Totals of a simulated run.

@@ -1,7 +1,7 @@
 //! Candidates of a plan during simulation, one seed after the other: the remaining ones, and the
 //! clearly slower ones. Neither chooses nor knows plans.
 
-use bafs_sched::logic::PLAN_HINT;
+use bafs_sched::PLAN_HINT;
 use bafs_workflow::Workflow;
 
 use super::engine::Simulation;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Event, MountedVolume};
+use bafs_sched::{Event, MountedVolume};
 
 use super::engine::{FillSource, FlowOwner, Simulation, VolumeFill};
 

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::message::ReadCounters;
 use bafs_sched::driver::CancelHandle;
-use bafs_sched::logic::{IoMode, Outcome, Settings};
+use bafs_sched::{IoMode, Outcome, Settings};
 use bafs_workflow::{Workflow, parse_workflow};
 use serde::Serialize;
 

@@ -6,8 +6,8 @@ mod page;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bafs_sched::Outcome;
 use bafs_sched::goodput::{Goodput, compute_goodput};
-use bafs_sched::logic::Outcome;
 use bafs_sched::replay::{HistoryLine, replay_history};
 use bafs_sched::timeline::{Timeline, build_timeline};
 use bafs_sim::strategy_selector::ModelSelector;
@@ -105,7 +105,7 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use bafs_sched::io::journal::{History, JournalHeader};
-    use bafs_sched::logic::{Settings, Space};
+    use bafs_sched::{Settings, Space};
     use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
     use bafs_workflow::parse_workflow;
 

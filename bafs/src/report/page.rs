@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use bafs_proto::path::is_control_or_bidirectional;
+use bafs_sched::Outcome;
 use bafs_sched::goodput::TimeAccount;
-use bafs_sched::logic::Outcome;
 
 use super::{ReportData, charts};
 

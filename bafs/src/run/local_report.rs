@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bafs_sched::logic::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
 use bafs_sched::report::RunReport;
+use bafs_sched::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
 use bafs_workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
 
 use crate::args::UsageError;
@@ -202,7 +202,7 @@ pub(super) fn oversubscription_message(
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
-    use bafs_sched::logic::Progress;
+    use bafs_sched::Progress;
 
     use super::*;
 

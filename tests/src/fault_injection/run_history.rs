@@ -8,8 +8,8 @@ use anyhow::Result;
 use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal;
-use bafs_sched::logic::{Action, Event, Scheduler};
 use bafs_sched::replay::{HistoryLine, replay_history};
+use bafs_sched::{Action, Event, Scheduler};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use super::RuleViolation;
 use super::files::SourceFile;
 use super::source::{blank_non_code, find_word_starts, has_word, strip_tests};
-use super::RuleViolation;
 
 /// A dependency that is named in few places, so that replacing it touches few.
 struct ConfinedDependency {
@@ -382,27 +382,27 @@ mod tests {
     #[test]
     fn logic_is_pure() {
         check(
-            "bafs-sched/src/logic/graph.rs",
+            "bafs-sched/src/state/jobs.rs",
             "use std::collections::BTreeMap;",
             0,
         );
         check(
-            "bafs-sched/src/logic/graph.rs",
+            "bafs-sched/src/state/jobs.rs",
             "use std::collections::HashMap;",
             1,
         );
         check(
-            "bafs-sched/src/logic/graph.rs",
+            "bafs-sched/src/state/jobs.rs",
             "async fn a() { tokio::spawn(b) }",
             2,
         );
         check(
-            "bafs-sched/src/logic/graph.rs",
+            "bafs-sched/src/state/jobs.rs",
             "/// Not async.\nfn operand() {}",
             0,
         );
         check(
-            "bafs-sched/src/logic/graph.rs",
+            "bafs-sched/src/state/jobs.rs",
             "fn a() {}\n#[cfg(test)]\nuse std::fs;",
             0,
         );

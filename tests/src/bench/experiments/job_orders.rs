@@ -1,7 +1,7 @@
 //! One workflow in the three orders of the thesis, in turns, each beside its simulation.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bafs_sched::logic::JobStartOrder;
+use bafs_sched::JobStartOrder;
 use bafs_sim::simulator::Policy;
 
 use super::simulator_accuracy::{ExperimentSite, SimulatedResults, SimulationModel, duration_s};

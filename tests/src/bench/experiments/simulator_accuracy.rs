@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
 use bafs_sched::io::journal;
-use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
+use bafs_sched::{CheckpointPolicy, JobStartOrder};
 use bafs_sim::past_runs::{self, PastRun};
 use bafs_sim::planner::{Environment, NodeClass};
 use bafs_sim::seeded_rng::SeededRng;

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_sched::logic::JobStartOrder;
+use bafs_sched::JobStartOrder;
 use bafs_sim::simulator::Policy;
 use serde_json::Value;
 

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_sched::Event;
 use bafs_sched::io::journal;
-use bafs_sched::logic::Event;
 
 use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
 use crate::fault_injection::read_executions;
