@@ -54,10 +54,9 @@ pub use policy::admission::feasibility::PLAN_HINT;
 pub use policy::admission::limits::{AllocationRules, JobStartOrder};
 pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
 pub use policy::order::node_demand::NodeDemand;
-pub use policy::replication::cost_benefit::{
-    CheckpointPolicy, CopyCost, CopyDecision, CopyOutcome,
-};
+pub use policy::replication::copy_estimate::{CopyCost, CopyDecision, CopyOutcome};
 pub use policy::strategy::selector::StrategyChange;
+pub use policy::{PolicyDescription, PolicyNames, list_policies};
 pub use scheduler::Scheduler;
 pub use settings::{IoMode, Settings};
 pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};

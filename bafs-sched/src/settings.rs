@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::policy::PolicyNames;
 use crate::policy::admission::limits::AllocationRules;
-use crate::policy::replication::cost_benefit::CheckpointPolicy;
 use crate::strategy_selector::StrategySelectorConfig;
 
 /// Where jobs find their data.
@@ -31,8 +31,8 @@ pub struct Settings {
     pub allocation_rules: Option<AllocationRules>,
     /// What the scheduler needs to know to choose a strategy by itself, and to change it.
     pub strategy_selector: Option<StrategySelectorConfig>,
-    /// When volumes are copied to another node.
-    pub checkpoint_policy: CheckpointPolicy,
+    /// The policies that the user named.
+    pub policies: PolicyNames,
     /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
     /// quite evenly.
     pub slack_permille: u32,
@@ -83,7 +83,7 @@ impl Default for Settings {
             user: None,
             allocation_rules: None,
             strategy_selector: None,
-            checkpoint_policy: CheckpointPolicy::default(),
+            policies: PolicyNames::default(),
             slack_permille: 20,
             node_timeout_ms: 6_000,
             nodes_timeout_ms: 60_000,

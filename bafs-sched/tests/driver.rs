@@ -16,7 +16,7 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
 use bafs_sched::report::RunReport;
-use bafs_sched::{CheckpointPolicy, NullSelector, Outcome, Progress, Settings};
+use bafs_sched::{NullSelector, Outcome, PolicyNames, Progress, Settings};
 use bafs_workflow::{Workflow, parse_workflow};
 
 use crate::one_node::{ClusterState, OneNodeCluster, ended_state};
@@ -347,7 +347,7 @@ async fn restarted_scheduler_resumes_without_rerunning_jobs() {
     assert_eq!(started, 2, "two slots");
     finish_jobs(&cluster);
     let mut changed = run_options(&journal, &CancelHandle::default());
-    changed.settings.checkpoint_policy = CheckpointPolicy::Always;
+    changed.settings.policies = PolicyNames::default().with("replication", "always");
     let report = run_with_options(&cluster, driver_workflow(0), changed)
         .await
         .expect("run");

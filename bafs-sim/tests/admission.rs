@@ -5,7 +5,7 @@
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::{
-    Action, CheckpointPolicy, Event, NodeInfo, Outcome, RunQuota, Scheduler, Settings, Space,
+    Action, Event, NodeInfo, Outcome, PolicyNames, RunQuota, Scheduler, Settings, Space,
 };
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
@@ -32,7 +32,7 @@ fn node_specs(megabytes: &[u64], slots: u32) -> Vec<NodeSpec> {
 fn full_use_settings() -> Settings {
     Settings {
         slack_permille: 0,
-        checkpoint_policy: CheckpointPolicy::Never,
+        policies: PolicyNames::default().with("replication", "never"),
         ..Settings::default()
     }
 }

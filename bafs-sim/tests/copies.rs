@@ -4,9 +4,7 @@
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::JobOutcome;
 use bafs_proto::time::Time;
-use bafs_sched::{
-    Action, CheckpointPolicy, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Settings, Space,
-};
+use bafs_sched::{Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Settings, Space};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 use super::copy_scenario::CopyScenario;
@@ -84,7 +82,7 @@ fn copy_estimate_follows_the_held_bytes() {
 
 #[test]
 fn older_copy_stays_until_a_newer_one_completes() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     let (first, target, base) = chain.requested_copy();
     assert_eq!(base, None);
@@ -115,7 +113,7 @@ fn older_copy_stays_until_a_newer_one_completes() {
 
 #[test]
 fn every_copy_decision_is_recorded_with_its_result() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     let (first, target, _) = chain.requested_copy();
     chain.complete_copy(first, 5 * MB);
@@ -139,7 +137,7 @@ fn every_copy_decision_is_recorded_with_its_result() {
 
 #[test]
 fn outdated_copy_counts_as_unused() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 15);
+    let mut chain = CopyScenario::new("always", 15);
     chain.end_job(5 * MB);
     let (first, ..) = chain.requested_copy();
     chain.complete_copy(first, 5 * MB);
@@ -155,7 +153,7 @@ fn outdated_copy_counts_as_unused() {
 
 #[test]
 fn copy_lost_while_being_replaced_counts_as_unused() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     let (first, target, _) = chain.requested_copy();
     chain.complete_copy(first, 5 * MB);
@@ -178,7 +176,7 @@ fn copy_lost_while_being_replaced_counts_as_unused() {
 #[test]
 fn first_copy_costs_little_of_the_remaining_run() {
     let first = |held_bytes| {
-        let mut chain = CopyScenario::with_volume(CheckpointPolicy::CostBenefit, 1_000, 100_000);
+        let mut chain = CopyScenario::with_volume("cost-benefit", 1_000, 100_000);
         chain.end_job(held_bytes);
         let copies = chain.actions.iter();
         copies
@@ -194,7 +192,7 @@ fn first_copy_costs_little_of_the_remaining_run() {
 
 #[test]
 fn failed_copy_leaves_the_older_one() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     let (first, target, _) = chain.requested_copy();
     chain.complete_copy(first, 5 * MB);
@@ -212,7 +210,7 @@ fn failed_copy_leaves_the_older_one() {
 
 #[test]
 fn older_copy_stays_without_room_for_two() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 15);
+    let mut chain = CopyScenario::new("always", 15);
     chain.end_job(5 * MB);
     let (first, ..) = chain.requested_copy();
     chain.complete_copy(first, 5 * MB);
@@ -224,7 +222,7 @@ fn older_copy_stays_without_room_for_two() {
 
 #[test]
 fn enlarged_volume_is_not_restored_from_a_copy() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(9 * MB);
     let (first, ..) = chain.requested_copy();
     chain.complete_copy(first, 9 * MB);
@@ -240,7 +238,7 @@ fn enlarged_volume_is_not_restored_from_a_copy() {
 
 #[test]
 fn further_copy_is_weighed_by_the_work_since() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     assert_eq!(chain.last_decision().redo_ms, 60_000);
     let (first, ..) = chain.requested_copy();
@@ -275,7 +273,7 @@ fn job_pairs(volumes: &[&str], megabytes: u64, second: &str) -> String {
 fn short_copy_keeps_a_slot_for_its_level() {
     let begins = |megabytes| {
         let text = job_pairs(&["v", "w", "x"], megabytes, "");
-        let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::Always, 10_000);
+        let mut chain = CopyScenario::with_workflow(&text, "always", 10_000);
         let first = chain.run_all_jobs()[0];
         chain.end_execution(first, JobOutcome::Exited(0), megabytes * MB, 0);
         let (copy, ..) = chain.requested_copy();
@@ -291,7 +289,7 @@ fn short_copy_keeps_a_slot_for_its_level() {
 #[test]
 fn first_copy_cost_reweighs_volumes_without_copies() {
     let text = job_pairs(&["v", "w"], 10, " ro");
-    let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::CostBenefit, 100);
+    let mut chain = CopyScenario::with_workflow(&text, "cost-benefit", 100);
     let jobs = chain.run_all_jobs();
     chain.end_execution(jobs[0], JobOutcome::Exited(0), 5 * MB, 0);
     let (copy, ..) = chain.requested_copy();
@@ -322,7 +320,7 @@ fn seconds_until_abandoned(chain: &mut CopyScenario, copy: VolumeId) -> u64 {
 /// Its node is dead, and that is known only seconds later.
 #[test]
 fn overdue_copy_is_abandoned_when_a_level_waits() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     let (copy, ..) = chain.requested_copy();
     assert_eq!(seconds_until_abandoned(&mut chain, copy), 2);
@@ -337,7 +335,7 @@ fn overdue_copy_is_abandoned_when_a_level_waits() {
 #[test]
 fn copy_without_waiters_has_no_time_limit() {
     let text = job_pairs(&["v"], 10, " ro");
-    let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::with_workflow(&text, "always", 100);
     let job = chain.run_all_jobs()[0];
     chain.end_execution(job, JobOutcome::Exited(0), 5 * MB, 0);
     let (copy, ..) = chain.requested_copy();
@@ -372,7 +370,7 @@ fn return_copy_node(chain: &mut CopyScenario) -> (VolumeId, ServerId) {
 
 #[test]
 fn copy_on_a_returned_node_is_used_again() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     let (copy, server) = return_copy_node(&mut chain);
     let volumes = vec![copy];
     let find = Action::FindVolumes { server, volumes };
@@ -391,7 +389,7 @@ fn copy_on_a_returned_node_is_used_again() {
 
 #[test]
 fn copy_takes_the_place_of_its_absent_volume() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     let (copy, server) = return_copy_node(&mut chain);
     let source = ServerId(3 - server.0);
     chain.step(Event::ServerSilent { server: source });
@@ -403,7 +401,7 @@ fn copy_takes_the_place_of_its_absent_volume() {
 
 #[test]
 fn outdated_copy_on_a_returned_node_is_deleted() {
-    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    let mut chain = CopyScenario::new("always", 100);
     chain.end_job(5 * MB);
     let (copy, server, _) = chain.requested_copy();
     chain.complete_copy(copy, 5 * MB);

@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use bafs_sched::CheckpointPolicy;
+use bafs_sched::PolicyNames;
 use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass};
 use bafs_sim::simulator::{LoadModel, Policy, Scenario, Simulation, build_canonical_workflow};
 
@@ -12,7 +12,7 @@ const GB: u64 = 1_000_000_000;
 
 /// 64 pipelines of three jobs on 16 nodes, as in the thesis' figure 3.6; mean seconds over seeds.
 fn simulate_policies(
-    checkpoint: CheckpointPolicy,
+    checkpoint: &'static str,
     run_s: u64,
     mtbf_s: Option<u64>,
     seeds: RangeInclusive<u64>,
@@ -31,7 +31,7 @@ fn simulate_policies(
             variability_ppm: 100_000,
         };
         let scenario = Scenario {
-            checkpoint,
+            policies: PolicyNames::default().with("replication", checkpoint),
             ..Scenario::new(environment, Policy::Need, load, seed)
         };
         let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
@@ -44,7 +44,7 @@ fn simulate_policies(
 
 #[test]
 fn copies_cost_little_where_no_node_fails() {
-    let [never, weighed] = [CheckpointPolicy::Never, CheckpointPolicy::CostBenefit]
+    let [never, weighed] = ["never", "cost-benefit"]
         .map(|checkpoint| simulate_policies(checkpoint, 600, None, 1..=20));
     assert!(weighed <= never * 1.01, "one copy to learn what it costs");
 }
@@ -54,12 +54,8 @@ fn copies_cost_little_where_no_node_fails() {
 #[test]
 fn copies_pay_where_nodes_fail_often() {
     for (run_s, mtbf_s) in [(600, 600), (60, 60), (6, 6)] {
-        let [never, always, weighed] = [
-            CheckpointPolicy::Never,
-            CheckpointPolicy::Always,
-            CheckpointPolicy::CostBenefit,
-        ]
-        .map(|checkpoint| simulate_policies(checkpoint, run_s, Some(mtbf_s), 1..=40));
+        let [never, always, weighed] = ["never", "always", "cost-benefit"]
+            .map(|checkpoint| simulate_policies(checkpoint, run_s, Some(mtbf_s), 1..=40));
         assert!(
             weighed < never * 0.97 && weighed < always * 1.015,
             "jobs of {run_s} s: {weighed} s by cost and benefit, {never} s without copies, \

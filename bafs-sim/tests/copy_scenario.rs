@@ -4,9 +4,7 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
-use bafs_sched::{
-    Action, CheckpointPolicy, CopyDecision, Event, NodeInfo, Scheduler, Settings, Space,
-};
+use bafs_sched::{Action, CopyDecision, Event, NodeInfo, PolicyNames, Scheduler, Settings, Space};
 use bafs_sim::simulated_cluster::parse_workflow_text;
 
 const MB: u64 = 1_000_000;
@@ -20,12 +18,12 @@ pub(crate) struct CopyScenario {
 }
 
 impl CopyScenario {
-    pub(crate) fn new(checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
+    pub(crate) fn new(checkpoint: &'static str, node_megabytes: u64) -> Self {
         Self::with_volume(checkpoint, 10, node_megabytes)
     }
 
     pub(crate) fn with_volume(
-        checkpoint: CheckpointPolicy,
+        checkpoint: &'static str,
         megabytes: u64,
         node_megabytes: u64,
     ) -> Self {
@@ -41,13 +39,9 @@ impl CopyScenario {
     }
 
     /// Any workflow, from when the nodes are seen.
-    pub(crate) fn with_workflow(
-        text: &str,
-        checkpoint: CheckpointPolicy,
-        node_megabytes: u64,
-    ) -> Self {
+    pub(crate) fn with_workflow(text: &str, checkpoint: &'static str, node_megabytes: u64) -> Self {
         let settings = Settings {
-            checkpoint_policy: checkpoint,
+            policies: PolicyNames::default().with("replication", checkpoint),
             ..Settings::default()
         };
         let mut chain = Self {

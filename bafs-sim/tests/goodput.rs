@@ -3,7 +3,7 @@
 use bafs_sched::goodput::compute_goodput;
 use bafs_sched::io::journal::{History, JournalHeader};
 use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
-use bafs_sched::{CheckpointPolicy, JobState, NullSelector, Outcome, Settings, Space};
+use bafs_sched::{JobState, NullSelector, Outcome, PolicyNames, Settings, Space};
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};
@@ -41,7 +41,7 @@ fn run_with_faults(seed: u64, faults: Faults) -> (Workflow, Timeline) {
         killed_nodes_max: 1_000,
         nodes_timeout_ms: 300_000,
         space_timeout_ms: 300_000,
-        checkpoint_policy: CheckpointPolicy::Always,
+        policies: PolicyNames::default().with("replication", "always"),
         ..Settings::default()
     };
     let node = NodeSpec {

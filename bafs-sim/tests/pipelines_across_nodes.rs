@@ -7,7 +7,7 @@
     reason = "the seed is printed before it can fail"
 )]
 
-use bafs_sched::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::{Outcome, PolicyNames, Settings, Space};
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
@@ -94,7 +94,7 @@ fn run_random_workflows(jobs_max: u64, seeds: u64) {
         let nodes = nodes.collect();
         let settings = Settings {
             slack_permille: 0,
-            checkpoint_policy: CheckpointPolicy::Never,
+            policies: PolicyNames::default().with("replication", "never"),
             ..Settings::default()
         };
         let mut world = SimulatedCluster::new(
@@ -160,7 +160,7 @@ fn run_on_nodes(text: &str, megabytes: u64, slots: u32) -> (u64, u64) {
     };
     let settings = Settings {
         slack_permille: 0,
-        checkpoint_policy: CheckpointPolicy::Never,
+        policies: PolicyNames::default().with("replication", "never"),
         ..Settings::default()
     };
     let nodes = vec![NodeSpec { capacity, slots }];

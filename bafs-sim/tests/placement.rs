@@ -1,6 +1,6 @@
 //! Which node a job gets when several could run it, in virtual time.
 
-use bafs_sched::{CheckpointPolicy, Outcome, Settings, Space};
+use bafs_sched::{Outcome, PolicyNames, Settings, Space};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};
 
@@ -37,7 +37,7 @@ fn reader_workflow(size: &str) -> Workflow {
 fn simulate_elapsed_ms(seed: u64, workflow: Workflow, nodes: Vec<NodeSpec>) -> u64 {
     // Copies take no longer for more bytes in this world, and would teach just that.
     let settings = Settings {
-        checkpoint_policy: CheckpointPolicy::Never,
+        policies: PolicyNames::default().with("replication", "never"),
         ..Settings::default()
     };
     let mut world = SimulatedCluster::new(seed, workflow, settings, nodes, Faults::default());

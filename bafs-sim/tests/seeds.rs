@@ -7,7 +7,7 @@
 
 use bafs_proto::ids::RunId;
 use bafs_sched::{
-    CheckpointPolicy, CopyDecision, CopyOutcome, Event, Outcome, Scheduler, Settings, Space,
+    CopyDecision, CopyOutcome, Event, Outcome, PolicyNames, Scheduler, Settings, Space,
 };
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
@@ -85,11 +85,14 @@ fn cluster_for_seed(seed: u64) -> SimulatedCluster {
         nodes_timeout_ms: 300_000,
         space_timeout_ms: 300_000,
         cleanup_timeout_ms: 600_000,
-        checkpoint_policy: match rng.next_below(3) {
-            0 => CheckpointPolicy::Never,
-            1 => CheckpointPolicy::Always,
-            _ => CheckpointPolicy::CostBenefit,
-        },
+        policies: PolicyNames::default().with(
+            "replication",
+            match rng.next_below(3) {
+                0 => "never",
+                1 => "always",
+                _ => "cost-benefit",
+            },
+        ),
         ..Settings::default()
     };
     SimulatedCluster::new(seed, workflow, settings, nodes, faults)
@@ -206,7 +209,7 @@ fn job_finds_the_only_suitable_node() {
 }
 
 /// Runs 12 pipelines of four stages of 30 s on four nodes; answers virtual seconds and re-runs.
-fn run_policy(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
+fn run_policy(seed: u64, checkpoint: &'static str, node_dies: u64) -> (u64, u64) {
     let mut text = String::new();
     for p in 0..12 {
         for at in 0..4 {
@@ -234,7 +237,7 @@ fn run_policy(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, 
         ..Faults::default()
     };
     let settings = Settings {
-        checkpoint_policy: checkpoint,
+        policies: PolicyNames::default().with("replication", checkpoint),
         environment_faults_max: 1_000,
         killed_nodes_max: 1_000,
         ..Settings::default()
@@ -255,7 +258,7 @@ fn run_policy(seed: u64, checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, 
 }
 
 /// Sums of [`run_policy`] over so many seeds that those of two policies differ by more than chance.
-fn run_policy_seeds(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) {
+fn run_policy_seeds(checkpoint: &'static str, node_dies: u64) -> (u64, u64) {
     let runs = (0..150).map(|seed| run_policy(seed, checkpoint, node_dies));
     let sum = runs.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
     println!("{node_dies} of 1000 nodes die in a second, {checkpoint:?}: {sum:?}");
@@ -264,14 +267,14 @@ fn run_policy_seeds(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) 
 
 #[test]
 fn copies_cost_little_and_save_work_under_failures() {
-    let never = run_policy_seeds(CheckpointPolicy::Never, 0);
-    let sometimes = run_policy_seeds(CheckpointPolicy::CostBenefit, 0);
+    let never = run_policy_seeds("never", 0);
+    let sometimes = run_policy_seeds("cost-benefit", 0);
     assert!(
         sometimes.0 * 100 <= never.0 * 103,
         "{sometimes:?} {never:?}"
     );
-    let never = run_policy_seeds(CheckpointPolicy::Never, 15);
-    let always = run_policy_seeds(CheckpointPolicy::Always, 15);
-    let sometimes = run_policy_seeds(CheckpointPolicy::CostBenefit, 15);
+    let never = run_policy_seeds("never", 15);
+    let always = run_policy_seeds("always", 15);
+    let sometimes = run_policy_seeds("cost-benefit", 15);
     assert!(sometimes.1 < never.1 && always.1 < never.1);
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use bafs_proto::path::from_bytes;
-use bafs_sched::CheckpointPolicy;
+use bafs_sched::PolicyNames;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -522,7 +522,7 @@ pub(crate) enum CheckpointTiming {
     CostBenefit,
 }
 
-impl From<CheckpointTiming> for CheckpointPolicy {
+impl From<CheckpointTiming> for PolicyNames {
     fn from(wanted: CheckpointTiming) -> Self {
         match wanted {
             CheckpointTiming::Never => Self::Never,

@@ -1,5 +1,5 @@
 //! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
-//! `policy/placement/capacity.rs`, what a failure means by `policy/failure/attribution.rs`.
+//! `policy/placement/starts.rs`, what a failure means by `policy/failure/attribution.rs`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::jobs::JobState;
 use crate::state::nodes::FleetNode;
@@ -428,48 +429,66 @@ impl State {
 
     /// Puts a ready job into the queue where its data are.
     pub(crate) fn enqueue(&mut self, job: JobIndex) {
-        let need = self.need_of(job);
+        let view = View::new(self);
+        let binding = self.policies.placement.binding(view, job);
+        let order = self.policies.order.key(view, job);
+        let pipeline = self.graph.pipeline(job);
+        let key = ReadyKey {
+            waits: self.waits_for_probe(pipeline),
+            behind: self.behind(pipeline),
+            turn: order.turn,
+            chain: Reverse(order.chain),
+            need: order.need,
+            starts_pipeline: !self.is_pipeline_of_job_begun(job),
+            kind: self.graph.kind(job),
+            job,
+        };
+        self.queues.put(binding, key);
+    }
+
+    /// Whether a job has parents, or scratch volumes that exist: its pipeline has begun.
+    fn is_pipeline_of_job_begun(&self, job: JobIndex) -> bool {
+        let mut mounted = self.graph.mounted(job).into_iter();
+        !self.graph.workflow.job(job).parents.is_empty()
+            || mounted.any(|(volume, _)| {
+                self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache
+            })
+    }
+
+    /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
+    /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
+    /// job room.
+    pub(crate) fn node_of_data(&self, job: JobIndex) -> Option<ServerId> {
         let mut home: Option<(u64, ServerId)> = None;
-        let mut is_under_way = !self.graph.workflow.job(job).parents.is_empty();
         for (volume, _) in self.graph.mounted(job) {
-            let spec = self.graph.workflow.volume(volume);
             if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
-                is_under_way = true;
+                let bytes = self.graph.workflow.volume(volume).size_bytes;
                 let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
                 if let Some(server) = there
-                    && home.is_none_or(|(bytes, _)| bytes < spec.size_bytes)
+                    && home.is_none_or(|(most, _)| most < bytes)
                 {
-                    home = Some((spec.size_bytes, server));
+                    home = Some((bytes, server));
                 }
             }
         }
-        // An appliance only stores: its volumes are mounted from elsewhere. So are those of a node
-        // that cannot run this job, or refused it room.
+        let (_, server) = home?;
         let no_room_on = &self.graph.job(job).troubles.no_room_on;
         let can_run =
-            |server: &ServerId| !no_room_on.contains(server) && self.could_run(job, *server, need);
-        let binding = home.map(|(_, server)| server).filter(can_run);
-        let pipeline = self.graph.pipeline(job);
+            !no_room_on.contains(&server) && self.could_run(job, server, self.need_of(job));
+        can_run.then_some(server)
+    }
+
+    /// The turn of a job under the limits of a strategy.
+    pub(crate) fn turn_by_limits(&self, job: JobIndex) -> (u32, u32) {
         let admission = self.admission.as_ref();
-        let turn = admission.map_or((0, 0), |admission| admission.turn(job, pipeline));
-        self.queues.put(
-            binding,
-            ReadyKey {
-                waits: self.waits_for_probe(pipeline),
-                behind: self.behind(pipeline),
-                turn,
-                chain: Reverse(self.urgent_chain(job)),
-                need: need.saturating_add(self.need_behind(job)),
-                starts_pipeline: !is_under_way,
-                kind: self.graph.kind(job),
-                job,
-            },
-        );
+        admission.map_or((0, 0), |admission| {
+            admission.turn(&self.graph, job, self.graph.pipeline(job))
+        })
     }
 
     /// What is added to the need of readers that come after those of what was there before: a
     /// little more than scratch volumes need, so that jobs which lack a batch volume come later.
-    fn need_behind(&self, job: JobIndex) -> Space {
+    pub(crate) fn need_behind(&self, job: JobIndex) -> Space {
         let mounted = self.graph.mounted(job).into_iter();
         let places = mounted.map(|(volume, _)| self.warming.place_behind(volume));
         let more = self.scratch_need_max.bytes.saturating_add(1);

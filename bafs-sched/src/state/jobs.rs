@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::policy::admission::batch_room::BatchSets;
 use crate::policy::admission::node_survey::Changed;
-use crate::policy::order::critical_path::Chains;
+use crate::policy::order::urgency::Chains;
 use crate::state::cross_pipeline::Crossings;
 use crate::state::failure_history::Troubles;
 use crate::state::job_order::Courses;
@@ -148,6 +148,8 @@ pub(crate) struct Graph {
     pub(crate) totals: Totals,
     /// Place of each job in the topological order.
     rank: Vec<u32>,
+    /// Jobs before each job on its longest way from a first one.
+    level: Vec<u32>,
     /// The first job of each job's kind.
     kinds: Vec<u32>,
     /// Jobs that wait for each job beside its children.
@@ -190,6 +192,7 @@ impl Graph {
         for (position, job) in order.iter().enumerate() {
             rank[job.as_usize()] = count(position);
         }
+        let level = workflow.levels_in(&order);
         let kinds = kinds(&workflow, &volumes);
         let followers = followers(&workflow, &rank);
         for follower in followers.iter().flatten() {
@@ -223,6 +226,7 @@ impl Graph {
             volumes,
             totals: Totals::default(),
             rank,
+            level,
             kinds,
             followers,
             pipeline,
@@ -347,6 +351,11 @@ impl Graph {
 
     pub(crate) fn rank(&self, job: JobIndex) -> u32 {
         self.rank[job.as_usize()]
+    }
+
+    /// How many jobs come before a job on its longest way from a first one.
+    pub(crate) fn level(&self, job: JobIndex) -> u32 {
+        self.level[job.as_usize()]
     }
 
     pub(crate) fn job_indexes(&self) -> impl Iterator<Item = JobIndex> + use<> {

@@ -407,42 +407,35 @@ impl Fleet {
             .any(|(_, node)| !node.is_unfit && node.seen.slots > 0)
     }
 
-    /// Counts a job that failed there and succeeded elsewhere; answers whether the node should be
-    /// set aside: that happens again and again, and to no other node.
-    pub(crate) fn blame(&mut self, server: ServerId, blamed_max: u32) -> bool {
-        let Some(node) = self.nodes.get_mut(&server) else {
-            return false;
-        };
-        node.blamed = node.blamed.saturating_add(1);
-        node.is_proven = false;
-        let is_bad = node.blamed >= blamed_max;
-        let is_witness = |node: &FleetNode| node.blamed == 0 && node.is_proven;
-        is_bad && self.can_spare(server) && self.any_other(server, is_witness)
+    /// Counts a job that failed there and succeeded elsewhere.
+    pub(crate) fn count_blame(&mut self, server: ServerId) {
+        if let Some(node) = self.nodes.get_mut(&server) {
+            node.blamed = node.blamed.saturating_add(1);
+            node.is_proven = false;
+        }
     }
 
-    /// Counts a failure of the environment; answers whether the node should be set aside: it fails
-    /// again and again while another does not.
-    pub(crate) fn count_fault(&mut self, server: ServerId, faults_max: u32) -> bool {
-        let Some(node) = self.nodes.get_mut(&server) else {
-            return false;
-        };
-        node.faults_in_row = node.faults_in_row.saturating_add(1);
-        node.is_proven = false;
-        let is_bad = node.faults_in_row >= faults_max;
-        // Where long jobs run, none may have ended yet.
-        let is_witness =
-            |node: &FleetNode| node.faults_in_row == 0 && (node.is_proven || node.busy > 0);
-        is_bad && self.can_spare(server) && self.any_other(server, is_witness)
+    /// Counts a failure of the environment.
+    pub(crate) fn count_fault(&mut self, server: ServerId) {
+        if let Some(node) = self.nodes.get_mut(&server) {
+            node.faults_in_row = node.faults_in_row.saturating_add(1);
+            node.is_proven = false;
+        }
     }
 
-    fn any_other(&self, server: ServerId, is_witness: impl Fn(&FleetNode) -> bool) -> bool {
+    /// Whether another live node with slots is a witness.
+    pub(crate) fn any_other(
+        &self,
+        server: ServerId,
+        is_witness: impl Fn(&FleetNode) -> bool,
+    ) -> bool {
         let mut others = self.live().filter(|(id, _)| *id != server);
         others.any(|(_, node)| node.seen.slots > 0 && is_witness(node))
     }
 
     /// Whether a node may be set aside because jobs fail there: one may, and further ones while
     /// they are no more than a quarter of all slots. Where many fail, it is hardly the nodes.
-    fn can_spare(&self, server: ServerId) -> bool {
+    pub(crate) fn can_spare(&self, server: ServerId) -> bool {
         let (mut suspect, mut all) = (0, 0);
         for (id, node) in self.live() {
             let slots = u64::from(node.seen.slots);
@@ -570,46 +563,5 @@ mod tests {
                 files: 99
             }
         );
-    }
-
-    #[test]
-    fn node_is_quarantined_only_if_others_succeed() {
-        let mut fleet = Fleet::new(0);
-        fleet.see(node(1, 1, 100));
-        assert!(!fleet.count_fault(ServerId(1), 1), "there is no other");
-        fleet.see(node(2, 1, 100));
-        assert!(!fleet.count_fault(ServerId(1), 2), "the other ran nothing");
-        fleet.update(ServerId(2), FleetNode::prove);
-        assert!(fleet.count_fault(ServerId(1), 2));
-        assert!(!fleet.count_fault(ServerId(2), 1), "the other fails too");
-    }
-
-    #[test]
-    fn success_elsewhere_blames_a_node_without_successes() {
-        let mut fleet = Fleet::new(0);
-        for id in 1..=8 {
-            fleet.see(node(id, 1, 100));
-        }
-        assert!(!fleet.blame(ServerId(1), 1), "no other ran anything");
-        fleet.update(ServerId(2), FleetNode::prove);
-        assert!(fleet.blame(ServerId(1), 2));
-        fleet.update(ServerId(1), FleetNode::prove);
-        assert!(!fleet.blame(ServerId(1), 2), "a job succeeded there since");
-    }
-
-    #[test]
-    fn at_most_a_quarter_of_slots_is_quarantined() {
-        let mut fleet = Fleet::new(0);
-        for id in 1..=8 {
-            fleet.see(node(id, 1, 100));
-        }
-        fleet.update(ServerId(8), FleetNode::prove);
-        for id in 1..=2 {
-            assert!(fleet.blame(ServerId(id), 1));
-            fleet.update(ServerId(id), |node| node.is_suspect = true);
-        }
-        assert!(!fleet.blame(ServerId(3), 1), "that would be three of eight");
-        fleet.update(ServerId(1), FleetNode::pardon);
-        assert!(fleet.blame(ServerId(3), 1));
     }
 }

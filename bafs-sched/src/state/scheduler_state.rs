@@ -8,6 +8,7 @@ use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 
 use crate::action::{Action, MountedVolume};
 use crate::event::{Event, NodeInfo};
+use crate::policy::PolicySet;
 use crate::policy::admission::bankers_check::Claims;
 use crate::policy::admission::deadlock::Ways;
 use crate::policy::admission::limits::Admission;
@@ -16,8 +17,8 @@ use crate::policy::cache_space::load_imbalance::Skew;
 use crate::policy::cache_space::prefetch::Warming;
 use crate::policy::failure::returned_nodes::LostVolume;
 use crate::policy::failure::sizes::Sizes;
-use crate::policy::order::critical_path::Urgency;
-use crate::policy::replication::cost_benefit::Checkpoints;
+use crate::policy::order::urgency::Urgency;
+use crate::policy::replication::copy_estimate::Checkpoints;
 use crate::policy::strategy::selector::Guided;
 use crate::settings::Settings;
 use crate::space::Space;
@@ -57,6 +58,8 @@ pub(crate) enum Phase {
 pub struct State {
     pub(crate) run: RunId,
     pub(crate) settings: Settings,
+    /// The rules that it follows.
+    pub(crate) policies: PolicySet,
     pub(crate) now: Time,
     pub(crate) phase: Phase,
     pub(crate) is_cancelled: bool,
@@ -163,6 +166,7 @@ impl State {
         let graph = Graph::new(workflow);
         let mut scheduler = Self {
             run,
+            policies: PolicySet::new(&settings.policies),
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,

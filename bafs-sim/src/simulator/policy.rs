@@ -4,7 +4,7 @@
 use std::fmt;
 
 use bafs_sched::{
-    AllocationRules, CheckpointPolicy, IoMode, JobStartOrder, Settings, StrategySelectorConfig,
+    AllocationRules, IoMode, JobStartOrder, PolicyNames, Settings, StrategySelectorConfig,
 };
 
 use crate::planner::{Environment, Shape, SimulatedPlan, Strategy, StrategyAllocation};
@@ -60,8 +60,8 @@ pub struct Scenario {
     pub policy: Policy,
     /// The load of jobs.
     pub load: LoadModel,
-    /// When scratch volumes are copied to other nodes.
-    pub checkpoint: CheckpointPolicy,
+    /// The other policies of the scheduler.
+    pub policies: PolicyNames,
     /// The scheduler's slack on each node, in thousandths. The planner counts without.
     pub slack_permille: u32,
     /// Failures beside those that the environment draws: when, in microseconds, and the position of
@@ -90,7 +90,7 @@ impl Scenario {
             environment,
             policy,
             load,
-            checkpoint: CheckpointPolicy::Never,
+            policies: PolicyNames::default().with("replication", "never"),
             slack_permille: 0,
             failures: Vec::new(),
             attempts_per_job_max: ATTEMPTS_PER_JOB_MAX,
@@ -129,7 +129,7 @@ impl Scenario {
             allocation_rules: rules,
             strategy_selector: (self.policy == Policy::Adaptive)
                 .then(|| self.selector_config(shape)),
-            checkpoint_policy: self.checkpoint,
+            policies: self.policies.clone(),
             slack_permille: self.slack_permille,
             nodes_timeout_ms: wait_ms,
             fleet_settle_ms: usual.fleet_settle_ms.saturating_add(last_from_ms),

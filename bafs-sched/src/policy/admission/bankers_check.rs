@@ -1,6 +1,6 @@
 //! Whether every pipeline that holds space can still come to its end after a job has taken more:
 //! Dijkstra's banker, node by node. So pipelines never wait for each other's space, and nothing
-//! that is done has to be dropped to make way. Where jobs go is `policy/placement/capacity.rs`.
+//! that is done has to be dropped to make way. Where jobs go is `policy/placement/starts.rs`.
 //!
 //! A node is *safe* when the pipelines at home there can end there one after the other, each with
 //! what is free and what those before it leave. A job may start where all nodes on which it takes
@@ -23,7 +23,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::policy::admission::node_survey::Survey;
-use crate::policy::placement::capacity::Create;
+use crate::policy::placement::starts::Create;
 use crate::space::Space;
 use crate::state::job_order::{RemainingNeed, floor};
 use crate::state::scheduler_state::State;

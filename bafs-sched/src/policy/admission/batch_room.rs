@@ -1,14 +1,14 @@
 //! Room for batch volumes: what is begun beside each other leaves so much that all fit which one
 //! stage reads at once. Otherwise pipelines fill the nodes to the last byte, a cache finds room
 //! only where another one goes, and jobs run one after the other. Which job starts where is
-//! `policy/placement/capacity.rs`, whether pipelines can end `policy/admission/bankers_check.rs`.
+//! `policy/placement/starts.rs`, whether pipelines can end `policy/admission/bankers_check.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
-use crate::policy::placement::capacity::Create;
+use crate::policy::placement::starts::Create;
 use crate::space::Space;
 use crate::state::scheduler_state::State;
 

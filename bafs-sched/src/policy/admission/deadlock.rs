@@ -9,7 +9,7 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use crate::policy::admission::feasibility::{bytes_only, describe, describe_bytes};
 use crate::policy::cache_space::reclaim::{DELETE_FAULTS_TOLD, LEFT_SHOWN};
 use crate::policy::order::node_demand::GivesUp;
-use crate::policy::placement::capacity::Care;
+use crate::policy::placement::starts::Care;
 use crate::space::Space;
 use crate::state::scheduler_state::State;
 use crate::state::timers::Timer;

@@ -7,7 +7,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{FILES_MAX, JobIndex, VolumeIndex};
 
 use crate::policy::admission::pipeline_trial::{NodeCapacity, Prefer, Trial};
-use crate::policy::placement::capacity::{Care, Create};
+use crate::policy::placement::starts::{Care, Create};
 use crate::space::Space;
 use crate::state::scheduler_state::State;
 

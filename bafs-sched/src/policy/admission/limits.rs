@@ -1,6 +1,6 @@
 //! Which data of a workload are allocated at once, as rules that a strategy gives the scheduler:
 //! how many pipelines may be under way, how many batch volumes exist, and in which order jobs go.
-//! Where data lie is `policy/placement/capacity.rs`. Rules never make a workflow impossible: when they block it, they
+//! Where data lie is `policy/placement/starts.rs`. Rules never make a workflow impossible: when they block it, they
 //! give way.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::placement::capacity::Create;
+use crate::policy::placement::starts::Create;
 use crate::state::jobs::{Graph, JobState};
 use crate::state::scheduler_state::State;
 use crate::state::timers::Timer;
@@ -55,8 +55,6 @@ impl AllocationRules {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Admission {
     pub(crate) rules: AllocationRules,
-    /// Jobs before each job on its longest way from a first one.
-    level: Vec<u32>,
     /// For each pipeline, whether it is under way.
     is_begun: Vec<bool>,
     /// How often each pipeline was rolled back: what runs again goes after the others.
@@ -78,7 +76,6 @@ pub(crate) struct Admission {
 impl Admission {
     pub(crate) fn new(rules: AllocationRules, graph: &Graph) -> Self {
         let workflow = &graph.workflow;
-        let level = workflow.levels();
         let jobs = workflow.jobs.len();
         let volumes = (0..workflow.volumes.len() as u32).map(VolumeIndex);
         let caches: Vec<VolumeIndex> = volumes.filter(|v| graph.volume(*v).is_cache).collect();
@@ -87,7 +84,7 @@ impl Admission {
                 .volume(*cache)
                 .users
                 .iter()
-                .map(|u| level[u.as_usize()]);
+                .map(|user| graph.level(*user));
             let first = levels.next()?;
             levels
                 .all(|level| level == first)
@@ -97,7 +94,6 @@ impl Admission {
             rules,
             stage: caches.iter().filter_map(stage).collect(),
             caches,
-            level,
             is_begun: vec![false; jobs],
             rounds: vec![0; jobs],
             under_way: 0,
@@ -115,8 +111,8 @@ impl Admission {
     }
 
     /// The place of a job in the order, before its needs are looked at.
-    pub(crate) fn turn(&self, job: JobIndex, pipeline: u32) -> (u32, u32) {
-        let level = self.level[job.as_usize()];
+    pub(crate) fn turn(&self, graph: &Graph, job: JobIndex, pipeline: u32) -> (u32, u32) {
+        let level = graph.level(job);
         let turn = match self.rules.order {
             JobStartOrder::Need => 0,
             JobStartOrder::BreadthFirst => level,
@@ -172,7 +168,7 @@ impl State {
         let Some(admission) = self.admission.as_mut().filter(|_| !missing.is_empty()) else {
             return true;
         };
-        let level = admission.level[job.as_usize()];
+        let level = self.graph.level(job);
         if admission.full_from.is_some_and(|from| from <= level) {
             return false;
         }

@@ -72,11 +72,11 @@ mod tests {
     use bafs_proto::time::Time;
     use bafs_workflow::parse_workflow;
 
-    use super::*;
+    use crate::Scheduler;
     use crate::{Action, Event, NodeInfo, Outcome, Settings, Space};
 
     /// A job that needs what two nodes have together, and a run with so much patience.
-    fn scheduler(settle_ms: u64) -> State {
+    fn scheduler(settle_ms: u64) -> Scheduler {
         let text = "volume db cache bafs://home/db 1500 MB\n\
                     job a {\nexecutable = x\n}\nmount db a /db";
         let none = |_: &str| Err("no files".to_owned());
@@ -86,10 +86,10 @@ mod tests {
             nodes_timeout_ms: 60_000,
             ..Settings::default()
         };
-        State::new(RunId(1), workflow, settings)
+        Scheduler::new(RunId(1), workflow, settings)
     }
 
-    fn comes(scheduler: &mut State, at_ms: u64, node: u64) -> Vec<Action> {
+    fn comes(scheduler: &mut Scheduler, at_ms: u64, node: u64) -> Vec<Action> {
         let space = Space {
             bytes: 1_000_000_000,
             files: 100_000,

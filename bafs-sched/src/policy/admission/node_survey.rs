@@ -8,7 +8,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::policy::admission::bankers_check::beyond_least;
-use crate::policy::placement::capacity::Create;
+use crate::policy::placement::starts::Create;
 use crate::space::Space;
 use crate::state::job_order::floor;
 use crate::state::scheduler_state::State;

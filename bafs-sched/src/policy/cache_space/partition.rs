@@ -1,12 +1,14 @@
-//! Cooperative caches: how much of one each node gets. Which job starts where is `policy/placement/capacity.rs`.
+//! Cooperative caches: how much of one each node gets. Which job starts where is `policy/placement/starts.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
+use super::CacheDivision;
+use crate::policy::View;
 use crate::policy::cache_space::load_imbalance::with_skew;
-use crate::policy::placement::capacity::Create;
+use crate::policy::placement::starts::Create;
 use crate::space::{Space, scale_up};
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
@@ -135,7 +137,6 @@ impl State {
         taken: &BTreeMap<ServerId, Space>,
         more: &BTreeMap<ServerId, Space>,
     ) -> Option<CachePartition> {
-        let size = self.size_of(volume);
         let left = |node: ServerId| {
             let taken = taken.get(&node).copied().unwrap_or_default();
             let more = more.get(&node).copied().unwrap_or_default();
@@ -146,25 +147,12 @@ impl State {
         };
         let rooms = self.rooms(Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
-        let skew = self.skew.permille();
-        let shares = match &self.admission {
-            Some(_) => {
-                let readers = u64::from(self.graph.volume(volume).users_left);
-                let scratch = self.scratch_need_max.bytes.saturating_mul(readers);
-                let absent = self.volumes.absent_beside(volume);
-                let absent = absent.map(|(bytes, n)| with_skew(bytes, skew).saturating_mul(n));
-                let beside = absent.fold(scratch, u64::saturating_add);
-                shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
-            }
-            None => {
-                let beside = ConcurrentCacheData {
-                    others: self.lacking_batch(server, &BTreeSet::from([volume])),
-                    ..self.beside_next(volume, server)
-                };
-                let readers = || self.readers_without_scratch(volume);
-                shares(size, skew, &rooms, beside, readers)
-            }
+        let division = CacheDivision {
+            volume,
+            server,
+            rooms: &rooms,
         };
+        let shares = self.policies.cache_space.divide(View::new(self), &division);
         let has_part = |shares: &CachePartition| shares.iter().any(|(node, _)| *node == server);
         shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
     }
@@ -219,7 +207,7 @@ impl State {
 
     /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some
     /// of them tells. Where pipelines have theirs these need no room any more.
-    fn readers_without_scratch(&self, volume: VolumeIndex) -> u64 {
+    pub(crate) fn readers_without_scratch(&self, volume: VolumeIndex) -> u64 {
         let users = &self.graph.workflow.volume(volume).users;
         // Odd, so that of two kinds of readers in turn both are seen.
         let step = users.len().div_ceil(READERS_LOOKED_AT) | 1;
@@ -397,9 +385,9 @@ impl ConcurrentCacheData {
 
 /// What a node can give to a cooperative cache, all in bytes but `left`.
 #[derive(Debug, Clone, Copy)]
-struct Room {
-    server: ServerId,
-    left: Space,
+pub(crate) struct Room {
+    pub(super) server: ServerId,
+    pub(super) left: Space,
     /// What the pipelines at home there need to come to their end, one after the other.
     to_end: u64,
     /// What any pipeline may need to come to its end there.
@@ -420,7 +408,7 @@ struct Room {
 /// its size leaves room for all its `readers` that have no scratch volumes yet: who waits for room
 /// reads it when it has gone, and brings it from home again. What is left it shares with the batch
 /// volume that is to be fetched next, where both have room. Nothing if the sum is below the size.
-fn shares(
+pub(super) fn shares(
     size: Space,
     skew_permille: u64,
     rooms: &[Room],
@@ -510,7 +498,7 @@ fn can_be_whole(size: Space, rooms: &[&Room], others: u64, keep: impl Fn(&Room) 
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
 /// possible still fit; with a part more for blocks that are not spread evenly, where that leaves
 /// `beside` bytes for all else. Nothing if the nodes have less than the size.
-fn shares_beside(
+pub(super) fn shares_beside(
     size: Space,
     skew_permille: u64,
     rooms: &[Room],
@@ -532,7 +520,7 @@ fn shares_beside(
 
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
 /// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
-fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<CachePartition> {
+pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<CachePartition> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)

@@ -9,6 +9,7 @@ use bafs_proto::{Error, ErrorClass, ErrorCode};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::Action;
+use crate::policy::View;
 use crate::policy::failure::full_disk::Finder;
 use crate::state::attempts::AttemptState;
 use crate::state::failure_history::Away;
@@ -230,12 +231,12 @@ impl State {
         if is_blamed {
             self.avoid_after_two(job, server, cause);
         }
-        if is_blamed
-            && cause == Cause::Unknown
-            && self
-                .fleet
-                .count_fault(server, self.settings.node_faults_max)
-        {
+        let may_be_the_node = is_blamed && cause == Cause::Unknown;
+        if may_be_the_node {
+            self.fleet.count_fault(server);
+        }
+        let policy = self.policies.failure;
+        if may_be_the_node && policy.blames_for_faults(View::new(self), server) {
             self.suspect(server);
             let text = format!("fails jobs, but other nodes do not; last reason: {fault}");
             self.tell_aside(server, &text);
@@ -342,7 +343,15 @@ impl State {
         ) = (None, None);
         let here = self.graph.job(job).last_server;
         for server in std::mem::take(&mut self.graph.job_mut(job).troubles.failed_on) {
-            if Some(server) != here && self.fleet.blame(server, self.settings.node_faults_max) {
+            if Some(server) == here {
+                continue;
+            }
+            self.fleet.count_blame(server);
+            if self
+                .policies
+                .failure
+                .blames_for_jobs(View::new(self), server)
+            {
                 self.suspect(server);
                 self.tell_aside(server, "fails jobs that succeed on other nodes");
             }

@@ -339,6 +339,7 @@ mod tests {
     use bafs_proto::time::Time;
 
     use super::*;
+    use crate::Scheduler;
     use crate::{Event, NodeInfo, Settings};
 
     #[test]
@@ -350,7 +351,7 @@ mod tests {
         let none = |path: &str| Err(path.to_owned());
         let checked = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = checked.expect("it is right").workflow;
-        let mut scheduler = State::new(RunId(0), workflow, Settings::default());
+        let mut scheduler = Scheduler::new(RunId(0), workflow, Settings::default());
         let capacity = Space {
             bytes: 100_000_000,
             files: 100_000,
@@ -373,6 +374,7 @@ mod tests {
         let pipeline = scheduler.graph.pipeline(JobIndex(0));
         assert!(
             scheduler
+                .state
                 .resize_to_fit(pipeline, vec![(grown, size, beyond)])
                 .is_none()
         );

@@ -1,5 +1,5 @@
 //! Copies of scratch volumes on other nodes: how they are made, when they take the place of what
-//! was lost, and when they go. Whether one is worth its cost says `policy/replication/cost_benefit.rs`.
+//! was lost, and when they go. Whether one is worth its cost says `policy/replication/copy_estimate.rs`.
 //!
 //! While a newer copy of a volume is made, the older one stays: it spares what was done before it
 //! until the newer is complete, and what has not changed since need not cross the network again.
@@ -11,7 +11,7 @@ use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
-use crate::policy::replication::cost_benefit::CopyCost;
+use crate::policy::replication::copy_estimate::CopyCost;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
 use crate::state::volumes::{Instance, InstanceState};

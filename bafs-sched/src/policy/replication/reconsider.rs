@@ -1,11 +1,10 @@
 //! When losses turn out to be more frequent than was believed, or it is known for the first time
 //! what a copy costs, the volumes that have none are weighed once more: jobs of equal length end
 //! together, and their volumes are all weighed before anything is known. How they are weighed says
-//! `policy/replication/cost_benefit.rs`.
+//! `policy/replication/copy_estimate.rs`.
 
 use bafs_workflow::VolumeIndex;
 
-use crate::policy::replication::cost_benefit::CheckpointPolicy;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
 use crate::state::volumes::InstanceState;
@@ -22,7 +21,7 @@ impl State {
 
     /// Weighs every volume again that has no copy.
     pub(crate) fn weigh_again(&mut self) {
-        if self.settings.checkpoint_policy != CheckpointPolicy::CostBenefit {
+        if !self.policies.replication.weighs() {
             return;
         }
         let instances = self.volumes.iter();

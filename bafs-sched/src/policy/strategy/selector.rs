@@ -134,6 +134,9 @@ impl State {
         let Some(asked) = guided.asked else {
             return self.ask(done);
         };
+        if !self.policies.strategy.may_change() {
+            return;
+        }
         let sizes = (self.sizes.learned.len(), self.sizes.kinds.len());
         if is_much_learned(asked.sizes, sizes.0, sizes.1) {
             return self.ask(done);
@@ -362,6 +365,7 @@ mod tests {
     use bafs_workflow::{JobIndex, parse_workflow};
 
     use super::*;
+    use crate::Scheduler;
     use crate::state::nodes::{FleetNode, Limit};
     use crate::{Event, NodeInfo, Settings, Space};
     use crate::{SimulatedPlan, WorkloadModel};
@@ -407,11 +411,11 @@ mod tests {
         }
     }
 
-    fn scheduler(text: &str) -> State {
+    fn scheduler(text: &str) -> Scheduler {
         scheduler_with(text, None)
     }
 
-    fn scheduler_with(text: &str, simulated_plan: Option<SimulatedPlan>) -> State {
+    fn scheduler_with(text: &str, simulated_plan: Option<SimulatedPlan>) -> Scheduler {
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
         let guide = StrategySelectorConfig {
@@ -426,11 +430,11 @@ mod tests {
             strategy_selector: Some(guide),
             ..Settings::default()
         };
-        State::with_strategy_selector(RunId(1), workflow, settings, &SizeReporter)
+        Scheduler::with_strategy_selector(RunId(1), workflow, settings, &SizeReporter)
     }
 
     /// Ten pipelines of a short job and a long one, with eight of its like beside it.
-    fn unlike() -> State {
+    fn unlike() -> Scheduler {
         let mut text = String::new();
         for pipeline in 0..10 {
             text += &format!(
@@ -452,7 +456,7 @@ mod tests {
     #[test]
     fn begun_wide_pipeline_counts_as_one() {
         let mut scheduler = unlike();
-        scheduler.graph.set_state(JobIndex(0), JobState::Done);
+        scheduler.state.graph.set_state(JobIndex(0), JobState::Done);
         let rest = scheduler.rest();
         assert_eq!((rest.open, rest.fresh, rest.begun), (10, 9, 1));
     }
@@ -475,7 +479,7 @@ mod tests {
             is_over: false,
         };
         let set = |node: &mut FleetNode| node.limit = Some(limit);
-        scheduler.fleet.update(ServerId(1), set);
+        scheduler.state.fleet.update(ServerId(1), set);
         assert_eq!(scheduler.processors_and_bytes().0, 1);
         let kinds = scheduler.node_kinds();
         assert_eq!(kinds.iter().map(|kind| kind.slots).sum::<u32>(), 1);
@@ -526,7 +530,7 @@ mod tests {
     fn run_without_a_selector_follows_no_strategy() {
         let mut scheduler = scheduler("job a {\nexecutable = x\n}\n");
         let (workflow, settings) = (scheduler.workflow().clone(), scheduler.settings().clone());
-        let mut without = State::new(RunId(1), workflow, settings);
+        let mut without = Scheduler::new(RunId(1), workflow, settings);
         for scheduler in [&mut scheduler, &mut without] {
             let space = Space {
                 bytes: 1_000_000,

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 use bafs_proto::time::Time;
-use bafs_sched::{CheckpointPolicy, JobStartOrder};
+use bafs_sched::{JobStartOrder, PolicyNames};
 use bafs_sim::planner::NodeClass;
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulator::SimulationResult;
@@ -37,10 +37,10 @@ const FAILURE_FREE_RUNS: [(u64, Option<u64>); 4] = [
     (LARGE_BYTES, None),
     (LARGE_BYTES, None),
 ];
-const POLICIES: [(&str, CheckpointPolicy); 3] = [
-    ("cost-benefit", CheckpointPolicy::CostBenefit),
-    ("never", CheckpointPolicy::Never),
-    ("always", CheckpointPolicy::Always),
+const POLICIES: [(&str, &'static str); 3] = [
+    ("cost-benefit", "cost-benefit"),
+    ("never", "never"),
+    ("always", "always"),
 ];
 
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
@@ -155,7 +155,7 @@ struct FailureRun {
 fn run_once(
     width: u32,
     bytes: u64,
-    (policy, checkpoint): (&str, CheckpointPolicy),
+    (policy, checkpoint): (&str, &'static str),
     seed: Option<u64>,
 ) -> Result<FailureRun> {
     let node_bytes = 2_000_000_000;

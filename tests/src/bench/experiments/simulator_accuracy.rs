@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
 use bafs_sched::io::journal;
-use bafs_sched::{CheckpointPolicy, JobStartOrder};
+use bafs_sched::{JobStartOrder, PolicyNames};
 use bafs_sim::past_runs::{self, PastRun};
 use bafs_sim::planner::{Environment, NodeClass};
 use bafs_sim::seeded_rng::SeededRng;
@@ -95,7 +95,7 @@ impl SimulationModel {
                 job.compute_us = scattered.saturating_sub(JITTER_US / 2);
             }
             let load = LoadModel::Measured(measured);
-            self.simulate(order, CheckpointPolicy::Never, (load, Vec::new()), seed)
+            self.simulate(order, "never", (load, Vec::new()), seed)
         });
         Ok(SimulatedResults::from_runs(
             &runs.collect::<Result<Vec<SimulationResult>>>()?,
@@ -106,7 +106,7 @@ impl SimulationModel {
     pub(super) fn simulate_run(
         &self,
         order: JobStartOrder,
-        checkpoint: CheckpointPolicy,
+        checkpoint: &'static str,
         failures: Vec<(u64, u32)>,
     ) -> Result<SimulationResult> {
         let load = LoadModel::Measured(self.past.measured.clone());
@@ -116,7 +116,7 @@ impl SimulationModel {
     fn simulate(
         &self,
         order: JobStartOrder,
-        checkpoint: CheckpointPolicy,
+        checkpoint: &'static str,
         (load, failures): (LoadModel, Vec<(u64, u32)>),
         seed: u64,
     ) -> Result<SimulationResult> {
