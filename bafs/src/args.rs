@@ -104,6 +104,8 @@ pub(crate) enum CliCommand {
     /// Raise or lower the priority of a pipeline (jobs that share scratch volumes) in an active
     /// run.
     Prefer(PreferArgs),
+    /// List the policies of the scheduler by family.
+    Policies,
     /// Cancel the unfinished jobs of a pipeline in an active run.
     Cancel(CancelArgs),
     /// Print all events and decisions of a run, from its journal.
@@ -475,8 +477,8 @@ pub(crate) struct RunArgs {
     /// Read and write home directly, without caches and volumes, for comparison.
     #[arg(long)]
     pub(crate) remote_io: bool,
-    /// Cache shared inputs on the nodes, but keep scratch data at home, for comparison.
-    #[arg(long, conflicts_with = "remote_io")]
+    /// Cache shared inputs on the nodes, but keep scratch data at home. For benchmarks.
+    #[arg(long, conflicts_with = "remote_io", hide = true)]
     pub(crate) cache_only: bool,
     /// Timeout, such as 2d, after which the run fails for lack of nodes, space or a reachable home.
     /// By default, the run waits 1 min for the first node, 5 s for further nodes that the workflow
@@ -487,12 +489,12 @@ pub(crate) struct RunArgs {
     /// your login name; has no effect with `--local`.
     #[arg(long, env = "BAFS_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Order in which jobs start. Orders other than `need` are for comparison.
-    #[arg(long, value_enum, default_value = "need")]
+    /// Order in which jobs start, under the limits of a strategy that limits nothing. For
+    /// benchmarks.
+    #[arg(long, value_enum, default_value = "need", hide = true)]
     pub(crate) order: StartOrder,
-    /// When to copy scratch data to another node, in case a node fails.
-    #[arg(long, value_enum, default_value = "cost-benefit")]
-    pub(crate) checkpoint: CheckpointTiming,
+    #[command(flatten)]
+    pub(crate) policies: PolicyArgs,
     /// Follow the allocation strategy that `bafs plan` chooses for this environment, and change it
     /// when another is faster for the remaining jobs. Jobs run on the nodes of the catalog; if
     /// these differ from the nodes in the file, the model uses the link rates of the file.
@@ -511,25 +513,37 @@ pub(crate) enum StartOrder {
     DepthFirst,
 }
 
-/// When scratch data are copied to another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CheckpointTiming {
-    /// Never; a run recomputes lost data.
-    Never,
-    /// After each job, if there is space.
-    Always,
-    /// After a job, if the expected cost of a loss exceeds that of the copy.
-    CostBenefit,
+/// Which policies the scheduler uses.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PolicyArgs {
+    /// Policy to use in a family, such as replication=always; `bafs policies` lists them. May be
+    /// repeated.
+    #[arg(long = "policy", value_name = "FAMILY=NAME", value_parser = parse_policy)]
+    named: Vec<String>,
+    /// The replication policy, as versions before 0.2 named it.
+    #[arg(long, value_name = "NAME", hide = true)]
+    checkpoint: Option<String>,
 }
 
-impl From<CheckpointTiming> for PolicyNames {
-    fn from(wanted: CheckpointTiming) -> Self {
-        match wanted {
-            CheckpointTiming::Never => Self::Never,
-            CheckpointTiming::Always => Self::Always,
-            CheckpointTiming::CostBenefit => Self::CostBenefit,
+impl PolicyArgs {
+    /// The policies that were named, on top of these.
+    pub(crate) fn over(&self, usual: PolicyNames) -> anyhow::Result<PolicyNames> {
+        let mut names = usual;
+        let checkpoint = self
+            .checkpoint
+            .iter()
+            .map(|name| format!("replication={name}"));
+        for named in checkpoint.chain(self.named.iter().cloned()) {
+            names.choose(&named).map_err(UsageError::from_reason)?;
         }
+        Ok(names)
     }
+}
+
+fn parse_policy(text: &str) -> Result<String, String> {
+    PolicyNames::default()
+        .choose(text)
+        .map(|()| text.to_owned())
 }
 
 #[derive(Debug, Args)]

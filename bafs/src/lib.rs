@@ -19,6 +19,7 @@ mod logs;
 mod metrics;
 mod output;
 mod plan;
+mod policies;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -121,6 +122,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => workflow_file::check_workflow(&args.workflow, output)?,
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
+        CliCommand::Policies => policies::run(output)?,
         CliCommand::Prefer(args) => run_control::prefer_pipeline(&args, output)?,
         CliCommand::Cancel(args) => run_control::cancel_pipeline(&args, output)?,
         CliCommand::Replay(args) => history::print_history(&args, output)?,

@@ -143,7 +143,7 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
             .as_deref()
             .map(|path| build_strategy_selector(path, workflow))
             .transpose()?,
-        checkpoint_policy: args.checkpoint.into(),
+        policies: args.policies.over(usual.policies.clone())?,
         ..usual
     })
 }

@@ -241,12 +241,13 @@ fn simulate_policy(
         Policy::Adaptive => workload.simulate_plan(environment)?,
         _ => None,
     };
+    let usual = Scenario::new(environment.clone(), policy, load, args.seed);
     let scenario = Scenario {
-        checkpoint: args.checkpoint.into(),
+        policies: args.policies.over(usual.policies.clone())?,
         slack_permille: slack_permille.unwrap_or(0),
         is_recorded: args.plot.is_some(),
         simulated_plan: advice,
-        ..Scenario::new(environment.clone(), policy, load, args.seed)
+        ..usual
     };
     let run = Simulation::new(workload.workflow.clone(), scenario).run();
     let run = match run {

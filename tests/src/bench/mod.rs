@@ -16,6 +16,7 @@ mod minimal_file_systems;
 pub mod nohang;
 pub mod options;
 mod planner;
+mod policies;
 pub mod report;
 mod shell;
 mod sim;
@@ -77,6 +78,11 @@ pub const ALL: &[Benchmark] = &[
         description: "predictions beside the simulator: baselines, regret over two grids, other \
                       graphs",
         run: planner::run,
+    },
+    Benchmark {
+        name: "policies",
+        description: "each policy of the scheduler beside the default of its family, simulated",
+        run: policies::run,
     },
     Benchmark {
         name: "sim",

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 use bafs_proto::time::Time;
-use bafs_sched::{JobStartOrder, PolicyNames};
+use bafs_sched::JobStartOrder;
 use bafs_sim::planner::NodeClass;
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulator::SimulationResult;

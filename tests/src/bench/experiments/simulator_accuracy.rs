@@ -126,7 +126,7 @@ impl SimulationModel {
             .as_ref()
             .map_or(0, |site| site.slack_permille);
         let scenario = Scenario {
-            checkpoint,
+            policies: PolicyNames::default().with("replication", checkpoint),
             slack_permille,
             failures,
             ..Scenario::new(self.environment.clone(), Policy::Order(order), load, seed)
