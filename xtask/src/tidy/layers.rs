@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::RuleViolation;
 use super::files::SourceFile;
 use super::source::{blank_non_code, find_word_starts, has_word, strip_tests};
+use super::violation::RuleViolation;
 
 /// A dependency that is named in few places, so that replacing it touches few.
 struct ConfinedDependency {

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::RuleViolation;
 use super::files::SourceFile;
 use super::prose;
 use super::source::blank_non_code;
+use super::violation::RuleViolation;
 
 /// Each retired word and the standard term that took its place.
 const RETIRED: [(&str, &str); 35] = [
