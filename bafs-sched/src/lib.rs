@@ -32,9 +32,11 @@
 
 mod action;
 mod allocation_strategy;
+mod describe;
 pub mod driver;
 mod event;
 pub mod goodput;
+mod invariants;
 pub mod io;
 pub mod policy;
 pub mod replay;
@@ -46,25 +48,30 @@ mod space;
 mod state;
 mod strategy_selector;
 pub mod timeline;
+mod transition;
+mod wait_reasons;
 
 pub use action::{Action, MountedVolume};
 pub use allocation_strategy::Strategy;
 pub use event::{Event, NodeInfo, RunQuota, UserCommand};
 pub use policy::admission::feasibility::PLAN_HINT;
-pub use policy::admission::limits::{AllocationRules, JobStartOrder};
 pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
 pub use policy::order::node_demand::NodeDemand;
-pub use policy::replication::copy_estimate::{CopyCost, CopyDecision, CopyOutcome};
-pub use policy::strategy::selector::StrategyChange;
 pub use policy::{PolicyDescription, PolicyNames, list_policies};
 pub use scheduler::Scheduler;
 pub use settings::{IoMode, Settings};
 pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};
 pub use space::Space;
+pub use state::copy_costs::CopyCost;
+pub use state::copy_costs::CopyDecision;
+pub use state::copy_costs::CopyOutcome;
 pub use state::jobs::JobState;
+pub use state::limits::AllocationRules;
+pub use state::limits::JobStartOrder;
 pub use state::observed_access::RunWarning;
 pub(crate) use state::progress::describe_signal;
 pub use state::progress::{JobFailure, Outcome, Progress};
+pub use state::strategy::StrategyChange;
 pub use strategy_selector::{
     NodeKind, NullSelector, RemainingPipelines, Selection, SelectionQuery, StrategySelector,
     StrategySelectorConfig, WorkloadModel,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::policy::PolicyNames;
-use crate::policy::admission::limits::AllocationRules;
+use crate::state::limits::AllocationRules;
 use crate::strategy_selector::StrategySelectorConfig;
 
 /// Where jobs find their data.

@@ -11,9 +11,9 @@ use bafs_workflow::Workflow;
 use serde::{Deserialize, Serialize};
 
 use crate::allocation_strategy::Strategy;
-use crate::policy::admission::limits::AllocationRules;
 use crate::simulated_plan::SimulatedPlan;
 use crate::space::Space;
+use crate::state::limits::AllocationRules;
 
 /// What the scheduler must be told to plan by itself: it sees nodes, but not links. Kept in the
 /// journal with the other settings.

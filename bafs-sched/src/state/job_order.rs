@@ -3,8 +3,8 @@
 
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
-use crate::policy::cache_space::partition::SHARE_BYTES_MIN;
 use crate::space::Space;
+use crate::state::cache_parts::floor;
 
 /// Pipelines with so many jobs are also ordered job by job, by what each leaves; that takes time
 /// in the square of their number.
@@ -392,14 +392,6 @@ impl<'w> Meter<'w> {
             bytes: spec.size_bytes,
             files: spec.size_files,
         }
-    }
-}
-
-/// The least part of a cache of this size that a node can have.
-pub(crate) fn floor(size: Space) -> Space {
-    Space {
-        bytes: size.bytes.min(SHARE_BYTES_MIN),
-        ..size
     }
 }
 

@@ -6,9 +6,9 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use serde::Serialize;
 
-use crate::policy::admission::batch_room::BatchSets;
-use crate::policy::admission::node_survey::Changed;
-use crate::policy::order::urgency::Chains;
+use crate::state::batch_sets::BatchSets;
+use crate::state::changes::Changed;
+use crate::state::critical_path::Chains;
 use crate::state::cross_pipeline::Crossings;
 use crate::state::failure_history::Troubles;
 use crate::state::job_order::Courses;

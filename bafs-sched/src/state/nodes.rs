@@ -7,8 +7,8 @@ use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 
 use crate::event::NodeInfo;
-use crate::policy::failure::full_disk::Fullness;
 use crate::space::{Space, scale_up};
+use crate::state::disk_fullness::Fullness;
 use crate::state::work_counter::WorkCounter;
 
 /// Nodes that a search for a place looks at in each order of preference.

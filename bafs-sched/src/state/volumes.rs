@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
-use crate::policy::admission::node_survey::Changed;
 use crate::space::Space;
+use crate::state::changes::Changed;
 use crate::state::work_counter::WorkCounter;
 
 /// Where a volume is in its life, as far as we know.

@@ -22,23 +22,15 @@ use std::sync::Arc;
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::admission::node_survey::Survey;
-use crate::policy::placement::starts::Create;
 use crate::space::Space;
-use crate::state::job_order::{RemainingNeed, floor};
+use crate::state::cache_parts::{beyond_least, floor};
+use crate::state::job_order::RemainingNeed;
+use crate::state::node_surveys::Survey;
+use crate::state::planned_volumes::Create;
 use crate::state::scheduler_state::State;
 
 /// Nodes that are looked at for one to lean on, those with most room first.
 const REFUGES_LOOKED_AT: usize = 64;
-
-/// Where pipelines are at home, and which lean.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Claims {
-    /// The node on which each pipeline created scratch volumes last.
-    home: BTreeMap<u32, ServerId>,
-    /// Nodes whose pipelines need room on another one, with the most that one of them needs.
-    leaning: BTreeMap<ServerId, Space>,
-}
 
 /// What a pipeline has on a node, and what it still needs beyond that.
 #[derive(Debug, Clone, Copy)]
@@ -512,12 +504,4 @@ fn least_to_end(mut claims: Vec<PipelineClaim>) -> Space {
         left = left.saturating_add(claim.held);
     }
     need
-}
-
-/// What a part of a cache has beyond the least part.
-pub(crate) fn beyond_least(part: Space) -> Space {
-    Space {
-        files: 0,
-        ..part.saturating_sub(floor(part))
-    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_workflow::VolumeIndex;
 
-use crate::policy::admission::feasibility::{bytes_only, describe_bytes};
+use crate::describe::{bytes_only, describe_bytes};
 use crate::state::scheduler_state::State;
 
 impl State {

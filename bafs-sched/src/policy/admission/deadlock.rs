@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::VolumeId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::admission::feasibility::{bytes_only, describe, describe_bytes};
-use crate::policy::cache_space::reclaim::{DELETE_FAULTS_TOLD, LEFT_SHOWN};
+use crate::describe::{DELETE_FAULTS_TOLD, LEFT_SHOWN, bytes_only, describe, describe_bytes};
 use crate::policy::order::node_demand::GivesUp;
-use crate::policy::placement::starts::Care;
 use crate::space::Space;
+use crate::state::planned_volumes::Care;
 use crate::state::scheduler_state::State;
 use crate::state::timers::Timer;
 use crate::state::volumes::{Instance, InstanceState};
@@ -23,27 +22,6 @@ const UNPROTECTED_MAX: u32 = 16;
 
 /// A pipeline makes way for others so often, until one ends or more jobs are done than ever before.
 const WAYS_MAX: u32 = 2;
-
-/// Pipelines that made way for others.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Ways {
-    /// The most jobs that were done when one did.
-    done_most: u64,
-    /// How often each did since a pipeline ended, or more were done than ever before.
-    made: BTreeMap<u32, u32>,
-    /// Pipelines that ended after others made way: each counts once, as it may make way itself and
-    /// end again.
-    ended: BTreeSet<u32>,
-}
-
-impl Ways {
-    /// A pipeline is through: it was not in vain that others made way.
-    pub(crate) fn pipeline_ended(&mut self, pipeline: u32) {
-        if !self.made.is_empty() && self.ended.insert(pipeline) {
-            self.made.clear();
-        }
-    }
-}
 
 impl State {
     /// When jobs are ready, nothing is under way and none of them can start, pipelines block each

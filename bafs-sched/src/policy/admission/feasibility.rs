@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
-use bafs_workflow::{FILES_MAX, JobIndex, VolumeIndex};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
+use crate::describe::{bytes_of, describe, describe_bytes, describe_lack};
 use crate::policy::admission::pipeline_trial::{NodeCapacity, Prefer, Trial};
-use crate::policy::placement::starts::{Care, Create};
 use crate::space::Space;
+use crate::state::planned_volumes::{Care, Create};
 use crate::state::scheduler_state::State;
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
@@ -505,17 +506,8 @@ impl State {
     }
 }
 
-pub(crate) fn bytes_of(spaces: impl Iterator<Item = Space>) -> u64 {
-    let bytes = spaces.map(|space| space.bytes);
-    bytes.fold(0, u64::saturating_add)
-}
-
 fn largest(sizes: &[Space]) -> Space {
     sizes.first().copied().unwrap_or_default()
-}
-
-pub(crate) fn bytes_only(bytes: u64) -> Space {
-    Space { bytes, files: 0 }
 }
 
 /// Sizes of nodes for people, equal ones together, the largest first; so many thousandths of each
@@ -543,48 +535,13 @@ fn describe_sizes(sizes: &[Space], slack_permille: u32) -> String {
     text
 }
 
-/// An amount for people: three digits and a decimal unit, and files.
-pub(crate) fn describe(space: Space) -> String {
-    let (bytes, files) = (describe_bytes(space), space.files);
-    match files > FILES_MAX {
-        true => format!("{bytes} (and no limit of files)"),
-        false => format!("{bytes} and {files} files"),
-    }
-}
-
-/// What is lacking, for people.
-pub(crate) fn describe_lack(space: Space) -> String {
-    match space {
-        Space { files: 0, .. } => describe_bytes(space),
-        Space { bytes: 0, files } => format!("{files} files"),
-        Space { .. } => describe(space),
-    }
-}
-
-/// The bytes of an amount for people.
-pub(crate) fn describe_bytes(space: Space) -> String {
-    const UNITS: [(&str, u64); 4] = [
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("kB", 1_000),
-    ];
-    match UNITS.iter().find(|(_, unit)| space.bytes >= *unit) {
-        Some((name, unit)) => {
-            let tenths = u128::from(space.bytes) * 10 / u128::from(*unit);
-            format!("{}.{} {name}", tenths / 10, tenths % 10)
-        }
-        None => format!("{} bytes", space.bytes),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn node_sizes_are_described_with_their_slack() {
-        let sizes = [98, 98, 49].map(|mb| bytes_only(mb * 1_000_000));
+        let sizes = [98, 98, 49].map(|mb| crate::describe::bytes_only(mb * 1_000_000));
         let told = describe_sizes(&sizes, 25);
         let kinds = "2 with 98.0 MB and 0 files, 1 with 49.0 MB and 0 files";
         assert_eq!(

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::admission::feasibility::{describe, describe_bytes, describe_lack};
+use crate::describe::{describe, describe_bytes, describe_lack};
 use crate::space::Space;
-use crate::state::job_order::floor;
+use crate::state::cache_parts::floor;
 use crate::state::scheduler_state::State;
 
 /// Of volumes of so many sizes it is counted how many of them fit on nodes.

@@ -1,107 +1,16 @@
 //! What there is on each node, whoever starts next, looked at again only where something changed.
 //! What follows from it is `policy/admission/bankers_check.rs`.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::admission::bankers_check::beyond_least;
-use crate::policy::placement::starts::Create;
-use crate::space::Space;
-use crate::state::job_order::floor;
+use crate::state::cache_parts::{beyond_least, floor};
+use crate::state::node_surveys::Survey;
+use crate::state::planned_volumes::Create;
 use crate::state::scheduler_state::State;
 use crate::state::volumes::InstanceState;
-
-/// Changes that are noted one by one: where nobody asks, as with a strategy's rules, they are not
-/// kept.
-const CHANGED_MAX: usize = 4_096;
-
-/// What there is on nodes, remembered while nothing comes, goes or begins there: a search for a
-/// place looks at the same nodes for one job after the other, and room for batch volumes is sought
-/// on all nodes of a group at each start. Part of no state: forgetting it changes nothing.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Surveys {
-    /// Nodes that came and went.
-    fleet: (u64, u64),
-    of: BTreeMap<ServerId, Arc<Survey>>,
-}
-
-impl PartialEq for Surveys {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-/// What changed since it was asked for, of which nothing is known when it was too much. Part of no
-/// state, as what it is for.
-#[derive(Debug, Clone)]
-pub(crate) struct Changed<T> {
-    some: Vec<T>,
-    is_any: bool,
-}
-
-impl<T> Default for Changed<T> {
-    fn default() -> Self {
-        Self {
-            some: Vec::new(),
-            is_any: false,
-        }
-    }
-}
-
-impl<T> PartialEq for Changed<T> {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl<T: PartialEq> Changed<T> {
-    pub(crate) fn note(&mut self, changed: T) {
-        if self.is_any || self.some.last() == Some(&changed) {
-            return;
-        }
-        match self.some.len() == CHANGED_MAX {
-            true => self.note_all(),
-            false => self.some.push(changed),
-        }
-    }
-
-    /// All may have changed.
-    pub(crate) fn note_all(&mut self) {
-        self.some.clear();
-        self.is_any = true;
-    }
-
-    fn is_empty(&self) -> bool {
-        self.some.is_empty() && !self.is_any
-    }
-
-    /// From now on nothing has changed.
-    fn forget(&mut self) {
-        self.some.clear();
-        self.is_any = false;
-    }
-
-    /// All that changed; nothing when anything may have.
-    fn known(&self) -> Option<&[T]> {
-        (!self.is_any).then_some(&self.some)
-    }
-}
-
-/// What there is on a node, whoever starts next.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Survey {
-    /// What goes without any further start.
-    pub(crate) leaving: Space,
-    /// What caches there have beyond the least part, which is in `leaving`.
-    pub(crate) beyond: Space,
-    /// What pipelines have, at home there or not.
-    pub(crate) held: BTreeMap<u32, Space>,
-    /// What must be free for the pipelines at home there to end, once somebody asked.
-    pub(crate) to_end: OnceLock<Space>,
-}
 
 impl State {
     /// Whether a volume on this node goes without any further start once `job` has started.

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::admission::feasibility::bytes_of;
+use crate::describe::bytes_of;
 use crate::space::Space;
-use crate::state::job_order::floor;
+use crate::state::cache_parts::floor;
 use crate::state::scheduler_state::State;
 
 /// How many ways are tried.

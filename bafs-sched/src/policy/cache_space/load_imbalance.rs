@@ -1,64 +1,16 @@
 //! How unevenly blocks of cooperative caches are spread over their parts, as nodes tell: so much
 //! more than its size the next cache is made. Moves no block and makes no cache.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::VolumeIndex;
 
 use crate::action::Action;
-use crate::policy::cache_space::refetch::Again;
 use crate::space::scale_up;
+use crate::state::cache_statistics::CacheInspection;
 use crate::state::scheduler_state::State;
 use crate::state::volumes::InstanceState;
-
-/// Part of a cache beyond its size, in thousandths, before any cache was looked at.
-pub(crate) const SKEW_PERMILLE_FIRST: u64 = 100;
-
-/// The least and the most that is learned, in thousandths: a block more on some node is never far,
-/// and room for a third more would be missed elsewhere.
-const SKEW_PERMILLE_MIN: u64 = 20;
-const SKEW_PERMILLE_MAX: u64 = 300;
-
-/// What was seen of caches.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Skew {
-    /// The answers for each cache since its parts were asked last.
-    asked: BTreeMap<VolumeIndex, CacheInspection>,
-    /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
-    found: BTreeMap<VolumeIndex, u64>,
-    /// The same, the most uneven cache last.
-    by_unevenness: BTreeSet<(u64, VolumeIndex)>,
-    /// What they got once more.
-    pub(crate) again: Again,
-}
-
-/// What the parts of a cache were asked.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct CacheInspection {
-    /// What each part keeps that answered, in bytes.
-    kept: BTreeMap<VolumeId, u64>,
-    /// Of each group, how many have not answered. A look at all parts for each answer would take
-    /// the square of their number.
-    left: BTreeMap<String, usize>,
-}
-
-impl Skew {
-    /// Part of the next cache beyond its size, in thousandths: as much as the most uneven needs.
-    pub(crate) fn permille(&self) -> u64 {
-        let most = self.by_unevenness.last();
-        most.map_or(SKEW_PERMILLE_FIRST, |(most, _)| {
-            *most.clamp(&SKEW_PERMILLE_MIN, &SKEW_PERMILLE_MAX)
-        })
-    }
-
-    fn note(&mut self, volume: VolumeIndex, found: u64) {
-        if let Some(before) = self.found.insert(volume, found) {
-            self.by_unevenness.remove(&(before, volume));
-        }
-        self.by_unevenness.insert((found, volume));
-    }
-}
 
 impl State {
     /// Another reader of a cache is done: after the first, the second, the fourth and so on its
@@ -190,6 +142,8 @@ fn unevenness(parts: &[(u64, u64)], size: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::cache_statistics::SKEW_PERMILLE_FIRST;
+    use crate::state::cache_statistics::Skew;
 
     #[test]
     fn load_imbalance_follows_the_most_uneven_cache() {

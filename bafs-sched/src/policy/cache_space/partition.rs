@@ -8,14 +8,11 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use super::CacheDivision;
 use crate::policy::View;
 use crate::policy::cache_space::load_imbalance::with_skew;
-use crate::policy::placement::starts::Create;
 use crate::space::{Space, scale_up};
+use crate::state::cache_parts::SHARE_BYTES_MIN;
 use crate::state::jobs::JobState;
+use crate::state::planned_volumes::Create;
 use crate::state::scheduler_state::State;
-
-/// The least part of a cooperative cache that lets a node run its readers, in bytes: a few blocks,
-/// as the others come from its peers. A smaller cache is kept whole.
-pub(crate) const SHARE_BYTES_MIN: u64 = 256 << 10;
 
 /// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
 /// where it can.
@@ -583,7 +580,7 @@ pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::cache_space::load_imbalance::SKEW_PERMILLE_FIRST;
+    use crate::state::cache_statistics::SKEW_PERMILLE_FIRST;
 
     const MB: u64 = 1_000_000;
 

@@ -6,21 +6,15 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::Action;
-use crate::policy::failure::returned_nodes::LostVolume;
+use crate::describe::{DELETE_FAULTS_TOLD, LEFT_SHOWN, describe_ms};
 use crate::space::Space;
-use crate::state::extractions::describe_ms;
 use crate::state::jobs::{JobState, VolumeNode};
+use crate::state::lost_volumes::LostVolume;
 use crate::state::observed_access::RunWarning;
 use crate::state::progress::Outcome;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
 use crate::state::volumes::InstanceState;
-
-/// Deletions of a volume that fail before the user is told, and it is not waited for any more.
-pub(crate) const DELETE_FAULTS_TOLD: u32 = 10;
-
-/// Volumes of a node that are named when the run could not delete them.
-pub(crate) const LEFT_SHOWN: usize = 3;
 
 impl State {
     /// Takes a volume out of use and has it deleted; its space counts until that is done.

@@ -1,37 +1,14 @@
 //! What crossed the link more than once as a cache is too small for what its jobs read: the user is
 //! told, and nothing is decided.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use bafs_proto::ids::VolumeId;
-use bafs_workflow::VolumeIndex;
 
-use crate::policy::admission::feasibility::{bytes_only, describe_bytes};
+use crate::describe::{bytes_only, describe_bytes};
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::State;
 
 /// So many thousandths of a cache may come once more before anybody is told.
 const AGAIN_PERMILLE: u64 = 50;
-
-/// What parts of caches got from home once more.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Again {
-    /// Of each cache that nobody was told of, the bytes of each part.
-    parts: BTreeMap<VolumeIndex, BTreeMap<VolumeId, u64>>,
-    told: BTreeSet<VolumeIndex>,
-}
-
-impl Again {
-    /// What all parts of a cache got once more, in bytes; nothing where it was told already.
-    fn note(&mut self, volume: VolumeIndex, id: VolumeId, bytes: u64) -> u64 {
-        if bytes == 0 || self.told.contains(&volume) {
-            return 0;
-        }
-        let parts = self.parts.entry(volume).or_default();
-        parts.insert(id, bytes);
-        parts.values().copied().fold(0, u64::saturating_add)
-    }
-}
 
 impl State {
     /// A part of a cache got so many bytes once more since its node started.

@@ -3,67 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::failure::sizes::{MARGIN_PERMILLE, SizeClass};
+use crate::policy::failure::sizes::MARGIN_PERMILLE;
 use crate::space::Space;
-use crate::state::jobs::Graph;
 use crate::state::scheduler_state::State;
-
-/// What makes volumes of one pipeline alike: the jobs that make them are at the same depth of the
-/// graph, run the same program, and mount the like; so are those that use them later.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Likeness {
-    level: u32,
-    program: String,
-    cpus: u32,
-    place: usize,
-    /// Of all that the maker mounts: size, whether it may be written, and which cache it is, if
-    /// one.
-    mounts: Vec<(u64, bool, Option<VolumeIndex>)>,
-    users: Vec<u32>,
-}
-
-impl Likeness {
-    pub(crate) fn of(
-        graph: &Graph,
-        levels: &[u32],
-        maker: JobIndex,
-        place: usize,
-        volume: VolumeIndex,
-    ) -> Self {
-        let job = graph.workflow.job(maker);
-        let mount = |(volume, writable): (VolumeIndex, bool)| {
-            let cache = graph.volume(volume).is_cache.then_some(volume);
-            (graph.workflow.volume(volume).size_bytes, writable, cache)
-        };
-        let users = graph.workflow.volume(volume).users.iter();
-        let mut users: Vec<u32> = users.map(|user| levels[user.as_usize()]).collect();
-        users.sort_unstable();
-        users.dedup();
-        let program = job.command.executable.chars();
-        Self {
-            level: levels[maker.as_usize()],
-            // Loops number programs too.
-            program: program.filter(|sign| !sign.is_ascii_digit()).collect(),
-            cpus: job.cpus,
-            place,
-            mounts: graph.mounted(maker).into_iter().map(mount).collect(),
-            users,
-        }
-    }
-}
-
-/// The depth of each job in the graph.
-pub(crate) fn levels(workflow: &Workflow) -> Vec<u32> {
-    let mut levels = vec![0; workflow.jobs.len()];
-    for job in workflow.topological_order() {
-        let parents = workflow.job(job).parents.iter();
-        let above = parents.map(|parent| levels[parent.as_usize()] + 1);
-        levels[job.as_usize()] = above.max().unwrap_or(0);
-    }
-    levels
-}
+use crate::state::volume_sizes::SizeClass;
 
 impl State {
     /// Whether a job waits until one of its like was measured: one is under way that makes a volume

@@ -10,8 +10,8 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::Action;
 use crate::policy::View;
-use crate::policy::failure::full_disk::Finder;
 use crate::state::attempts::AttemptState;
+use crate::state::disk_fullness::Finder;
 use crate::state::failure_history::Away;
 use crate::state::jobs::JobState;
 use crate::state::nodes::FleetNode;

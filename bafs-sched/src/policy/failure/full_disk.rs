@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::ServerId;
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobReport;
-use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
-use crate::policy::admission::feasibility::describe_bytes;
+use crate::describe::describe_bytes;
 use crate::space::Space;
+use crate::state::disk_fullness::{Finder, Fullness};
 use crate::state::jobs::JobState;
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::State;
@@ -53,59 +53,6 @@ struct Refusal {
     volume: VolumeIndex,
     /// What the disk had free; nothing where that is only believed.
     disk: Option<Space>,
-}
-
-/// Who found no space on a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finder {
-    /// A volume that was to be made there.
-    Volume,
-    /// A job that wrote there.
-    Writer,
-}
-
-/// How often the disk of a node had no space, one time after the other.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Fullness {
-    /// For volumes, until a job that asks later than the last has got all of its own.
-    for_volumes: u32,
-    refused_at: Time,
-    /// For jobs that wrote there, until one that does succeeds.
-    for_writers: u32,
-    /// What was told the last time.
-    why: String,
-    /// The user was told that it seems to be full.
-    is_told: bool,
-}
-
-impl Fullness {
-    fn times(&self) -> u32 {
-        self.for_volumes.max(self.for_writers)
-    }
-
-    /// What is met while the node gets no work anyway is one and the same.
-    fn note(&mut self, finder: Finder, why: &str, is_another: bool, now: Time) {
-        let times = match finder {
-            Finder::Volume => &mut self.for_volumes,
-            Finder::Writer => &mut self.for_writers,
-        };
-        *times = times.saturating_add(u32::from(is_another)).max(1);
-        if finder == Finder::Volume {
-            self.refused_at = now;
-        }
-        why.clone_into(&mut self.why);
-    }
-
-    /// All volumes of a job that asked for them at this time were made.
-    fn note_made(&mut self, asked_at: Time) {
-        if asked_at <= self.refused_at {
-            return;
-        }
-        self.for_volumes = 0;
-        if self.for_writers == 0 {
-            *self = Self::default();
-        }
-    }
 }
 
 impl State {

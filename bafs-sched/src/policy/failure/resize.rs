@@ -6,18 +6,14 @@ use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::admission::feasibility::describe;
-use crate::policy::failure::sizes::Offered;
+use crate::describe::describe;
 use crate::space::Space;
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::State;
+use crate::state::volume_sizes::{Offered, Taught};
 
 /// A volume with its size and a larger one.
 type Growth = (VolumeIndex, Space, Space);
-
-/// Volumes of pipelines of so many jobs, made by the job of this position, in this place among its
-/// scratch volumes, of this size.
-pub(crate) type Taught = (usize, usize, usize, Space);
 
 /// Of which pipelines which volumes are made larger.
 struct Lesson {

@@ -2,6 +2,7 @@
 //! where nothing has begun in its place, and these jobs do not run again. So are copies. What nodes
 //! have that are back together counts together.
 
+use crate::state::lost_volumes::LostVolumeState;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
@@ -11,34 +12,10 @@ use crate::action::{Action, MountedVolume};
 use crate::space::Space;
 use crate::state::attempts::AttemptState;
 use crate::state::jobs::JobState;
+use crate::state::lost_volumes::LostVolume;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
 use crate::state::volumes::{Instance, InstanceState};
-
-/// A volume that was complete when its node was given up, and that no job was writing.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct LostVolume {
-    volume: VolumeIndex,
-    size: Space,
-    /// Jobs that were done and whose output it has.
-    writers: Vec<JobIndex>,
-    /// Whether it was a copy of what was elsewhere.
-    is_copy: bool,
-    /// The last id that the run had given then.
-    noted_at: u64,
-    state: LostVolumeState,
-}
-
-/// What is known of a volume since its node was given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LostVolumeState {
-    /// Nothing: the node is not back.
-    NodeLost,
-    /// The node is back and has not said yet whether it has it.
-    Requested,
-    /// The node has it. Of no use before other nodes say what they have.
-    Found,
-}
 
 /// What can be used again of all that nodes have that are back.
 #[derive(Debug, Default)]
@@ -52,13 +29,6 @@ struct ReusePlan {
 impl ReusePlan {
     fn uses(&self, id: VolumeId, left: &LostVolume) -> bool {
         self.volumes.get(&left.volume) == Some(&id) || self.copies.contains(&id)
-    }
-}
-
-impl LostVolume {
-    /// Whether its node is back and it may be used again.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.state != LostVolumeState::NodeLost
     }
 }
 

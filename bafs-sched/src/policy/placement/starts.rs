@@ -9,6 +9,7 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use crate::policy::View;
 use crate::space::Space;
 use crate::state::nodes::FleetNode;
+use crate::state::planned_volumes::{Care, Create};
 use crate::state::ready_queue::{Binding, ReadyKey};
 use crate::state::scheduler_state::State;
 
@@ -23,26 +24,12 @@ const EASY_TRIED: usize = 4;
 /// Nodes that are tried for a scratch volume that does not fit where its job runs.
 const SPILL_LOOKED_AT: usize = 2;
 
-/// A volume to create: which, where, how large.
-pub(crate) type Create = (VolumeIndex, Option<ServerId>, Space);
-
 /// Whether a scratch volume may lie on another node than the job that needs it first. It is read
 /// and written over the network then, but the storage of all nodes counts as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spill {
     Never,
     Allowed,
-}
-
-/// Whether a start may leave pipelines that wait for each other's space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Care {
-    /// Never.
-    Safe,
-    /// Where nothing else goes on, and its own pipeline can end where its volumes will lie.
-    Fitting,
-    /// Where nothing else goes on, and nobody knows of a better place.
-    None,
 }
 
 impl State {

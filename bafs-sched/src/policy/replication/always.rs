@@ -2,8 +2,8 @@
 
 use bafs_workflow::VolumeIndex;
 
-use super::copy_estimate::CopyDecision;
 use super::{Policy, Replication, View};
+use crate::state::copy_costs::CopyDecision;
 
 /// Copies whatever it costs.
 #[derive(Debug)]

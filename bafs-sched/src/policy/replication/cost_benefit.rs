@@ -3,8 +3,9 @@
 
 use bafs_workflow::VolumeIndex;
 
-use super::copy_estimate::{CopyDecision, benefit_us};
+use super::copy_estimate::benefit_us;
 use super::{Policy, Replication, View};
+use crate::state::copy_costs::CopyDecision;
 
 /// Copies what would cost more to compute again.
 #[derive(Debug)]

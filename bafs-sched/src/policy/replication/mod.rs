@@ -8,8 +8,8 @@ mod never;
 pub(crate) mod overdue;
 pub(crate) mod reconsider;
 
-use self::copy_estimate::CopyDecision;
 use super::{Policy, View};
+use crate::state::copy_costs::CopyDecision;
 use bafs_workflow::VolumeIndex;
 
 /// Decides whether a finished stage of a scratch volume is copied.

@@ -2,48 +2,14 @@
 //! their node has died, which the catalog tells only seconds later. The next copies go elsewhere,
 //! until one to that node is complete.
 
-use std::collections::BTreeMap;
-
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::VolumeId;
 use bafs_workflow::VolumeIndex;
 
 use crate::state::jobs::JobState;
+use crate::state::overdue_copies::PATIENCE_MS_MIN;
 use crate::state::scheduler_state::State;
 use crate::state::timers::Timer;
 use crate::state::volumes::InstanceState;
-
-/// So many times what it should take a copy may take.
-const PATIENCE_FACTOR: u64 = 4;
-
-/// A copy may take so long at least, in milliseconds: a busy machine is not a dead one.
-const PATIENCE_MS_MIN: u64 = 2_000;
-
-/// The patience doubles so often at most.
-const DOUBLINGS_MAX: u32 = 10;
-
-/// Nodes to which copies were let go since one was complete there, with how many.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Overdue(BTreeMap<ServerId, u32>);
-
-impl Overdue {
-    pub(crate) fn is_slow(&self, target: ServerId) -> bool {
-        self.0.contains_key(&target)
-    }
-
-    /// A copy there is complete, or the node is lost.
-    pub(crate) fn forget(&mut self, target: ServerId) {
-        self.0.remove(&target);
-    }
-
-    /// How long a copy may take that should take `expected_ms`: longer after each that was let go,
-    /// wherever it went, as what is expected may be wrong.
-    fn patience_ms(&self, expected_ms: u64) -> u64 {
-        let let_go: u32 = self.0.values().sum();
-        let first_ms = expected_ms.saturating_mul(PATIENCE_FACTOR);
-        let first_ms = first_ms.max(PATIENCE_MS_MIN);
-        first_ms.saturating_mul(1 << let_go.min(DOUBLINGS_MAX))
-    }
-}
 
 impl State {
     /// A copy begins: sets the time when it is looked at.

@@ -8,21 +8,8 @@ use bafs_proto::time::Time;
 use crate::space::Space;
 use crate::state::nodes::FleetNode;
 use crate::state::scheduler_state::State;
+use crate::state::strategy::RESTARTS;
 use crate::strategy_selector::{NodeKind, StrategySelectorConfig};
-
-/// A node that failed is expected to be back for so many times as long as a restart takes.
-const RESTARTS: u64 = 2;
-
-/// Nodes that were lost, and when. One that came back may still be among them.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct LostNodes(BTreeMap<ServerId, Time>);
-
-impl LostNodes {
-    pub(crate) fn put_off(&mut self, ms: u64) {
-        let times = self.0.values_mut();
-        times.for_each(|since| *since = since.plus_ms(ms));
-    }
-}
 
 impl StrategySelectorConfig {
     /// How long a lost node is expected to come back, in milliseconds. Where none is expected to

@@ -7,22 +7,15 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bafs_proto::time::Time;
-use bafs_workflow::Workflow;
-use serde::Serialize;
 
-use crate::allocation_strategy::Strategy;
-use crate::policy::admission::limits::{Admission, AllocationRules};
-use crate::policy::strategy::compute_time::{Computing, MEASURED_MIN};
-use crate::policy::strategy::expected_nodes::LostNodes;
+use crate::state::compute_time::MEASURED_MIN;
 use crate::state::jobs::JobState;
+use crate::state::limits::{Admission, AllocationRules};
 use crate::state::scheduler_state::State;
-use crate::strategy_selector::{
-    RemainingPipelines, Selection, SelectionQuery, SharedModel, StrategySelector,
-    StrategySelectorConfig,
-};
+use crate::state::strategy::{SelectionInputs, StrategyChange};
+use crate::strategy_selector::{RemainingPipelines, Selection, SelectionQuery, SharedModel};
 
 /// The model is asked again when so many thousandths of all jobs were done since.
 const PROGRESS_PERMILLE: u64 = 63;
@@ -35,88 +28,6 @@ const LOOK_MS: u64 = 1_000;
 
 /// A whole pipeline, in parts that are added up.
 const WHOLE: u64 = 1_000_000;
-
-/// A decision to follow a strategy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct StrategyChange {
-    /// When.
-    pub changed_at: Time,
-    /// Which; nothing when none fits and need alone decides.
-    pub strategy: Option<Strategy>,
-    /// Why, in one sentence.
-    pub reason: String,
-}
-
-/// What is followed, and what was known when that was decided.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Guided {
-    pub(crate) guide: StrategySelectorConfig,
-    /// Of the whole workflow.
-    model: SharedModel,
-    /// Computing of a job as it is expected, in seconds.
-    run_s: f64,
-    /// For each job the first one of its pipeline, as the planner counts them.
-    pipeline: Arc<[u32]>,
-    followed: Vec<StrategyChange>,
-    /// Whether the present rules are those that were simulated as the best.
-    has_simulated_rules: bool,
-    asked: Option<SelectionInputs>,
-    pub(crate) computing: Computing,
-    pub(crate) lost_nodes: LostNodes,
-}
-
-/// What the last question was about.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct SelectionInputs {
-    alive: u64,
-    lost: u64,
-    cpus: u64,
-    bytes: u64,
-    done: u64,
-    /// Jobs whose computing was measured.
-    computed: u64,
-    /// When the nodes are looked at again, also when none came or went.
-    look_at: Option<Time>,
-    /// Kinds of volumes whose sizes were measured.
-    sizes: usize,
-}
-
-impl Guided {
-    /// No scheduler ran for so long, in milliseconds: what was to be looked at is so much later.
-    pub(crate) fn put_off(&mut self, ms: u64) {
-        self.lost_nodes.put_off(ms);
-        if let Some(asked) = &mut self.asked {
-            asked.look_at = asked.look_at.map(|at| at.plus_ms(ms));
-        }
-    }
-}
-
-impl Guided {
-    /// What the selector knows of the workflow; nothing of one that it selects nothing for.
-    pub(crate) fn new(
-        guide: StrategySelectorConfig,
-        workflow: &Workflow,
-        selector: &dyn StrategySelector,
-    ) -> Option<Self> {
-        let model = selector.model_workload(workflow, &guide)?;
-        let (levels, run_s) = (model.level_count(), model.mean_run_s());
-        Some(Self {
-            computing: Computing::new(levels, run_s, workflow.jobs.len()),
-            guide,
-            model: SharedModel(model),
-            run_s,
-            pipeline: workflow.connected_pipelines().into(),
-            followed: Vec::new(),
-            has_simulated_rules: false,
-            asked: None,
-            lost_nodes: LostNodes::default(),
-        })
-    }
-
-    fn strategy(&self) -> Option<Strategy> {
-        self.followed.last().and_then(|last| last.strategy)
-    }
-}
 
 impl State {
     /// The strategies that were followed, the first one first; none without a guide.
@@ -362,10 +273,15 @@ fn is_much_learned(before: usize, learned: usize, all: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::{RunId, ServerId};
-    use bafs_workflow::{JobIndex, parse_workflow};
+    use bafs_workflow::{JobIndex, Workflow, parse_workflow};
+
+    use std::sync::Arc;
 
     use super::*;
     use crate::Scheduler;
+    use crate::Strategy;
+    use crate::StrategySelector;
+    use crate::StrategySelectorConfig;
     use crate::state::nodes::{FleetNode, Limit};
     use crate::{Event, NodeInfo, Settings, Space};
     use crate::{SimulatedPlan, WorkloadModel};

@@ -5,8 +5,8 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 
+use crate::describe::describe;
 use crate::event::Event;
-use crate::policy::admission::feasibility::describe;
 use crate::policy::admission::node_gathering::no_node;
 use crate::space::Space;
 use crate::state::jobs::JobState;
