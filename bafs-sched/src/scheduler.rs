@@ -1,5 +1,5 @@
-//! The one entrance of the core, [`Scheduler::step`]: apply a fact, ask the policies, commit what they
-//! decide.
+//! The one entrance of the core, [`Scheduler::step`]: apply a fact, ask the policies, commit what
+//! they decide.
 
 use std::ops::Deref;
 

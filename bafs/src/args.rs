@@ -1,6 +1,7 @@
 //! The command line: what can be said. Decides nothing.
 
 mod plan;
+mod policy;
 mod renamed_variables;
 mod servers;
 mod usage_error;
@@ -9,11 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use bafs_proto::path::from_bytes;
-use bafs_sched::PolicyNames;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
+pub(crate) use policy::PolicyArgs;
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
@@ -511,39 +512,6 @@ pub(crate) enum StartOrder {
     BreadthFirst,
     /// Jobs at a greater depth of the graph first.
     DepthFirst,
-}
-
-/// Which policies the scheduler uses.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct PolicyArgs {
-    /// Policy to use in a family, such as replication=always; `bafs policies` lists them. May be
-    /// repeated.
-    #[arg(long = "policy", value_name = "FAMILY=NAME", value_parser = parse_policy)]
-    named: Vec<String>,
-    /// The replication policy, as versions before 0.2 named it.
-    #[arg(long, value_name = "NAME", hide = true)]
-    checkpoint: Option<String>,
-}
-
-impl PolicyArgs {
-    /// The policies that were named, on top of these.
-    pub(crate) fn over(&self, usual: PolicyNames) -> anyhow::Result<PolicyNames> {
-        let mut names = usual;
-        let checkpoint = self
-            .checkpoint
-            .iter()
-            .map(|name| format!("replication={name}"));
-        for named in checkpoint.chain(self.named.iter().cloned()) {
-            names.choose(&named).map_err(UsageError::from_reason)?;
-        }
-        Ok(names)
-    }
-}
-
-fn parse_policy(text: &str) -> Result<String, String> {
-    PolicyNames::default()
-        .choose(text)
-        .map(|()| text.to_owned())
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! The rules of the scheduler by family: what they see, what a family is, and which there are.
 //!
-//! A policy is a type without state behind the trait of its family. It sees a read-only [`View`] and
-//! answers with plain data; the state carries that out. Each has a name that a user can give
+//! A policy is a type without state behind the trait of its family. It sees a read-only [`View`]
+//! and answers with plain data; the state carries that out. Each has a name that a user can give
 //! (`--policy placement=capacity`), so the simulator and a run use the very same code.
 //!
 //! | Family | Decides |

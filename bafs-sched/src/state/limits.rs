@@ -47,7 +47,7 @@ impl AllocationRules {
 
 /// How far the rules have been used up.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Admission {
+pub(crate) struct StrategyLimits {
     pub(crate) rules: AllocationRules,
     /// For each pipeline, whether it is under way.
     pub(crate) is_begun: Vec<bool>,
@@ -67,7 +67,7 @@ pub(crate) struct Admission {
     pub(crate) full_from: Option<u32>,
 }
 
-impl Admission {
+impl StrategyLimits {
     pub(crate) fn new(rules: AllocationRules, graph: &Graph) -> Self {
         let workflow = &graph.workflow;
         let jobs = workflow.jobs.len();

@@ -20,7 +20,7 @@ use crate::state::deletions::Leaving;
 use crate::state::extractions::Extractions;
 use crate::state::isolation::CutOff;
 use crate::state::jobs::{Graph, JobState};
-use crate::state::limits::Admission;
+use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
 use crate::state::node_surveys::Surveys;
 use crate::state::nodes::Fleet;
@@ -105,7 +105,7 @@ pub struct State {
     /// Pipelines whose volumes were dropped for others.
     pub(crate) ways: Ways,
     /// The strategy's rules, when there are any.
-    pub(crate) admission: Option<Admission>,
+    pub(crate) admission: Option<StrategyLimits>,
     /// How often rules gave way.
     pub(crate) rules_eased: u64,
     /// Which strategy is followed, when the scheduler chooses by itself.
@@ -225,7 +225,7 @@ impl State {
             settings,
         };
         let rules = scheduler.settings.allocation_rules.clone();
-        scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
+        scheduler.admission = rules.map(|rules| StrategyLimits::new(rules, &scheduler.graph));
         let guide = scheduler.settings.strategy_selector.clone();
         let workflow = &scheduler.graph.workflow;
         scheduler.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));

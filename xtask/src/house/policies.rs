@@ -1,7 +1,8 @@
 //! The policies of the scheduler: how many there are, and whether they keep to themselves.
 //!
-//! A family is a folder of `bafs-sched/src/policy`. `registry.rs` there lists the policies, each as
-//! a `PolicyEntry { … }`. Before that folder exists, all figures are zero.
+//! A family is a folder of `bafs-sched/src/policy`; a policy implements `Policy` there. Rules of
+//! the folder that still write the state themselves, as methods of `State` with `&mut self`, count
+//! as violations.
 
 use std::collections::BTreeSet;
 
@@ -29,31 +30,38 @@ pub(super) fn measure_policies(files: &[SourceFile], crates: &[CrateMeasure]) ->
     let families: BTreeSet<&str> = policies()
         .filter_map(|file| family_of(&file.path))
         .collect();
-    let registry = format!("{POLICY_FOLDER}registry.rs");
-    let registry = files.iter().find(|file| file.path == registry);
     let imports = crates.iter().flat_map(|it| &it.imports);
     let crossing = imports.filter(|(from, to)| match (family_of(from), family_of(to)) {
         (Some(from), Some(to)) => from != to,
         _ => false,
     });
-    let writers = policies().map(|file| {
-        let code = source::blank_non_code(source::strip_tests(&file.text));
-        let writes = |line: &&str| {
-            WRITABLE_STATE
-                .iter()
-                .any(|state| source::has_word(line, state))
-        };
-        code.lines().filter(writes).count()
-    });
+    let code = |file: &SourceFile| source::blank_non_code(source::strip_tests(&file.text));
+    let writers = policies().map(|file| count_writers(&code(file)));
+    let implementations = policies().map(|file| code(file).matches("impl Policy for").count());
     PolicyFigures {
         families: families.len(),
-        implementations: registry.map_or(0, |file| {
-            source::blank_non_code(source::strip_tests(&file.text))
-                .matches("PolicyEntry {")
-                .count()
-        }),
+        implementations: implementations.sum(),
         violations: crossing.count() + writers.sum::<usize>(),
     }
+}
+
+/// Lines that take writable state: as an argument, or as a method of `State`.
+fn count_writers(code: &str) -> usize {
+    let mut is_in_state = false;
+    let mut count = 0;
+    for line in code.lines() {
+        if line.starts_with("impl State") {
+            is_in_state = true;
+        } else if line.starts_with('}') {
+            is_in_state = false;
+        }
+        let is_method = is_in_state && source::has_word(line, "&mut self");
+        let is_argument = WRITABLE_STATE
+            .iter()
+            .any(|state| source::has_word(line, state));
+        count += usize::from(is_method || is_argument);
+    }
+    count
 }
 
 /// The folder of a policy's file.
@@ -69,20 +77,17 @@ mod tests {
     use crate::house::tests::source_files;
 
     fn measure(order: &str) -> PolicyFigures {
-        let registry =
-            "static ALL: [PolicyEntry; 2] = [PolicyEntry { name: 1 }, PolicyEntry { }];\n";
         let files = source_files(&[
             ("bafs-sched/Cargo.toml", ""),
             ("bafs-sched/src/lib.rs", "mod policy;\n"),
             (
                 "bafs-sched/src/policy/mod.rs",
-                "mod order;\nmod placement;\nmod registry;\n",
+                "mod order;\nmod placement;\n",
             ),
-            ("bafs-sched/src/policy/registry.rs", registry),
             ("bafs-sched/src/policy/order/mod.rs", order),
             (
                 "bafs-sched/src/policy/placement/mod.rs",
-                "pub struct Capacity;\n",
+                "pub struct Capacity;\nimpl Policy for Capacity {}\nimpl Policy for MostFree {}\n",
             ),
         ]);
         measure_policies(&files, &measure_crates(&files))
@@ -102,6 +107,9 @@ mod tests {
     #[test]
     fn policies_that_write_or_cross_are_counted() {
         assert_eq!(measure("fn f(_: &mut State) {}\n").violations, 1);
+        let method =
+            "impl State {\n    fn f(&mut self) {}\n}\nimpl Own {\n    fn g(&mut self) {}\n}\n";
+        assert_eq!(measure(method).violations, 1);
         assert_eq!(
             measure("use crate::policy::placement::Capacity;\n").violations,
             1

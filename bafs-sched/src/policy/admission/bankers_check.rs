@@ -4,9 +4,9 @@
 //!
 //! A node is *safe* when the pipelines at home there can end there one after the other, each with
 //! what is free and what those before it leave. A job may start where all nodes on which it takes
-//! space stay safe; `policy/admission/node_survey.rs` knows what is on each. A pipeline that is too large for any single
-//! node *leans* on another node: that one has room for the rest of it once its own pipelines have
-//! ended.
+//! space stay safe; `policy/admission/node_survey.rs` knows what is on each. A pipeline that is too
+//! large for any single node *leans* on another node: that one has room for the rest of it once its
+//! own pipelines have ended.
 //!
 //! Copies give way when nothing else helps, and of a cache a node needs but a small part where
 //! others can have the rest; so both count as free. A node that is alone counts all of the caches

@@ -1,7 +1,7 @@
 //! Which data of a workload are allocated at once, as rules that a strategy gives the scheduler:
 //! how many pipelines may be under way, how many batch volumes exist, and in which order jobs go.
-//! Where data lie is `policy/placement/starts.rs`. Rules never make a workflow impossible: when they block it, they
-//! give way.
+//! Where data lie is `policy/placement/starts.rs`. Rules never make a workflow impossible: when
+//! they block it, they give way.
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 

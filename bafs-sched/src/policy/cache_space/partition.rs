@@ -1,4 +1,5 @@
-//! Cooperative caches: how much of one each node gets. Which job starts where is `policy/placement/starts.rs`.
+//! Cooperative caches: how much of one each node gets. Which job starts where is
+//! `policy/placement/starts.rs`.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
 //! Batch volumes that are declared `warm`: made and fetched before their readers can start, while
 //! the jobs of now compute, where there is room that nobody needs meanwhile. How caches are divided
-//! among nodes is `policy/cache_space/partition.rs`; that readers go before on the link is the nodes' affair.
+//! among nodes is `policy/cache_space/partition.rs`; that readers go before on the link is the
+//! nodes' affair.
 
 use std::collections::BTreeSet;
 

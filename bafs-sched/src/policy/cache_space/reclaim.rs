@@ -1,4 +1,5 @@
-//! Freeing what nobody needs any more, and the end of a run. When nothing goes on is `policy/admission/deadlock.rs`.
+//! Freeing what nobody needs any more, and the end of a run. When nothing goes on is
+//! `policy/admission/deadlock.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Divides a cache so that room stays for scratch volumes: whole on each node where that leaves
-//! enough, else in proportion to what is free. What an allocation strategy limits is divided so that
-//! as many scratch volumes as possible fit beside it.
+//! enough, else in proportion to what is free. What an allocation strategy limits is divided so
+//! that as many scratch volumes as possible fit beside it.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,6 @@
 //! Volumes of unknown size that one pipeline has many of, as a job gathers from jobs that are
-//! alike: one of them is measured before the others are made. What is measured says `policy/failure/sizes.rs`.
+//! alike: one of them is measured before the others are made. What is measured says
+//! `policy/failure/sizes.rs`.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
 //! Sizes that are too small: doubled when a job found no space, for all of their like that have not
 //! begun; declared ones once, others as long as a node has more. What nobody declared is measured
-//! by `policy/failure/sizes.rs`; whether it was the disk of the node that had no space says `policy/failure/full_disk.rs`.
+//! by `policy/failure/sizes.rs`; whether it was the disk of the node that had no space says
+//! `policy/failure/full_disk.rs`.
 
 use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};

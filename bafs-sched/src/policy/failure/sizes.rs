@@ -1,6 +1,6 @@
 //! Sizes that are not declared: measured by pipelines that run first and learned from every
-//! finished job. Alike volumes of one pipeline are `policy/failure/alike_volumes.rs`. What becomes of sizes that are too
-//! small is in `policy/failure/resize.rs`. Places nothing.
+//! finished job. Alike volumes of one pipeline are `policy/failure/alike_volumes.rs`. What becomes
+//! of sizes that are too small is in `policy/failure/resize.rs`. Places nothing.
 
 use std::collections::BTreeMap;
 

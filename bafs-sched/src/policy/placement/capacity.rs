@@ -1,5 +1,5 @@
-//! Capacity-aware placement (Bent, *Data-Driven Batch Scheduling*, chapter 5): a job stays where its
-//! data are, and new data go where most space is free.
+//! Capacity-aware placement (Bent, *Data-Driven Batch Scheduling*, chapter 5): a job stays where
+//! its data are, and new data go where most space is free.
 
 use bafs_proto::ids::ServerId;
 use bafs_workflow::JobIndex;

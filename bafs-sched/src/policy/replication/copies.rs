@@ -1,5 +1,6 @@
 //! Copies of scratch volumes on other nodes: how they are made, when they take the place of what
-//! was lost, and when they go. Whether one is worth its cost says `policy/replication/copy_estimate.rs`.
+//! was lost, and when they go. Whether one is worth its cost says
+//! `policy/replication/copy_estimate.rs`.
 //!
 //! While a newer copy of a volume is made, the older one stays: it spares what was done before it
 //! until the newer is complete, and what has not changed since need not cross the network again.

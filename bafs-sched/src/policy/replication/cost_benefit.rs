@@ -1,5 +1,5 @@
-//! The rule of the thesis (*Data-Driven Batch Scheduling*, 2005, section 3.2.6): copy when benefit >
-//! cost.
+//! The rule of the thesis (*Data-Driven Batch Scheduling*, 2005, section 3.2.6): copy when benefit
+//! > cost.
 
 use bafs_workflow::VolumeIndex;
 

@@ -12,7 +12,7 @@ use bafs_proto::time::Time;
 
 use crate::state::compute_time::MEASURED_MIN;
 use crate::state::jobs::JobState;
-use crate::state::limits::{Admission, AllocationRules};
+use crate::state::limits::{AllocationRules, StrategyLimits};
 use crate::state::scheduler_state::State;
 use crate::state::strategy::{SelectionInputs, StrategyChange};
 use crate::strategy_selector::{RemainingPipelines, Selection, SelectionQuery, SharedModel};
@@ -190,7 +190,7 @@ impl State {
         match (rules, &mut self.admission) {
             (Some(rules), Some(admission)) => admission.change(rules),
             (Some(rules), none) => {
-                *none = Some(Admission::new(rules, &self.graph));
+                *none = Some(StrategyLimits::new(rules, &self.graph));
                 self.begin_what_has_begun();
             }
             (None, admission) => *admission = None,
