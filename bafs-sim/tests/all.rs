@@ -34,6 +34,7 @@ mod sim;
 mod simulated_caches;
 mod simulation_cost;
 mod space_refusals;
+mod strategy_selector;
 mod user_commands;
 mod volume_sizes;
 mod warming;
