@@ -1,0 +1,249 @@
+"""A batch: jobs that became ready together, as one BAFS workflow and one `bafs run`.
+
+Jobs of a batch share the cache of their common inputs, and BAFS queues them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Mapping, Optional, Sequence
+
+import bafs
+
+from . import staging
+from .staging import Root
+
+#: A failed job's archive of logs is on its way home for at most so long (as BAFS tries it).
+ARCHIVE_TIMEOUT_S = 60.0
+
+#: Lines of a failed job's standard error in its message.
+ERROR_LINES = 20
+
+#: Space for what Snakemake itself writes in a job's volume: its own directory and metadata.
+OWN_BYTES = 16 << 20
+
+#: The job's own directory below the working directory.
+OWN_DIRECTORY = Path(".snakemake") / "bafs-job"
+
+
+@dataclass
+class JobPlan:
+    """What BAFS has to know of a job. Paths are relative to the root."""
+
+    name: str
+    command: str
+    cpus: int
+    scratch_bytes: int
+    memory_bytes: Optional[int] = None
+    runtime_s: Optional[float] = None
+    priority: int = 0
+    inputs: Sequence[Path] = ()
+    files: Sequence[Path] = ()
+    directories: Sequence[Path] = ()
+    logs: Sequence[Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Verdict(Enum):
+    """State of a job as Snakemake needs it."""
+
+    ACTIVE = 0
+    DONE = 1
+    FAILED = 2
+
+
+class Batch:
+    """A submitted batch."""
+
+    def __init__(
+        self,
+        name: str,
+        root: Root,
+        home: Path,
+        runs: Path,
+        cluster: bafs.Cluster,
+        url: str,
+        python: str,
+    ) -> None:
+        #: Name of the batch, part of the ids that Snakemake shows.
+        self.name = name
+        self._root = root
+        self._home = home / name
+        self._url = f"{url}/{name}"
+        self._directory = runs / name
+        self._cluster = cluster
+        self._python = python
+        self._run: Optional[bafs.Run] = None
+        self._targets: dict[str, dict[Path, str]] = {}
+        self._archives: dict[str, str] = {}
+        self._failed_at: dict[str, float] = {}
+        self._progress: Optional[bafs.Progress] = None
+        self._journal_size = -1
+        self._is_over = False
+        self._reason = ""
+
+    @property
+    def workflow_path(self) -> Path:
+        """The workflow file; its journal and logs are beside it."""
+        return self._directory / "workflow.bafs"
+
+    def submit(self, plans: Sequence[JobPlan], resource_timeout: str) -> None:
+        """Stages the files, writes the workflow, and starts the run."""
+        shared = self._home / "shared"
+        trees = {plan.name: self._home / "work" / plan.name for plan in plans}
+        staging.stage_inputs(
+            self._root, {plan.name: plan.inputs for plan in plans}, shared, trees
+        )
+        workflow = bafs.Workflow()
+        if shared.exists():
+            # A tenth more than the source, as the workflow language advises.
+            size = staging.disk_bytes(shared) * 11 // 10 + staging.BLOCK_BYTES
+            workflow.cache("shared", f"{self._url}/shared", size)
+        for plan in plans:
+            self._add_job(workflow, plan, trees[plan.name], shared.exists())
+        self._directory.mkdir(parents=True)
+        workflow.write(self.workflow_path)
+        self._run = self._cluster.start(self.workflow_path, resource_timeout=resource_timeout)
+
+    def _add_job(
+        self, workflow: bafs.Workflow, plan: JobPlan, tree: Path, has_shared: bool
+    ) -> None:
+        root, name = self._root, plan.name
+        own = root.workdir / OWN_DIRECTORY
+        place = tree / own.relative_to(root.path)
+        place.mkdir(parents=True)
+        spec = {
+            "command": plan.command,
+            "root": str(root.path),
+            "logs": [str(root.absolute(path)) for path in plan.logs],
+            "directories": [str(root.absolute(path)) for path in plan.directories],
+            "outputs": [str(root.absolute(path)) for path in plan.files],
+        }
+        (place / "job.json").write_text(json.dumps(spec), encoding="utf-8")
+        shutil.copy(Path(__file__).with_name("node_job.py"), place / "job.py")
+        # Programs expect the directories of their outputs and logs, as Snakemake makes them.
+        for path in (*plan.files, *plan.directories, *plan.logs):
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        volume = f"work-{name}"
+        size = staging.disk_bytes(tree) + plan.scratch_bytes + OWN_BYTES
+        workflow.scratch(volume, size, source=f"{self._url}/work/{name}")
+        mounts = [bafs.Mount(volume, str(root.path))]
+        if has_shared:
+            mounts.append(bafs.Mount("shared", staging.SHARED_INPUTS))
+        archive = own / "archive.tar"
+        workflow.add(
+            bafs.Job(
+                name=name,
+                executable=self._python,
+                arguments=[str(own / "job.py")],
+                environment=plan.environment,
+                directory=str(root.workdir),
+                cpus=plan.cpus,
+                memory=plan.memory_bytes,
+                runtime=plan.runtime_s,
+                priority=plan.priority,
+                output=str(archive),
+                mounts=mounts,
+            )
+        )
+        out = f"{self._url}/out/{name}"
+        self._archives[name] = f"{out}.tar"
+        workflow.extract(volume, str(archive.relative_to(root.path)), self._archives[name])
+        self._targets[name] = {path: f"{out}/{path}" for path in plan.files}
+        for path, url in self._targets[name].items():
+            workflow.extract(volume, str(path), url)
+
+    def refresh(self) -> None:
+        """Reads the journal, if it has grown."""
+        assert self._run is not None
+        # In this order: what the run wrote before its end is read after it.
+        self._is_over = not self._run.is_active
+        journal = self._run.journal
+        size = journal.stat().st_size if journal.exists() else -1
+        if size == self._journal_size:
+            return
+        try:
+            self._progress = self._run.progress()
+            self._journal_size = size
+        except bafs.BafsError as error:
+            # The first events may not be there yet; at the end, this is why nothing is known.
+            self._reason = str(error)
+
+    def verdict(self, name: str) -> Verdict:
+        """State of a job by the last refresh."""
+        job = self._progress.jobs.get(name) if self._progress is not None else None
+        if job is not None and self._progress is not None:
+            delivered = self._progress.delivered
+            has_archive = self._archives[name] in delivered
+            if job.state == "done" and has_archive:
+                if delivered.issuperset(self._targets[name].values()):
+                    return Verdict.DONE
+            if job.state in ("failed", "skipped"):
+                since = self._failed_at.setdefault(name, time.monotonic())
+                if has_archive or time.monotonic() - since > ARCHIVE_TIMEOUT_S:
+                    return Verdict.FAILED
+        return Verdict.FAILED if self._is_over else Verdict.ACTIVE
+
+    def take_results(self, name: str) -> list[Path]:
+        """Moves the outputs of a job into place and unpacks its archive; returns the outputs."""
+        self.take_archive(name)
+        for path in self._targets[name]:
+            staging.take_file(self._home / "out" / name / path, self._root.absolute(path))
+        return list(self._targets[name])
+
+    def take_archive(self, name: str) -> None:
+        """Unpacks the logs, benchmarks and directories of a job, if they arrived."""
+        archive = self._home / "out" / f"{name}.tar"
+        if not archive.exists():
+            return
+        with tarfile.open(archive) as file:
+            # Whole directories replace those of an earlier attempt.
+            for member in file.getmembers():
+                place = self._root.path / member.name
+                if member.isdir() and place.is_dir() and not place.is_symlink():
+                    shutil.rmtree(place)
+            file.extractall(self._root.path, filter="tar")
+        archive.unlink()
+
+    def describe_failure(self, name: str) -> tuple[str, Optional[Path]]:
+        """Why a job failed, and the file with its standard error."""
+        assert self._run is not None
+        job = self._progress.jobs.get(name) if self._progress is not None else None
+        if job is None or job.attempts == 0:
+            reason = self._run.messages if self._is_over else ""
+            return f"BAFS did not run job {name}: {reason or self._reason}", None
+        lines = [f"BAFS job {name} on node {job.node}: {job.end_description or job.state}"]
+        log = None
+        try:
+            printed = self._run.logs(name)
+            lines += printed.stderr.rstrip().splitlines()[-ERROR_LINES:]
+            path = self.workflow_path.with_name("workflow.bafs.logs")
+            log = path / f"{name}.{printed.attempt}.err"
+        except bafs.BafsError as error:
+            lines.append(f"its output is not known: {error}")
+        if job.state == "done" and self._is_over:
+            lines.append(f"its results are not at home: {self._run.messages}")
+        lines.append(f"`bafs why {self.workflow_path} {name}` prints its history. ")
+        return "\n".join(lines), log if log is not None and log.exists() else None
+
+    def cancel(self, name: str) -> None:
+        """Cancels one job of an active run."""
+        assert self._run is not None
+        self._run.cancel_pipeline(name)
+
+    def request_cancel(self) -> None:
+        """Asks the whole run to end."""
+        if self._run is not None:
+            self._run.request_cancel()
+
+    def end(self) -> None:
+        """Ends the run, if it still is active, and removes the staged files."""
+        if self._run is not None:
+            self._run.cancel()
+        shutil.rmtree(self._home, ignore_errors=True)
