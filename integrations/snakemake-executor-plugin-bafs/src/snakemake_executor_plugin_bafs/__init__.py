@@ -5,6 +5,7 @@ The module `bafs` is the only way to the cluster. docs/guide/snakemake.md explai
 
 # No `from __future__ import annotations`: Snakemake reads the types of the settings as types.
 
+import glob
 import os
 import re
 import shutil
@@ -68,8 +69,9 @@ class ExecutorSettings(ExecutorSettingsBase):
     sources: Optional[str] = field(
         default=None,
         metadata={
-            "help": "Files and directories that jobs read without naming them as input, "
-            "separated by spaces, in addition to the sources that Snakemake knows."
+            "help": "Files and directories that jobs read without naming them as input, as "
+            "patterns such as `data/genome.fa.*`, separated by spaces. Snakefiles, scripts, "
+            "configuration and files that git tracks are sent in any case."
         },
     )
     resource_timeout: str = field(
@@ -248,7 +250,8 @@ class Executor(RemoteExecutor):
     def _source_paths(self) -> list[Path]:
         """Snakefiles, scripts, configuration, and what the user names."""
         if self._sources is None:
-            named = (self._settings.sources or "").split()
+            patterns = (self._settings.sources or "").split()
+            named = (file for pattern in patterns for file in glob.glob(pattern, recursive=True))
             names = [*self.dag.get_sources(), *named]
             self._sources = [
                 path

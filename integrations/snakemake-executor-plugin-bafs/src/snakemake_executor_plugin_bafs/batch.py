@@ -200,7 +200,7 @@ class Batch:
     def take_archive(self, name: str) -> None:
         """Unpacks the logs, benchmarks and directories of a job, if they arrived."""
         archive = self._home / "out" / f"{name}.tar"
-        if not archive.exists():
+        if not archive.exists() or archive.stat().st_size == 0:
             return
         with tarfile.open(archive) as file:
             # Whole directories replace those of an earlier attempt.

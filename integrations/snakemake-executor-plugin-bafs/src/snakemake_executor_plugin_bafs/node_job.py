@@ -1,7 +1,8 @@
 """Runs one Snakemake job on a node. A file of its own: the node needs no BAFS for Python.
 
 It runs the command of `job.json`, which lies beside it. Its standard output is an archive of the
-job's logs, benchmarks and directories, also if the job fails: BAFS sends that file home.
+job's logs, benchmarks and directories, also if the job fails: BAFS sends that file home. If there
+are none, it is empty.
 """
 
 import json
@@ -24,9 +25,10 @@ def main() -> int:
         packed += spec["directories"]
         for path in spec["outputs"]:
             replace_link(path)
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-        for path in packed:
-            if os.path.lexists(path):
+    packed = [path for path in packed if os.path.lexists(path)]
+    if packed:
+        with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+            for path in packed:
                 archive.add(path, arcname=os.path.relpath(path, spec["root"]))
     return code if code >= 0 else 128 - code
 
