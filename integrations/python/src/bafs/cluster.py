@@ -8,11 +8,13 @@ import uuid
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from urllib.parse import urlparse
 
 from .errors import (
     EXIT_ENVIRONMENT,
     AmbiguousVolume,
     BafsError,
+    CommandFailed,
     EnvironmentFailed,
     VolumeNotFound,
 )
@@ -241,6 +243,44 @@ class Cluster:
             # A file is alone in its volume, under its own name; a directory is the volume.
             path = name if self.stat(volume, name) is not None else "."
             self.get(volume, path, local)
+
+    def stat_home(self, url: str) -> Optional[FileStatus]:
+        """Size and time of a file or directory of a home, or none if it is not there."""
+        name = PurePosixPath(url).name
+        try:
+            with self._browse(url) as volume:
+                return self.stat(volume, name) or self.stat(volume, ".")
+        except CommandFailed as error:
+            self._require_absence(url, error)
+            return None
+
+    def list_home(self, url: str) -> Mapping[str, FileStatus]:
+        """All files below a directory of a home, by relative path; none if it is not there."""
+        words = ["find", "-L", _MOUNT_POINT, "-mindepth", "1", "-printf", "%P\\t%y\\t%s\\t%T@\\0"]
+        try:
+            with self._browse(url) as volume:
+                text = self.exec(words, {f"{_MOUNT_POINT}:ro": volume}).stdout
+        except CommandFailed as error:
+            self._require_absence(url, error)
+            return {}
+        found = {}
+        for line in text.split("\0")[:-1]:
+            path, kind, size, modified = line.rsplit("\t", 3)
+            found[path] = FileStatus(kind == "d", int(size), float(modified))
+        return found
+
+    def _require_absence(self, url: str, error: CommandFailed) -> None:
+        """Raises the error unless its reason can only be that the home lacks the path.
+
+        The program says in words alone why it cannot create a volume. So the other reasons are
+        looked for: a home that is not alive, and nodes without space.
+        """
+        host = urlparse(url).netloc
+        servers = self.servers()
+        homes = [s for s in servers if s.kind == "home" and host in (s.name, s.address)]
+        has_space = any(s.free_bytes >= _BROWSE_BYTES for s in servers if s.kind == "node")
+        if not homes or not has_space:
+            raise error
 
     @contextmanager
     def _browse(self, url: str) -> Iterator[Volume]:

@@ -32,6 +32,9 @@ POLL_S = 0.5
 #: Space of a job's volume if the job has no `disk_mb`: the least that Snakemake sets by default.
 SCRATCH_BYTES_DEFAULT = 1_000_000_000
 
+#: Module of the storage plug-in whose files BAFS mounts and sends itself.
+STORAGE_MODULE = "snakemake_storage_plugin_bafs"
+
 #: Flags of outputs that never leave the job.
 LOCAL_FLAGS = ("pipe", "service", "nodelocal")
 
@@ -196,7 +199,14 @@ class Executor(RemoteExecutor):
             files=self._delivered(f for f in needed if not has_flag(f, "directory")),
             directories=self._delivered(f for f in needed if has_flag(f, "directory")),
             logs=self._delivered(logs),
+            stored_inputs={url: self._stored_bytes(f) for f in inputs if (url := stored_url(f))},
+            stored_outputs=list(dict.fromkeys(filter(None, map(stored_url, [*needed, *logs])))),
         )
+
+    def _stored_bytes(self, f: Any) -> int:
+        """Size of a stored input, as Snakemake's inventory knows it."""
+        known = self.workflow.iocache.size.get(f.storage_object.cache_key())
+        return int(known if known is not None else f.storage_object.size())
 
     def _needed_outputs(self, part: Any, parts: List[Any]) -> Iterable[Any]:
         """Outputs of a job that others than the jobs of its group need."""
@@ -326,6 +336,14 @@ def has_flag(f: Any, flag: str) -> bool:
 def is_stored(f: Any) -> bool:
     """Whether a storage plug-in has the file."""
     return bool(getattr(f, "is_storage", False))
+
+
+def stored_url(f: Any) -> Optional[str]:
+    """URL of a file that the storage plug-in of BAFS handles."""
+    if not is_stored(f):
+        return None
+    provider = type(f.storage_object.provider).__module__
+    return str(f.storage_object.query) if provider == STORAGE_MODULE else None
 
 
 def positive(resources: Any, name: str) -> Optional[int]:

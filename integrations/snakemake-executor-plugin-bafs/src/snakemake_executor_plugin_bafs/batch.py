@@ -31,10 +31,20 @@ OWN_BYTES = 16 << 20
 #: The job's own directory below the working directory.
 OWN_DIRECTORY = Path(".snakemake") / "bafs-job"
 
+#: Where a job sees stored inputs, each in a directory of its own.
+STORED_INPUTS = "/tmp/bafs-stored"
+
+#: Variable by which the storage plug-in of BAFS finds the stored files of a job.
+JOB_MAP_VARIABLE = "SNAKEMAKE_STORAGE_BAFS_FILES"
+
 
 @dataclass
 class JobPlan:
-    """What BAFS has to know of a job. Paths are relative to the root."""
+    """What BAFS has to know of a job. Paths are relative to the root.
+
+    Stored files are URLs of homes that the storage plug-in of BAFS handles; inputs with their
+    sizes in bytes.
+    """
 
     name: str
     command: str
@@ -47,6 +57,8 @@ class JobPlan:
     files: Sequence[Path] = ()
     directories: Sequence[Path] = ()
     logs: Sequence[Path] = ()
+    stored_inputs: Mapping[str, int] = field(default_factory=dict)
+    stored_outputs: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,6 +94,8 @@ class Batch:
         self._run: Optional[bafs.Run] = None
         self._targets: dict[str, dict[Path, str]] = {}
         self._archives: dict[str, str] = {}
+        self._stored: dict[str, str] = {}
+        self._stored_targets: dict[str, set[str]] = {}
         self._failed_at: dict[str, float] = {}
         self._progress: Optional[bafs.Progress] = None
         self._journal_size = -1
@@ -105,6 +119,11 @@ class Batch:
             # A tenth more than the source, as the workflow language advises.
             size = staging.disk_bytes(shared) * 11 // 10 + staging.BLOCK_BYTES
             workflow.cache("shared", f"{self._url}/shared", size)
+        stored = {url: size for plan in plans for url, size in plan.stored_inputs.items()}
+        for number, (url, size) in enumerate(stored.items()):
+            self._stored[url] = f"stored-{number}"
+            blocks = -(-size // staging.BLOCK_BYTES) + 1
+            workflow.cache(self._stored[url], url, blocks * staging.BLOCK_BYTES)
         for plan in plans:
             self._add_job(workflow, plan, trees[plan.name], shared.exists())
         self._directory.mkdir(parents=True)
@@ -116,17 +135,7 @@ class Batch:
     ) -> None:
         root, name = self._root, plan.name
         own = root.workdir / OWN_DIRECTORY
-        place = tree / own.relative_to(root.path)
-        place.mkdir(parents=True)
-        spec = {
-            "command": plan.command,
-            "root": str(root.path),
-            "logs": [str(root.absolute(path)) for path in plan.logs],
-            "directories": [str(root.absolute(path)) for path in plan.directories],
-            "outputs": [str(root.absolute(path)) for path in plan.files],
-        }
-        (place / "job.json").write_text(json.dumps(spec), encoding="utf-8")
-        shutil.copy(Path(__file__).with_name("node_job.py"), place / "job.py")
+        self._write_own_files(plan, tree / own.relative_to(root.path))
         # Programs expect the directories of their outputs and logs, as Snakemake makes them.
         for path in (*plan.files, *plan.directories, *plan.logs):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -136,13 +145,18 @@ class Batch:
         mounts = [bafs.Mount(volume, str(root.path))]
         if has_shared:
             mounts.append(bafs.Mount("shared", staging.SHARED_INPUTS))
+        for url in plan.stored_inputs:
+            mounts.append(bafs.Mount(self._stored[url], self._stored_directory(url)))
+        environment = dict(plan.environment)
+        if plan.stored_inputs or plan.stored_outputs:
+            environment[JOB_MAP_VARIABLE] = str(own / "stored.json")
         archive = own / "archive.tar"
         workflow.add(
             bafs.Job(
                 name=name,
                 executable=self._python,
                 arguments=[str(own / "job.py")],
-                environment=plan.environment,
+                environment=environment,
                 directory=str(root.workdir),
                 cpus=plan.cpus,
                 memory=plan.memory_bytes,
@@ -158,6 +172,42 @@ class Batch:
         self._targets[name] = {path: f"{out}/{path}" for path in plan.files}
         for path, url in self._targets[name].items():
             workflow.extract(volume, str(path), url)
+        self._stored_targets[name] = set(plan.stored_outputs)
+        for number, url in enumerate(plan.stored_outputs):
+            path = self._stored_output(number, url).relative_to(root.path)
+            workflow.extract(volume, str(path), url)
+
+    def _write_own_files(self, plan: JobPlan, place: Path) -> None:
+        """Writes what the job's own program and the storage plug-in read."""
+        root = self._root
+        place.mkdir(parents=True)
+        outputs = {
+            url: str(self._stored_output(number, url))
+            for number, url in enumerate(plan.stored_outputs)
+        }
+        spec = {
+            "command": plan.command,
+            "root": str(root.path),
+            "logs": [str(root.absolute(path)) for path in plan.logs],
+            "directories": [str(root.absolute(path)) for path in plan.directories],
+            "outputs": [str(root.absolute(path)) for path in plan.files],
+            "stored": list(outputs.values()),
+        }
+        (place / "job.json").write_text(json.dumps(spec), encoding="utf-8")
+        shutil.copy(Path(__file__).with_name("node_job.py"), place / "job.py")
+        inputs = {
+            url: f"{self._stored_directory(url)}/{url.rsplit('/', 1)[1]}"
+            for url in plan.stored_inputs
+        }
+        stored = {"inputs": inputs, "outputs": outputs}
+        (place / "stored.json").write_text(json.dumps(stored), encoding="utf-8")
+
+    def _stored_directory(self, url: str) -> str:
+        return f"{STORED_INPUTS}/{self._stored[url]}"
+
+    def _stored_output(self, number: int, url: str) -> Path:
+        directory = self._root.workdir / OWN_DIRECTORY / "stored" / str(number)
+        return directory / url.rsplit("/", 1)[1]
 
     def refresh(self) -> None:
         """Reads the journal, if it has grown."""
@@ -182,7 +232,8 @@ class Batch:
             delivered = self._progress.delivered
             has_archive = self._archives[name] in delivered
             if job.state == "done" and has_archive:
-                if delivered.issuperset(self._targets[name].values()):
+                targets = {*self._targets[name].values(), *self._stored_targets[name]}
+                if delivered.issuperset(targets):
                     return Verdict.DONE
             if job.state in ("failed", "skipped"):
                 since = self._failed_at.setdefault(name, time.monotonic())
