@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Mapping, Optional, Sequence, Type
@@ -21,6 +23,9 @@ from .runs import PathLike
 
 #: Time for a server to end when it is asked to, in seconds.
 STOP_TIMEOUT_S = 5.0
+
+#: Time for the catalog to list the servers of a local cluster, in seconds.
+START_TIMEOUT_S = 30.0
 
 #: Variables that one server of the user's own cluster reads, and all of these would.
 _FOREIGN_VARIABLES = ("BAFS_LISTEN", "BAFS_METRICS", "BAFS_IDENTITY", "BAFS_CATALOG")
@@ -86,6 +91,18 @@ class ServerProcess:
             self.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def read_metrics(address: str) -> Mapping[str, float]:
+    """Metrics without labels of a server, by name (docs/reference/metrics.md)."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and not line.startswith("#"):
+            found[words[0]] = float(words[1])
+    return found
 
 
 class LocalCluster:
@@ -160,6 +177,12 @@ class LocalCluster:
             words += ["--store", os.fspath(self._directory / f"n{number}")]
             words += ["--slots", str(self._slots), "--tmp", f"{share} B"]
             self._spawn(f"n{number}", words)
+        # A server listens before the catalog lists it.
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while len(self.cluster.servers()) < self._nodes + 1:
+            if time.monotonic() > deadline:
+                raise BafsError(f"not all servers are listed after {START_TIMEOUT_S} s")
+            time.sleep(0.02)
 
     def _spawn(self, name: str, words: Sequence[str]) -> None:
         metrics = ["--metrics", "127.0.0.1:0"] if self._metrics else []
@@ -212,6 +235,11 @@ class HomeServer:
     def is_running(self) -> bool:
         """Whether the process runs."""
         return self._server.is_running
+
+    def read_bytes(self) -> int:
+        """Bytes of files that it has sent. It must publish metrics."""
+        counters = read_metrics(self.metrics) if self.metrics is not None else {}
+        return int(counters["bafs_home_read_bytes_total"])
 
     def stop(self) -> None:
         """Ends it."""

@@ -145,7 +145,7 @@ class Run(RunJournal):
             raise error_from_exit(self._arguments, code, messages)
         summary: Mapping[str, Any] = decode_json(self._arguments, out)
         if code != 0:
-            raise RunFailed(messages.strip() or f"exit code {code}", summary["outcome"])
+            raise RunFailed(_describe_failure(summary["outcome"], messages), summary["outcome"])
         return summary
 
     def cancel(self, timeout_s: float = CANCEL_TIMEOUT_S) -> None:
@@ -161,3 +161,11 @@ class Run(RunJournal):
         """Asks the run to cancel, without waiting."""
         if self.is_active:
             self._process.send_signal(signal.SIGINT)
+
+
+def _describe_failure(outcome: Any, messages: str) -> str:
+    """Failed jobs with their reasons, then what the run printed."""
+    failed = outcome.get("Failed", {}) if isinstance(outcome, dict) else {}
+    lines = [f"job {job['name']}: {job['reason']}" for job in failed.get("jobs", ())]
+    lines += [*failed.get("messages", ()), *messages.strip().splitlines()]
+    return "\n".join(lines) or f"the run ended: {outcome}"

@@ -6,6 +6,7 @@ The module `bafs` is the only way to the cluster. docs/guide/snakemake.md explai
 # No `from __future__ import annotations`: Snakemake reads the types of the settings as types.
 
 import glob
+import json
 import os
 import re
 import shutil
@@ -152,7 +153,7 @@ class Executor(RemoteExecutor):
             )
             plans = [self._plan(job) for job in jobs]
             self._batches.append(batch)
-            batch.submit(plans, self._settings.resource_timeout)
+            batch.submit(plans, self._source_paths(), self._settings.resource_timeout)
         except (bafs.BafsError, OSError) as error:
             raise WorkflowError(f"BAFS: {error}") from error
         for job, plan in zip(jobs, plans):
@@ -167,7 +168,9 @@ class Executor(RemoteExecutor):
             name = f"snakemake-{uuid.uuid4().hex[:8]}"
             listen = self._settings.listen or f"{address_towards(self._cluster.catalog)}:0"
             log = self._export.parent / "home.log"
-            self._home = bafs.HomeServer(self._cluster, self._export, name, listen, log)
+            self._home = bafs.HomeServer(
+                self._cluster, self._export, name, listen, log, metrics=True
+            )
         elif not self._home.is_running:
             raise bafs.BafsError(f"the home server ended: see {self._export.parent}/home.log")
         return self._home
@@ -195,7 +198,7 @@ class Executor(RemoteExecutor):
             memory_bytes=memory * 1_000_000 if memory else None,
             runtime_s=runtime * 60 if runtime else None,
             priority=max(-1_000_000, min(1_000_000, int(job.priority))),
-            inputs=[*self._travelling(inputs), *self._source_paths()],
+            inputs=self._travelling(inputs),
             files=self._delivered(f for f in needed if not has_flag(f, "directory")),
             directories=self._delivered(f for f in needed if has_flag(f, "directory")),
             logs=self._delivered(logs),
@@ -317,9 +320,29 @@ class Executor(RemoteExecutor):
         for batch in self._batches:
             batch.end()
         if self._home is not None:
+            self._write_summary(self._home)
             self._home.stop()
             self._home = None
         shutil.rmtree(self._export, ignore_errors=True)
+
+
+    def _write_summary(self, home: bafs.HomeServer) -> None:
+        """Says what crossed the link from this machine; the ideal is each byte once."""
+        staged = {file: size for batch in self._batches for file, size in batch.staged.items()}
+        try:
+            sent = home.read_bytes()
+        except (OSError, KeyError):
+            return
+        summary = {
+            "batches": len(self._batches),
+            "home_read_bytes": sent,
+            "home_unique_bytes": sum(staged.values()),
+        }
+        (self._export.parent / "summary.json").write_text(json.dumps(summary) + "\n")
+        self.logger.info(
+            f"BAFS: {len(self._batches)} batches read {sent} bytes from this machine, of "
+            f"{summary['home_unique_bytes']} bytes of inputs and sources."
+        )
 
 
 def job_name(job: JobExecutorInterface) -> str:

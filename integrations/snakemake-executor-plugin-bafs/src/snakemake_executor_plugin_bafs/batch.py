@@ -101,19 +101,22 @@ class Batch:
         self._journal_size = -1
         self._is_over = False
         self._reason = ""
+        #: Sizes of all staged files, by device and inode.
+        self.staged: dict[tuple[int, int], int] = {}
 
     @property
     def workflow_path(self) -> Path:
         """The workflow file; its journal and logs are beside it."""
         return self._directory / "workflow.bafs"
 
-    def submit(self, plans: Sequence[JobPlan], resource_timeout: str) -> None:
+    def submit(
+        self, plans: Sequence[JobPlan], sources: Sequence[Path], resource_timeout: str
+    ) -> None:
         """Stages the files, writes the workflow, and starts the run."""
         shared = self._home / "shared"
         trees = {plan.name: self._home / "work" / plan.name for plan in plans}
-        staging.stage_inputs(
-            self._root, {plan.name: plan.inputs for plan in plans}, shared, trees
-        )
+        inputs = {plan.name: plan.inputs for plan in plans}
+        staging.stage_inputs(self._root, inputs, sources, shared, trees)
         workflow = bafs.Workflow()
         if shared.exists():
             # A tenth more than the source, as the workflow language advises.
@@ -126,6 +129,7 @@ class Batch:
             workflow.cache(self._stored[url], url, blocks * staging.BLOCK_BYTES)
         for plan in plans:
             self._add_job(workflow, plan, trees[plan.name], shared.exists())
+        self.staged = staging.file_sizes(self._home)
         self._directory.mkdir(parents=True)
         workflow.write(self.workflow_path)
         self._run = self._cluster.start(self.workflow_path, resource_timeout=resource_timeout)

@@ -1,6 +1,6 @@
 """Puts files for jobs below the directory that the home server exports, by hard links.
 
-A file that several jobs of a batch read is there once, and in the tree of each job as a symbolic
+A source, or a file that several jobs of a batch read, is there once, and in the tree of each job as a symbolic
 link to the place where the job sees the batch's cache volume. All other files are in the tree of
 their job, from which BAFS fills the job's volume.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections import Counter
 from pathlib import Path
 from typing import Callable, Iterable, Mapping
@@ -42,16 +43,24 @@ class Root:
 
 
 def stage_inputs(
-    root: Root, inputs: Mapping[str, Iterable[Path]], shared: Path, trees: Mapping[str, Path]
+    root: Root,
+    inputs: Mapping[str, Iterable[Path]],
+    sources: Iterable[Path],
+    shared: Path,
+    trees: Mapping[str, Path],
 ) -> None:
-    """Puts the inputs of each job (paths relative to the root) into `shared` or its tree."""
-    wanted = {name: drop_nested(paths) for name, paths in inputs.items()}
+    """Puts the inputs of each job, and the sources of all, into `shared` or the job's tree.
+
+    Paths are relative to the root. Sources are shared in any case: a job reads few of them.
+    """
+    common = set(sources)
+    wanted = {name: drop_nested([*paths, *common]) for name, paths in inputs.items()}
     readers = Counter(path for paths in wanted.values() for path in paths)
     for name, paths in wanted.items():
         trees[name].mkdir(parents=True, exist_ok=True)
         for path in paths:
             source = root.absolute(path)
-            if readers[path] == 1:
+            if readers[path] == 1 and path not in common:
                 link_tree(source, trees[name] / path)
                 continue
             place = shared / path
@@ -109,6 +118,17 @@ def disk_bytes(tree: Path) -> int:
             size = os.lstat(os.path.join(directory, name)).st_size
             total += -(-size // BLOCK_BYTES) * BLOCK_BYTES
     return total
+
+
+def file_sizes(tree: Path) -> dict[tuple[int, int], int]:
+    """Sizes of the regular files of a tree, by device and inode: links to a file are one file."""
+    sizes = {}
+    for directory, _, files in os.walk(tree):
+        for name in files:
+            status = os.lstat(os.path.join(directory, name))
+            if stat.S_ISREG(status.st_mode):
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sizes
 
 
 def take_file(source: Path, target: Path) -> None:
