@@ -34,7 +34,7 @@ def need_tools(*names: str) -> None:
 def snakemake(directory: Path, *options: str, check: bool = True) -> subprocess.CompletedProcess:
     """Runs Snakemake in a directory."""
     words = [sys.executable, "-m", "snakemake", "--nocolor", *options]
-    done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=3600)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

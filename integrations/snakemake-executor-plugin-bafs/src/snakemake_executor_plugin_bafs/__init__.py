@@ -25,13 +25,16 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
 from .batch import Batch, JobPlan, Verdict
-from .staging import Root
+from .staging import Pool, Root
 
 #: Time between two readings of a journal, a local file that is read only if it has grown.
 POLL_S = 0.5
 
 #: Space of a job's volume if the job has no `disk_mb`: the least that Snakemake sets by default.
 SCRATCH_BYTES_DEFAULT = 1_000_000_000
+
+#: Most space of a cache if no node is alive yet.
+CACHE_BYTES_DEFAULT = 10_000_000_000
 
 #: Module of the storage plug-in whose files BAFS mounts and sends itself.
 STORAGE_MODULE = "snakemake_storage_plugin_bafs"
@@ -102,9 +105,13 @@ class Executor(RemoteExecutor):
         self._settings = settings
         try:
             self._cluster = bafs.Cluster(settings.identity, settings.catalog)
-            self._slots_max = max((node.slots for node in self._cluster.nodes()), default=0)
+            nodes = self._cluster.nodes()
         except bafs.BafsError as error:
             raise WorkflowError(f"BAFS: {error}") from error
+        self._slots_max = max((node.slots for node in nodes), default=0)
+        # The other half is for the volumes of the jobs. Nodes that come later bring more.
+        capacity = sum(node.capacity_bytes for node in nodes)
+        self._cache_bytes_max = capacity // 2 if capacity else CACHE_BYTES_DEFAULT
         workdir = Path.cwd()
         root = Path(settings.root).resolve() if settings.root else workdir
         if not workdir.is_relative_to(root):
@@ -115,6 +122,7 @@ class Executor(RemoteExecutor):
         self._runs = directory / "runs"
         shutil.rmtree(self._export, ignore_errors=True)
         self._export.mkdir(parents=True, mode=0o700)
+        self._pool = Pool(self._root, self._export / "files")
         self._stamp = time.strftime("%Y%m%d-%H%M%S")
         self._home: Optional[bafs.HomeServer] = None
         self._batches: list[Batch] = []
@@ -145,7 +153,7 @@ class Executor(RemoteExecutor):
             batch = Batch(
                 name,
                 self._root,
-                self._export,
+                self._pool,
                 self._runs,
                 self._cluster,
                 home.url,
@@ -153,7 +161,12 @@ class Executor(RemoteExecutor):
             )
             plans = [self._plan(job) for job in jobs]
             self._batches.append(batch)
-            batch.submit(plans, self._source_paths(), self._settings.resource_timeout)
+            batch.submit(
+                plans,
+                self._source_paths(),
+                self._cache_bytes_max,
+                self._settings.resource_timeout,
+            )
         except (bafs.BafsError, OSError) as error:
             raise WorkflowError(f"BAFS: {error}") from error
         for job, plan in zip(jobs, plans):
@@ -180,7 +193,7 @@ class Executor(RemoteExecutor):
         needed = [f for part in parts for f in self._needed_outputs(part, parts)]
         products = {str(f) for part in parts for f in part.output}
         inputs = [f for part in parts for f in part.input if str(f) not in products]
-        inputs += [f for f in needed if has_flag(f, "update") and os.path.exists(f)]
+        updated = [f for f in needed if has_flag(f, "update") and os.path.exists(f)]
         logs = [f for part in parts for f in part.log]
         logs += [part.benchmark for part in parts if part.benchmark]
         resources = job.resources
@@ -199,6 +212,7 @@ class Executor(RemoteExecutor):
             runtime_s=runtime * 60 if runtime else None,
             priority=max(-1_000_000, min(1_000_000, int(job.priority))),
             inputs=self._travelling(inputs),
+            copies=self._travelling(updated),
             files=self._delivered(f for f in needed if not has_flag(f, "directory")),
             directories=self._delivered(f for f in needed if has_flag(f, "directory")),
             logs=self._delivered(logs),
@@ -291,8 +305,7 @@ class Executor(RemoteExecutor):
                 self._take_results(info)
                 self.report_job_success(info)
             else:
-                batch.take_archive(name)
-                message, log = batch.describe_failure(name)
+                message, log = batch.take_failure(name)
                 logs = [str(log)] if log is not None else None
                 self.report_job_error(info, msg=message, aux_logs=logs)
 
@@ -328,7 +341,6 @@ class Executor(RemoteExecutor):
 
     def _write_summary(self, home: bafs.HomeServer) -> None:
         """Says what crossed the link from this machine; the ideal is each byte once."""
-        staged = {file: size for batch in self._batches for file, size in batch.staged.items()}
         try:
             sent = home.read_bytes()
         except (OSError, KeyError):
@@ -336,7 +348,7 @@ class Executor(RemoteExecutor):
         summary = {
             "batches": len(self._batches),
             "home_read_bytes": sent,
-            "home_unique_bytes": sum(staged.values()),
+            "home_unique_bytes": sum(self._pool.sizes.values()) + self._pool.own_bytes,
         }
         (self._export.parent / "summary.json").write_text(json.dumps(summary) + "\n")
         self.logger.info(

@@ -17,7 +17,7 @@ from typing import Mapping, Optional, Sequence
 import bafs
 
 from . import staging
-from .staging import Root
+from .staging import Pool, Root
 
 #: A failed job's archive of logs is on its way home for at most so long (as BAFS tries it).
 ARCHIVE_TIMEOUT_S = 60.0
@@ -27,6 +27,9 @@ ERROR_LINES = 20
 
 #: Space for what Snakemake itself writes in a job's volume: its own directory and metadata.
 OWN_BYTES = 16 << 20
+
+#: Files of a cache beyond those that are staged: directories, and what other batches add.
+FILES_MARGIN = 1024
 
 #: The job's own directory below the working directory.
 OWN_DIRECTORY = Path(".snakemake") / "bafs-job"
@@ -42,6 +45,7 @@ JOB_MAP_VARIABLE = "SNAKEMAKE_STORAGE_BAFS_FILES"
 class JobPlan:
     """What BAFS has to know of a job. Paths are relative to the root.
 
+    `copies` are files that the job changes in place: they are in its volume themselves.
     Stored files are URLs of homes that the storage plug-in of BAFS handles; inputs with their
     sizes in bytes.
     """
@@ -54,6 +58,7 @@ class JobPlan:
     runtime_s: Optional[float] = None
     priority: int = 0
     inputs: Sequence[Path] = ()
+    copies: Sequence[Path] = ()
     files: Sequence[Path] = ()
     directories: Sequence[Path] = ()
     logs: Sequence[Path] = ()
@@ -77,7 +82,7 @@ class Batch:
         self,
         name: str,
         root: Root,
-        home: Path,
+        pool: Pool,
         runs: Path,
         cluster: bafs.Cluster,
         url: str,
@@ -86,7 +91,9 @@ class Batch:
         #: Name of the batch, part of the ids that Snakemake shows.
         self.name = name
         self._root = root
-        self._home = home / name
+        self._pool = pool
+        self._home = pool.directory.parent / name
+        self._pool_url = f"{url}/{pool.directory.name}"
         self._url = f"{url}/{name}"
         self._directory = runs / name
         self._cluster = cluster
@@ -101,8 +108,8 @@ class Batch:
         self._journal_size = -1
         self._is_over = False
         self._reason = ""
-        #: Sizes of all staged files, by device and inode.
-        self.staged: dict[tuple[int, int], int] = {}
+        self._acquired: set[Path] = set()
+        self._open: set[str] = set()
 
     @property
     def workflow_path(self) -> Path:
@@ -110,45 +117,48 @@ class Batch:
         return self._directory / "workflow.bafs"
 
     def submit(
-        self, plans: Sequence[JobPlan], sources: Sequence[Path], resource_timeout: str
+        self,
+        plans: Sequence[JobPlan],
+        sources: Sequence[Path],
+        cache_bytes_max: int,
+        resource_timeout: str,
     ) -> None:
         """Stages the files, writes the workflow, and starts the run."""
-        shared = self._home / "shared"
-        trees = {plan.name: self._home / "work" / plan.name for plan in plans}
-        inputs = {plan.name: plan.inputs for plan in plans}
-        staging.stage_inputs(self._root, inputs, sources, shared, trees)
+        self._open = {plan.name for plan in plans}
+        wanted = {path for plan in plans for path in plan.inputs}
+        self._acquired = self._pool.acquire(wanted.union(sources))
         workflow = bafs.Workflow()
-        if shared.exists():
-            # A tenth more than the source, as the workflow language advises.
-            size = staging.disk_bytes(shared) * 11 // 10 + staging.BLOCK_BYTES
-            workflow.cache("shared", f"{self._url}/shared", size)
+        # A tenth more than the source, as the workflow language advises; the cache evicts the
+        # rest where it does not fit. Other batches may add files before the listing.
+        size = self._pool.bytes_of(self._acquired) * 11 // 10 + staging.BLOCK_BYTES
+        files = 2 * self._pool.count() + FILES_MARGIN
+        workflow.cache("inputs", self._pool_url, min(size, cache_bytes_max), files=files)
         stored = {url: size for plan in plans for url, size in plan.stored_inputs.items()}
         for number, (url, size) in enumerate(stored.items()):
             self._stored[url] = f"stored-{number}"
             blocks = -(-size // staging.BLOCK_BYTES) + 1
             workflow.cache(self._stored[url], url, blocks * staging.BLOCK_BYTES)
         for plan in plans:
-            self._add_job(workflow, plan, trees[plan.name], shared.exists())
-        self.staged = staging.file_sizes(self._home)
+            tree = self._home / "work" / plan.name
+            staging.link_inputs(self._root, {*plan.inputs, *sources}, tree)
+            self._add_job(workflow, plan, tree)
         self._directory.mkdir(parents=True)
         workflow.write(self.workflow_path)
         self._run = self._cluster.start(self.workflow_path, resource_timeout=resource_timeout)
 
-    def _add_job(
-        self, workflow: bafs.Workflow, plan: JobPlan, tree: Path, has_shared: bool
-    ) -> None:
+    def _add_job(self, workflow: bafs.Workflow, plan: JobPlan, tree: Path) -> None:
         root, name = self._root, plan.name
         own = root.workdir / OWN_DIRECTORY
         self._write_own_files(plan, tree / own.relative_to(root.path))
         # Programs expect the directories of their outputs and logs, as Snakemake makes them.
         for path in (*plan.files, *plan.directories, *plan.logs):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        for path in plan.copies:
+            shutil.copy2(root.absolute(path), tree / path)
         volume = f"work-{name}"
         size = staging.disk_bytes(tree) + plan.scratch_bytes + OWN_BYTES
         workflow.scratch(volume, size, source=f"{self._url}/work/{name}")
-        mounts = [bafs.Mount(volume, str(root.path))]
-        if has_shared:
-            mounts.append(bafs.Mount("shared", staging.SHARED_INPUTS))
+        mounts = [bafs.Mount(volume, str(root.path)), bafs.Mount("inputs", staging.INPUTS)]
         for url in plan.stored_inputs:
             mounts.append(bafs.Mount(self._stored[url], self._stored_directory(url)))
         environment = dict(plan.environment)
@@ -205,6 +215,7 @@ class Batch:
         }
         stored = {"inputs": inputs, "outputs": outputs}
         (place / "stored.json").write_text(json.dumps(stored), encoding="utf-8")
+        self._pool.own_bytes += sum(file.stat().st_size for file in place.iterdir())
 
     def _stored_directory(self, url: str) -> str:
         return f"{STORED_INPUTS}/{self._stored[url]}"
@@ -250,7 +261,19 @@ class Batch:
         self.take_archive(name)
         for path in self._targets[name]:
             staging.take_file(self._home / "out" / name / path, self._root.absolute(path))
+        self._close(name)
         return list(self._targets[name])
+
+    def _close(self, name: str) -> None:
+        """Notes that a job is over; with the last one, the batch needs no staged files."""
+        self._open.discard(name)
+        if not self._open:
+            self._discard_files()
+
+    def _discard_files(self) -> None:
+        self._pool.release(self._acquired)
+        self._acquired = set()
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def take_archive(self, name: str) -> None:
         """Unpacks the logs, benchmarks and directories of a job, if they arrived."""
@@ -266,9 +289,11 @@ class Batch:
             file.extractall(self._root.path, filter="tar")
         archive.unlink()
 
-    def describe_failure(self, name: str) -> tuple[str, Optional[Path]]:
-        """Why a job failed, and the file with its standard error."""
+    def take_failure(self, name: str) -> tuple[str, Optional[Path]]:
+        """Why a job failed, and the file with its standard error. Unpacks its archive."""
         assert self._run is not None
+        self.take_archive(name)
+        self._close(name)
         job = self._progress.jobs.get(name) if self._progress is not None else None
         if job is None or job.attempts == 0:
             reason = self._run.messages if self._is_over else ""
@@ -287,11 +312,6 @@ class Batch:
         lines.append(f"`bafs why {self.workflow_path} {name}` prints its history. ")
         return "\n".join(lines), log if log is not None and log.exists() else None
 
-    def cancel(self, name: str) -> None:
-        """Cancels one job of an active run."""
-        assert self._run is not None
-        self._run.cancel_pipeline(name)
-
     def request_cancel(self) -> None:
         """Asks the whole run to end."""
         if self._run is not None:
@@ -301,4 +321,4 @@ class Batch:
         """Ends the run, if it still is active, and removes the staged files."""
         if self._run is not None:
             self._run.cancel()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._discard_files()

@@ -1,8 +1,8 @@
 """Puts files for jobs below the directory that the home server exports, by hard links.
 
-A source, or a file that several jobs of a batch read, is there once, and in the tree of each job as a symbolic
-link to the place where the job sees the batch's cache volume. All other files are in the tree of
-their job, from which BAFS fills the job's volume.
+A file has one link there, however many jobs and batches read it: another link would change the
+time of its last change, by which a home server notices that a file is not what a cache has. Jobs
+see all these files in one cache volume, and at their own paths as symbolic links into it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
-from collections import Counter
 from pathlib import Path
-from typing import Callable, Iterable, Mapping
+from typing import Iterable, Iterator
 
-#: Where a job sees the inputs that several jobs share.
-SHARED_INPUTS = "/tmp/bafs-inputs"
+#: Where a job sees the cache volume of all inputs and sources.
+INPUTS = "/tmp/bafs-inputs"
 
 #: Disk block of a node: BAFS counts whole blocks.
 BLOCK_BYTES = 4096
@@ -42,31 +40,79 @@ class Root:
         return self.path / relative
 
 
-def stage_inputs(
-    root: Root,
-    inputs: Mapping[str, Iterable[Path]],
-    sources: Iterable[Path],
-    shared: Path,
-    trees: Mapping[str, Path],
-) -> None:
-    """Puts the inputs of each job, and the sources of all, into `shared` or the job's tree.
+class Pool:
+    """The linked files, each as long as an active batch uses it. Paths are relative to the root."""
 
-    Paths are relative to the root. Sources are shared in any case: a job reads few of them.
-    """
-    common = set(sources)
-    wanted = {name: drop_nested([*paths, *common]) for name, paths in inputs.items()}
-    readers = Counter(path for paths in wanted.values() for path in paths)
-    for name, paths in wanted.items():
-        trees[name].mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            source = root.absolute(path)
-            if readers[path] == 1 and path not in common:
-                link_tree(source, trees[name] / path)
-                continue
-            place = shared / path
-            if not place.exists():
-                link_tree(source, place)
-            link_shared(source, trees[name] / path, path)
+    def __init__(self, root: Root, directory: Path) -> None:
+        self._root = root
+        #: Directory of the files, below the export.
+        self.directory = directory
+        self._users: dict[Path, int] = {}
+        #: Sizes of all files that were ever linked, by device and inode.
+        self.sizes: dict[tuple[int, int], int] = {}
+        #: Size of what batches wrote for their jobs.
+        self.own_bytes = 0
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def acquire(self, paths: Iterable[Path]) -> set[Path]:
+        """Links files, and all files of directories. Returns the files, for `release`."""
+        files = {file for path in paths for file in self._files_of(path)}
+        for file in files:
+            self._users[file] = self._users.get(file, 0) + 1
+            self._link(file)
+        return files
+
+    def release(self, files: Iterable[Path]) -> None:
+        """Removes the files that no other batch uses, so that Snakemake's removals free space."""
+        for file in files:
+            self._users[file] -= 1
+            if self._users[file] == 0:
+                del self._users[file]
+                (self.directory / file).unlink(missing_ok=True)
+
+    def bytes_of(self, files: Iterable[Path]) -> int:
+        """Space of files in a cache, which counts whole blocks."""
+        sizes = (os.stat(self.directory / file).st_size for file in files)
+        return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
+
+    def count(self) -> int:
+        """Files in the pool."""
+        return len(self._users)
+
+    def _files_of(self, path: Path) -> Iterator[Path]:
+        source = self._root.absolute(path)
+        if not source.is_dir():
+            yield path
+            return
+        (self.directory / path).mkdir(parents=True, exist_ok=True)
+        for directory, names, files in os.walk(source, followlinks=True):
+            place = path / os.path.relpath(directory, source)
+            for name in names:
+                (self.directory / place / name).mkdir(parents=True, exist_ok=True)
+            for name in files:
+                yield place / name
+
+    def _link(self, file: Path) -> None:
+        source = os.path.realpath(self._root.absolute(file))
+        target = self.directory / file
+        status = os.stat(source)
+        self.sizes[status.st_dev, status.st_ino] = status.st_size
+        if target.exists():
+            if os.path.samestat(os.stat(target), status) or self._users[file] > 1:
+                return
+            target.unlink()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        link_file(source, str(target))
+
+
+def link_file(source: str, target: str) -> None:
+    """Hard-links a file; copies it from another file system, or if the system forbids links."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK):
+            raise
+        shutil.copy2(source, target)
 
 
 def drop_nested(paths: Iterable[Path]) -> list[Path]:
@@ -78,35 +124,14 @@ def drop_nested(paths: Iterable[Path]) -> list[Path]:
     return kept
 
 
-def link_shared(source: Path, target: Path, path: Path) -> None:
-    """Makes the symbolic link by which a job reads a shared input, with the input's time."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.symlink_to(f"{SHARED_INPUTS}/{path}")
-    times = os.stat(source)
-    os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns), follow_symlinks=False)
-
-
-def link_tree(source: Path, target: Path) -> None:
-    """Hard-links a file, or all files of a directory. Symbolic links are followed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    real = os.path.realpath(source)
-    if not os.path.isdir(real):
-        if not target.exists():
-            link_file(real, str(target))
-        return
-    copy: Callable[[str, str], object] = link_file
-    shutil.copytree(real, target, copy_function=copy, dirs_exist_ok=True)
-
-
-def link_file(source: str, target: str) -> str:
-    """Hard-links a file; copies it from another file system, or if the system forbids links."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK):
-            raise
-        shutil.copy2(source, target)
-    return target
+def link_inputs(root: Root, paths: Iterable[Path], tree: Path) -> None:
+    """Makes the symbolic links by which a job reads its inputs, with the times of the inputs."""
+    for path in drop_nested(paths):
+        target = tree / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(f"{INPUTS}/{path}")
+        times = os.stat(root.absolute(path))
+        os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns), follow_symlinks=False)
 
 
 def disk_bytes(tree: Path) -> int:
@@ -118,17 +143,6 @@ def disk_bytes(tree: Path) -> int:
             size = os.lstat(os.path.join(directory, name)).st_size
             total += -(-size // BLOCK_BYTES) * BLOCK_BYTES
     return total
-
-
-def file_sizes(tree: Path) -> dict[tuple[int, int], int]:
-    """Sizes of the regular files of a tree, by device and inode: links to a file are one file."""
-    sizes = {}
-    for directory, _, files in os.walk(tree):
-        for name in files:
-            status = os.lstat(os.path.join(directory, name))
-            if stat.S_ISREG(status.st_mode):
-                sizes[status.st_dev, status.st_ino] = status.st_size
-    return sizes
 
 
 def take_file(source: Path, target: Path) -> None:
