@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Callable
 
 import bafs
 import pytest
@@ -168,6 +171,28 @@ def test_a_cancelled_run_leaves_no_volume(it: Cluster, tmp_path: Path) -> None:
     run.cancel()
     assert run.exit_code == 1
     assert it.volumes() == []
+
+
+def test_a_run_ends_with_its_owner(it: Cluster, tmp_path: Path) -> None:
+    workflow = Workflow()
+    workflow.add(Job("long", "sleep", ["300"]))
+    workflow.write(tmp_path / "long.bafs")
+    text = f"import bafs; run = bafs.Cluster().start({str(tmp_path / 'long.bafs')!r}); run.wait()"
+    owner = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, **it.environment})
+    while not any(node.jobs for node in it.nodes()):
+        assert owner.poll() is None
+    owner.kill()
+    owner.wait()
+    journal = bafs.RunJournal(tmp_path / "long.bafs")
+    wait_until(lambda: journal.progress().outcome is not None)
+    assert journal.progress().outcome == "Cancelled"
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_errors_of_a_workflow_have_a_line(tmp_path: Path) -> None:

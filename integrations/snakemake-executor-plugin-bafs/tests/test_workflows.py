@@ -208,6 +208,54 @@ rule use:
     assert (directory / "done/2").read_text() == "2"
 
 
+def test_retries_run_with_the_next_attempt(cluster: LocalCluster, tmp_path: Path) -> None:
+    text = """
+rule once:
+    output: "out"
+    resources: tries=lambda wildcards, attempt: attempt
+    retries: 1
+    shell: "test {resources.tries} = 2 && echo {resources.tries} > {output}"
+"""
+    directory = write_snakefile(tmp_path / "w", text)
+    snakemake(directory, *bafs_options(cluster))
+    assert (directory / "out").read_text() == "2\n"
+
+
+def test_updated_files_keep_their_content(cluster: LocalCluster, tmp_path: Path) -> None:
+    text = """
+rule append:
+    input: "new"
+    output: update("log.txt")
+    shell: "cat {input} >> {output}"
+"""
+    directory = write_snakefile(tmp_path / "w", text)
+    (directory / "log.txt").write_text("old\n")
+    time.sleep(0.1)
+    (directory / "new").write_text("new\n")
+    snakemake(directory, *bafs_options(cluster))
+    assert (directory / "log.txt").read_text() == "old\nnew\n"
+
+
+def test_a_lost_node_costs_no_job(tmp_path: Path) -> None:
+    text = """
+rule wait:
+    output: "out"
+    shell: "sleep 5; echo done > {output}"
+"""
+    directory = write_snakefile(tmp_path / "w", text)
+    (tmp_path / "home").mkdir()
+    variables = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    with LocalCluster(tmp_path / "home", 2, environment=variables) as cluster:
+        words = [sys.executable, "-m", "snakemake", *bafs_options(cluster)]
+        process = subprocess.Popen(words, cwd=directory)
+        nodes = cluster.cluster.nodes
+        wait_until(lambda: any(node.jobs for node in nodes()))
+        busy = next(node.name for node in nodes() if node.jobs)
+        cluster.processes[busy].kill()
+        assert process.wait(120) == 0
+    assert (directory / "out").read_text() == "done\n"
+
+
 def test_an_interrupted_workflow_leaves_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
     text = """
 rule sleep:

@@ -48,7 +48,7 @@ class Cluster:
                 "no cluster: give identity and catalog, or set BAFS_IDENTITY and BAFS_CATALOG"
             )
         #: Absolute path of the identity.
-        self.identity = os.path.abspath(found)
+        self.identity = os.path.abspath(os.path.expanduser(found))
         #: Address of the catalog, HOST:PORT.
         self.catalog = address
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import IO, Any, Mapping, Optional, Sequence, Union
 
 from .errors import BafsError, RunFailed, UsageError, error_from_exit
 from .program import call_json, call_program, decode_json, find_program
@@ -17,6 +17,22 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 #: Time for a cancelled run to stop its jobs and delete its volumes, in seconds.
 CANCEL_TIMEOUT_S = 60.0
+
+
+#: Runs a command until it ends or standard input closes, and then cancels it as Ctrl-C does. So a
+#: run ends with the process that owns it, even by SIGKILL.
+_OWNED = """
+exec 3<&0
+"$@" 3<&- </dev/null &
+run=$!
+{ read -r line <&3; kill -INT $run; } &
+watcher=$!
+exec 3<&-
+wait $run
+code=$?
+kill $watcher
+exit $code
+"""
 
 
 class WorkflowError(BafsError):
@@ -100,8 +116,8 @@ class Run(RunJournal):
         self._arguments = ["--json", "run", path, "--journal", f"{path}.journal", *options]
         # A session of its own: Ctrl-C at the terminal is for the program that owns the run.
         self._process = subprocess.Popen(
-            [find_program(), *self._arguments],
-            stdin=subprocess.DEVNULL,
+            ["sh", "-c", _OWNED, "sh", find_program(), *self._arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -109,13 +125,21 @@ class Run(RunJournal):
             env={**os.environ, **environment},
             start_new_session=True,
         )
-        self._output = ("", "")
-        self._reader = threading.Thread(target=self._read_output, daemon=True)
-        self._reader.start()
-
-    def _read_output(self) -> None:
+        self._texts: dict[str, str] = {}
         # Both pipes are read to their ends, so that the run never waits for this process.
-        self._output = self._process.communicate()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        self._texts[name] = stream.read()
+
+    def _join_readers(self) -> None:
+        for reader in self._readers:
+            reader.join()
 
     @property
     def is_active(self) -> bool:
@@ -130,8 +154,10 @@ class Run(RunJournal):
     @property
     def messages(self) -> str:
         """Standard error of the ended process: warnings, and why it failed."""
-        self._reader.join(timeout=0 if self.is_active else None)
-        return self._output[1].strip()
+        if self.is_active:
+            return ""
+        self._join_readers()
+        return self._texts["err"].strip()
 
     def wait(self, timeout_s: Optional[float] = None) -> Mapping[str, Any]:
         """Waits for the end and returns the summary.
@@ -139,8 +165,9 @@ class Run(RunJournal):
         Raises `RunFailed`, the exception of the exit code, or `subprocess.TimeoutExpired`.
         """
         code = self._process.wait(timeout_s)
-        self._reader.join()
-        out, messages = self._output
+        self.request_cancel()
+        self._join_readers()
+        out, messages = self._texts["out"], self._texts["err"]
         if not out.strip():
             raise error_from_exit(self._arguments, code, messages)
         summary: Mapping[str, Any] = decode_json(self._arguments, out)
@@ -154,13 +181,13 @@ class Run(RunJournal):
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def request_cancel(self) -> None:
         """Asks the run to cancel, without waiting."""
-        if self.is_active:
-            self._process.send_signal(signal.SIGINT)
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
 
 
 def _describe_failure(outcome: Any, messages: str) -> str:
