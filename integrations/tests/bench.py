@@ -43,10 +43,10 @@ def load_tests() -> ModuleType:
     return module
 
 
-def seconds(action: Callable[[], object]) -> float:
+def seconds(action: Callable[..., object], *arguments: object) -> float:
     """Time of an action."""
     began = time.monotonic()
-    action()
+    action(*arguments)
     return time.monotonic() - began
 
 
@@ -75,9 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bafs-bench-") as name:
         base = Path(name)
         (base / "home").mkdir()
-        with LocalCluster(
-            base / "home", NODES, node_size="8GB", environment=variables
-        ) as cluster:
+        with LocalCluster(base / "home", NODES, node_size="8GB", environment=variables) as cluster:
             print(json.dumps(measure(tests, base, cluster, jobs)))
 
 
@@ -100,8 +98,8 @@ def measure(tests: ModuleType, base: Path, cluster: LocalCluster, jobs: int) -> 
         shutil.copytree(here, there)
         sources = ["--bafs-sources", "data/genome.fa.*"] if name == "tutorial" else []
         plugin = [*tests.bafs_options(cluster, 1000), *sources]
-        there_s = seconds(lambda: tests.snakemake(there, *plugin, *options))
-        here_s = seconds(lambda: tests.snakemake(here, "--cores", str(NODES), *options))
+        there_s = seconds(tests.snakemake, there, *plugin, *options)
+        here_s = seconds(tests.snakemake, here, "--cores", str(NODES), *options)
         is_same = tests.results(there) == tests.results(here)
         identical += is_same
         local_s, bafs_s = local_s + here_s, bafs_s + there_s

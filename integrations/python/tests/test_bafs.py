@@ -124,7 +124,9 @@ def two_jobs() -> Workflow:
     workflow.add(
         Job("first", "sh", ["-c", text], environment={"X": "a b"}, mounts=mounts, runtime=60)
     )
-    workflow.add(Job("second", "wc", ["-c", "a b"], output="size", mounts=[mounts[1]], after=["first"]))
+    workflow.add(
+        Job("second", "wc", ["-c", "a b"], output="size", mounts=[mounts[1]], after=["first"])
+    )
     workflow.extract("work", "size", "bafs://home/out/size")
     return workflow
 

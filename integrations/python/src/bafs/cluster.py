@@ -38,9 +38,7 @@ class Cluster:
     What is not given comes from BAFS_IDENTITY and BAFS_CATALOG.
     """
 
-    def __init__(
-        self, identity: Optional[PathLike] = None, catalog: Optional[str] = None
-    ) -> None:
+    def __init__(self, identity: Optional[PathLike] = None, catalog: Optional[str] = None) -> None:
         found = os.fspath(identity) if identity is not None else os.environ.get("BAFS_IDENTITY")
         address = catalog if catalog is not None else os.environ.get("BAFS_CATALOG")
         if not found or not address:

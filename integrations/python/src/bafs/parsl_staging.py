@@ -71,9 +71,7 @@ class BafsStaging(Staging):
 Where = tuple[Optional[str], Optional[str]]
 
 
-def fetch_before(
-    func: Callable[..., Any], where: Where, url: str, path: str
-) -> Callable[..., Any]:
+def fetch_before(func: Callable[..., Any], where: Where, url: str, path: str) -> Callable[..., Any]:
     """A task that, on its worker, first fetches an input."""
 
     def task(*args: Any, **kwargs: Any) -> Any:
@@ -83,9 +81,7 @@ def fetch_before(
     return task
 
 
-def send_after(
-    func: Callable[..., Any], where: Where, url: str, path: str
-) -> Callable[..., Any]:
+def send_after(func: Callable[..., Any], where: Where, url: str, path: str) -> Callable[..., Any]:
     """A task that, on its worker, sends an output home at its end."""
 
     def task(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Builds workflow files (docs/reference/workflow.md). It checks types; `bafs check` checks the rest."""
+"""Builds workflow files (docs/reference/workflow.md). `bafs check` checks what they mean."""
 
 from __future__ import annotations
 

@@ -338,7 +338,6 @@ class Executor(RemoteExecutor):
             self._home = None
         shutil.rmtree(self._export, ignore_errors=True)
 
-
     def _write_summary(self, home: bafs.HomeServer) -> None:
         """Says what crossed the link from this machine; the ideal is each byte once."""
         try:

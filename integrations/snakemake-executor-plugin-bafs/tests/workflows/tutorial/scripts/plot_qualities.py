@@ -5,8 +5,6 @@ with open(snakemake.input[0]) as calls:  # noqa: F821
 counts = [0] * 25
 for line in lines:
     counts[min(24, int(float(line[5]) // 10))] += 1
-bars = (
-    f'<rect x="{10 * i}" y="{100 - n}" width="9" height="{n}"/>' for i, n in enumerate(counts)
-)
+bars = (f'<rect x="{10 * i}" y="{100 - n}" width="9" height="{n}"/>' for i, n in enumerate(counts))
 with open(snakemake.output[0], "w") as plot:  # noqa: F821
     plot.write('<svg xmlns="http://www.w3.org/2000/svg">' + "".join(bars) + "</svg>\n")
