@@ -126,6 +126,7 @@ class Executor(RemoteExecutor):
         self._stamp = time.strftime("%Y%m%d-%H%M%S")
         self._home: Optional[bafs.HomeServer] = None
         self._batches: list[Batch] = []
+        self._batch_count = 0
         self._sources: Optional[list[Path]] = None
         self._strangers: set[str] = set()
         self.next_seconds_between_status_checks = POLL_S
@@ -149,7 +150,8 @@ class Executor(RemoteExecutor):
     def _submit(self, jobs: List[JobExecutorInterface]) -> None:
         try:
             home = self._serve_home()
-            name = f"{self._stamp}-{len(self._batches) + 1}"
+            self._batch_count += 1
+            name = f"{self._stamp}-{self._batch_count}"
             batch = Batch(
                 name,
                 self._root,
@@ -293,6 +295,9 @@ class Executor(RemoteExecutor):
         self, active_jobs: List[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Reports ended jobs and yields the others."""
+        for batch in [batch for batch in self._batches if batch.is_over]:
+            # Its process and pipes go with it. Another thread may add batches meanwhile.
+            self._batches.remove(batch)
         batches = {id(info.aux["batch"]): info.aux["batch"] for info in active_jobs}
         for batch in batches.values():
             batch.refresh()
@@ -345,13 +350,13 @@ class Executor(RemoteExecutor):
         except (OSError, KeyError):
             return
         summary = {
-            "batches": len(self._batches),
+            "batches": self._batch_count,
             "home_read_bytes": sent,
             "home_unique_bytes": sum(self._pool.sizes.values()) + self._pool.own_bytes,
         }
         (self._export.parent / "summary.json").write_text(json.dumps(summary) + "\n")
         self.logger.info(
-            f"BAFS: {len(self._batches)} batches read {sent} bytes from this machine, of "
+            f"BAFS: {self._batch_count} batches read {sent} bytes from this machine, of "
             f"{summary['home_unique_bytes']} bytes of inputs and sources."
         )
 

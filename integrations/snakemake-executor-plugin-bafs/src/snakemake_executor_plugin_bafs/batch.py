@@ -317,6 +317,11 @@ class Batch:
         if self._run is not None:
             self._run.request_cancel()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all its jobs are reported and its run has ended."""
+        return not self._open and self._run is not None and not self._run.is_active
+
     def end(self) -> None:
         """Ends the run, if it still is active, and removes the staged files."""
         if self._run is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Iterable, Iterator
 
@@ -52,23 +53,27 @@ class Pool:
         self.sizes: dict[tuple[int, int], int] = {}
         #: Size of what batches wrote for their jobs.
         self.own_bytes = 0
+        # Jobs are submitted by one thread of Snakemake, and end in another.
+        self._lock = threading.Lock()
         directory.mkdir(parents=True, exist_ok=True)
 
     def acquire(self, paths: Iterable[Path]) -> set[Path]:
         """Links files, and all files of directories. Returns the files, for `release`."""
-        files = {file for path in paths for file in self._files_of(path)}
-        for file in files:
-            self._users[file] = self._users.get(file, 0) + 1
-            self._link(file)
-        return files
+        with self._lock:
+            files = {file for path in paths for file in self._files_of(path)}
+            for file in files:
+                self._users[file] = self._users.get(file, 0) + 1
+                self._link(file)
+            return files
 
     def release(self, files: Iterable[Path]) -> None:
         """Removes the files that no other batch uses, so that Snakemake's removals free space."""
-        for file in files:
-            self._users[file] -= 1
-            if self._users[file] == 0:
-                del self._users[file]
-                (self.directory / file).unlink(missing_ok=True)
+        with self._lock:
+            for file in files:
+                self._users[file] -= 1
+                if self._users[file] == 0:
+                    del self._users[file]
+                    (self.directory / file).unlink(missing_ok=True)
 
     def bytes_of(self, files: Iterable[Path]) -> int:
         """Space of files in a cache, which counts whole blocks."""
