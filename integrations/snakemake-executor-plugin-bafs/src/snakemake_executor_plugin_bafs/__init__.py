@@ -295,6 +295,9 @@ class Executor(RemoteExecutor):
         self, active_jobs: List[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Reports ended jobs and yields the others."""
+        # The thread of this method begins before __post_init__ has set anything.
+        if not active_jobs:
+            return
         for batch in [batch for batch in self._batches if batch.is_over]:
             # Its process and pipes go with it. Another thread may add batches meanwhile.
             self._batches.remove(batch)
