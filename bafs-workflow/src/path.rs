@@ -1,11 +1,12 @@
 //! Paths inside a job's name space and inside a volume, as text. It touches no file system.
 
-use bafs_proto::path::is_control_or_bidirectional;
+use std::path::Path;
+
+use bafs_proto::path::{
+    KERNEL_DIRECTORY_OBJECTION, is_control_or_bidirectional, is_in_kernel_directory,
+};
 
 use super::limits::{PATH_BYTES_MAX, PATH_NAME_BYTES_MAX};
-
-/// Directories that the kernel fills; a volume there would hide them from the job.
-const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Why a path is refused, as the end of a sentence that begins with what the path is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,7 @@ impl PathError {
             Self::NotRelative => "is absolute, but must be relative to the volume",
             Self::DotComponent => "contains '.' or '..'",
             Self::Root => "names no file or directory",
-            Self::KernelDirectory => "lies under /proc, /sys or /dev",
+            Self::KernelDirectory => KERNEL_DIRECTORY_OBJECTION,
             Self::TooLong => "is longer than 4095 bytes, or contains control characters",
             Self::ComponentTooLong => "has a name of more than 255 bytes in it",
         }
@@ -47,10 +48,7 @@ pub(super) fn parse_mount_point(text: &str) -> Result<String, PathError> {
     if path == "/" {
         return Err(PathError::Root);
     }
-    if KERNEL_DIRECTORIES
-        .iter()
-        .any(|directory| is_inside(&path, directory))
-    {
+    if is_in_kernel_directory(Path::new(&path)) {
         return Err(PathError::KernelDirectory);
     }
     Ok(path)
