@@ -32,7 +32,7 @@ fn path_text() -> impl TypedValueParser<Value = String> {
 #[command(name = "bafs", version, max_term_width = 100)]
 #[command(
     after_help = "Exit codes: 0 success; 1 failure; 2 usage error; 3 bafs doctor found a \
-fault; 75 the environment failed (bafs exec prints the reason to standard error, as JSON); 129, \
+fault; 75 the environment failed (bafs exec prints the reason to standard error); 129, \
 143 SIGHUP or SIGTERM ended bafs run, and the run can be resumed; 130 a second Ctrl-C ended it; \
 141 standard output is closed; any other code is the job's.\n\n\
 The variable in [env: BAFS_...] sets an option, too."

@@ -117,8 +117,8 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         // These three enter a private name space, which a process with threads may not.
         CliCommand::Agent(args) => return Ok(job::run_agent(&args)),
-        CliCommand::Exec(args) => return job::run_exec(&args),
-        CliCommand::Mount(args) => return job::run_mount(&args),
+        CliCommand::Exec(args) => return job::run_exec(&args, output),
+        CliCommand::Mount(args) => return job::run_mount(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => workflow_file::check_workflow(&args.workflow, output)?,
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,

@@ -131,7 +131,7 @@ impl RunningCase {
         let (seconds, work) = (deadline_s.to_string(), case.work.name());
         let (state, point) = (running.read_text("state"), running.read_text("mnt"));
         let keeps = case.durability().name();
-        let common = ["--operation-timeout", &seconds, "--explain"];
+        let common = ["--json", "--operation-timeout", &seconds, "--explain"];
         let mut command = match case.location {
             ProgramLocation::Job => {
                 let mount = format!("{volume}:/vol");
