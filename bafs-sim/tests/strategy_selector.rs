@@ -2,7 +2,7 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{
+use bafs_sched::{
     Action, Event, NodeInfo, NullSelector, Scheduler, Settings, Space, StrategySelector,
     StrategySelectorConfig,
 };

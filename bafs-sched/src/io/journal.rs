@@ -77,8 +77,9 @@ use crate::{Event, Settings};
 /// measured, agents say where they count nothing, and logs of jobs that failed go home;
 /// volumes warn of what they do not have as their source has it; a scheduler that is cut off
 /// waits, and volumes of nodes that come back are used again (2026-11). 22 = events, actions and
-/// their fields are named by the glossary of ARCHITECTURE.md (2026-11).
-pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 22\n";
+/// their fields are named by the glossary of ARCHITECTURE.md (2026-11). 23 = settings name policies,
+/// and outputs and copies on several returned nodes are judged together (2026-11).
+pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 23\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -15,7 +15,7 @@
 //! | [`strategy`] | whether another allocation strategy is followed |
 //!
 //! To add one: write its module, and name it in the `mod.rs` of its family
-//! (`docs/tutorial/policy.md`).
+//! (`docs/contributing/policy.md`).
 
 pub(crate) mod admission;
 pub(crate) mod cache_space;
