@@ -106,6 +106,7 @@ pub(crate) enum CliCommand {
     /// run.
     Prefer(PreferArgs),
     /// List the policies of the scheduler by family.
+    #[command(after_help = "Example:\n  bafs policies")]
     Policies,
     /// Cancel the unfinished jobs of a pipeline in an active run.
     Cancel(CancelArgs),
