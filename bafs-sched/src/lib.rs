@@ -14,8 +14,8 @@
 //!
 //! * [`bafs_workflow`] reads what the user wrote, and returns a checked workflow or a list of
 //!   errors.
-//! * [`Scheduler`] decides. It has no clock, no I/O and no random numbers, so the same events lead to
-//!   the same decisions. It asks a [`logic::StrategySelector`], which it does not know, for the
+//! * [`Scheduler`] decides. It has no clock, no I/O and no random numbers, so the same events lead
+//!   to the same decisions. It asks a [`StrategySelector`], which it does not know, for the
 //!   strategy of a run.
 //! * [`driver`] and [`io`] run the decisions: the journal, calls, waiting.
 //! * [`report`], [`replay`], [`timeline`] and [`goodput`] say what a run did and why, from its

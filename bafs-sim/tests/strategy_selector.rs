@@ -1,4 +1,5 @@
-//! The strategy selector in a scheduler: what a run followed, it follows again when it is recovered.
+//! The strategy selector in a scheduler: what a run followed, it follows again when it is
+//! recovered.
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;

@@ -1,4 +1,5 @@
-//! The core's state and its one entrance, `step`. What each fact means is in the files beside it.
+//! Everything that the scheduler knows, and what each fact and each timer starts. How facts change
+//! the state is in `transition/`, the rules are in `policy/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -224,14 +225,19 @@ impl State {
             out: Vec::new(),
             settings,
         };
-        let rules = scheduler.settings.allocation_rules.clone();
-        scheduler.admission = rules.map(|rules| StrategyLimits::new(rules, &scheduler.graph));
-        let guide = scheduler.settings.strategy_selector.clone();
-        let workflow = &scheduler.graph.workflow;
-        scheduler.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
+        scheduler.follow_settings(selector);
         scheduler.note_needs();
         scheduler.enqueue_ready();
         scheduler
+    }
+
+    /// Takes the limits and the strategy selector that the settings name.
+    fn follow_settings(&mut self, selector: &dyn StrategySelector) {
+        let rules = self.settings.allocation_rules.clone();
+        self.admission = rules.map(|rules| StrategyLimits::new(rules, &self.graph));
+        let guide = self.settings.strategy_selector.clone();
+        let workflow = &self.graph.workflow;
+        self.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
     }
 
     fn enqueue_ready(&mut self) {

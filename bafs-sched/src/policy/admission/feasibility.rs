@@ -1,5 +1,6 @@
-//! StrategyLimits of a whole workflow: whether it fits into the nodes that are there, before anything
-//! starts. What cannot fit is refused with what is missing; what is not known to fit may try.
+//! Admission of a whole workflow: whether it fits into the nodes that are there, before
+//! anything starts. What cannot fit is refused with what is missing; what is not known to fit may
+//! try.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -37,7 +37,7 @@ const FAILURE_FREE_RUNS: [(u64, Option<u64>); 4] = [
     (LARGE_BYTES, None),
     (LARGE_BYTES, None),
 ];
-const POLICIES: [(&str, &'static str); 3] = [
+const POLICIES: [(&str, &str); 3] = [
     ("cost-benefit", "cost-benefit"),
     ("never", "never"),
     ("always", "always"),
