@@ -1,18 +1,18 @@
 //! The rules of the scheduler by family: what they see, what a family is, and which there are.
 //!
-//! A policy is a type without state behind the trait of its family. It sees a read-only [`View`]
+//! A policy is a type without state behind the trait of its family. It sees a read-only `View`
 //! and answers with plain data; the state carries that out. Each has a name that a user can give
 //! (`--policy placement=capacity`), so the simulator and a run use the very same code.
 //!
 //! | Family | Decides |
 //! |---|---|
-//! | [`admission`] | whether work may begin: feasibility, limits, the banker's check, deadlock |
-//! | [`order`] | which ready job goes first |
-//! | [`placement`] | on which nodes a job is tried |
-//! | [`cache_space`] | how much of a cache each node holds |
-//! | [`replication`] | whether a scratch volume is copied to another node |
-//! | [`failure`] | whether a node is to blame for failures |
-//! | [`strategy`] | whether another allocation strategy is followed |
+//! | `admission` | whether work may begin: feasibility, limits, the banker's check, deadlock |
+//! | `order` | which ready job goes first |
+//! | `placement` | on which nodes a job is tried |
+//! | `cache_space` | how much of a cache each node holds |
+//! | `replication` | whether a scratch volume is copied to another node |
+//! | `failure` | whether a node is to blame for failures |
+//! | `strategy` | whether another allocation strategy is followed |
 //!
 //! To add one: write its module, and name it in the `mod.rs` of its family
 //! (`docs/contributing/policy.md`).
