@@ -119,8 +119,8 @@ def two_jobs() -> Workflow:
     workflow = Workflow()
     workflow.cache("db", "bafs://home/db", "1 MB")
     workflow.scratch("work", "1 MB", files=100)
-    mounts = [Mount("db", "/db", "ro"), Mount("work", "/work")]
-    text = "cat /db/it\\'s > '/work/a b'; echo \"$X $(echo sub)\""
+    mounts = [Mount("db", "/db", "ro"), Mount("work", "/data")]
+    text = "cat /db/it\\'s > '/data/a b'; echo \"$X $(echo sub)\""
     workflow.add(
         Job("first", "sh", ["-c", text], environment={"X": "a b"}, mounts=mounts, runtime=60)
     )
