@@ -16,8 +16,14 @@ pub(crate) struct BatchSets {
 }
 
 impl BatchSets {
-    /// Of a workflow; `pipeline` has that of each job, `order` all jobs, parents first.
-    pub(crate) fn new(workflow: &Workflow, pipeline: &[u32], order: &[JobIndex]) -> Self {
+    /// Of a workflow; `pipeline` and `levels` have those of each job, `order` all jobs, parents
+    /// first.
+    pub(crate) fn new(
+        workflow: &Workflow,
+        pipeline: &[u32],
+        levels: &[u32],
+        order: &[JobIndex],
+    ) -> Self {
         let pipeline_of = |job: &JobIndex| pipeline[job.as_usize()];
         let volumes = workflow.volumes.iter().enumerate();
         let batch = volumes.filter(|(_, volume)| {
@@ -31,10 +37,6 @@ impl BatchSets {
         });
         let index = |at: usize| u32::try_from(at).expect("the workflow's own indexes have 32 bits");
         let batch: BTreeSet<VolumeIndex> = batch.map(|(at, _)| VolumeIndex(index(at))).collect();
-        let levels = match batch.is_empty() {
-            true => Vec::new(),
-            false => workflow.levels_in(order),
-        };
         let mut stages: BTreeMap<(u32, u32), BTreeSet<VolumeIndex>> = BTreeMap::new();
         for job in order.iter().filter(|_| !batch.is_empty()) {
             let stage = (pipeline_of(job), levels[job.as_usize()]);

@@ -200,7 +200,7 @@ impl Graph {
         }
         let pipeline = workflow.pipelines();
         let courses = Courses::new(&workflow, &pipeline, &order);
-        let batch = BatchSets::new(&workflow, &pipeline, &order);
+        let batch = BatchSets::new(&workflow, &pipeline, &level, &order);
         let chains = Chains::new(&workflow, &order);
         let mut pipeline_left = vec![0; jobs.len()];
         for pipeline in &pipeline {

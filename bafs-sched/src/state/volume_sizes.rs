@@ -70,7 +70,6 @@ impl Sizes {
         if graph.workflow.volumes.iter().all(|it| it.size_bytes != 0) {
             return sizes;
         }
-        let levels = levels(&graph.workflow);
         for job in graph.job_indexes() {
             let pipeline = graph.pipeline(job);
             let course = graph.courses.of(pipeline);
@@ -103,7 +102,7 @@ impl Sizes {
             let mut counts: BTreeMap<SizeClass, u64> = BTreeMap::new();
             for (position, place, volume) in unknown {
                 let maker = course[position];
-                let likeness = Likeness::of(graph, &levels, maker, place, volume);
+                let likeness = Likeness::of(graph, maker, place, volume);
                 let kind = *alike.entry(likeness).or_insert((shape, position, place));
                 sizes.kinds.entry(kind).or_default().push(volume);
                 sizes.kind_of.insert(volume, kind);
@@ -176,25 +175,19 @@ pub(crate) struct Likeness {
 }
 
 impl Likeness {
-    pub(crate) fn of(
-        graph: &Graph,
-        levels: &[u32],
-        maker: JobIndex,
-        place: usize,
-        volume: VolumeIndex,
-    ) -> Self {
+    pub(crate) fn of(graph: &Graph, maker: JobIndex, place: usize, volume: VolumeIndex) -> Self {
         let job = graph.workflow.job(maker);
         let mount = |(volume, writable): (VolumeIndex, bool)| {
             let cache = graph.volume(volume).is_cache.then_some(volume);
             (graph.workflow.volume(volume).size_bytes, writable, cache)
         };
         let users = graph.workflow.volume(volume).users.iter();
-        let mut users: Vec<u32> = users.map(|user| levels[user.as_usize()]).collect();
+        let mut users: Vec<u32> = users.map(|user| graph.level(*user)).collect();
         users.sort_unstable();
         users.dedup();
         let program = job.command.executable.chars();
         Self {
-            level: levels[maker.as_usize()],
+            level: graph.level(maker),
             // Loops number programs too.
             program: program.filter(|sign| !sign.is_ascii_digit()).collect(),
             cpus: job.cpus,
@@ -203,17 +196,6 @@ impl Likeness {
             users,
         }
     }
-}
-
-/// The depth of each job in the graph.
-pub(crate) fn levels(workflow: &Workflow) -> Vec<u32> {
-    let mut levels = vec![0; workflow.jobs.len()];
-    for job in workflow.topological_order() {
-        let parents = workflow.job(job).parents.iter();
-        let above = parents.map(|parent| levels[parent.as_usize()] + 1);
-        levels[job.as_usize()] = above.max().unwrap_or(0);
-    }
-    levels
 }
 
 /// Volumes of pipelines of so many jobs, made by the job of this position, in this place among its

@@ -139,7 +139,7 @@ class Batch:
             blocks = -(-size // staging.BLOCK_BYTES) + 1
             workflow.cache(self._stored[url], url, blocks * staging.BLOCK_BYTES)
         for plan in plans:
-            tree = self._home / "work" / plan.name
+            tree = self._home / "jobs" / plan.name
             staging.link_inputs(self._root, {*plan.inputs, *sources}, tree)
             self._add_job(workflow, plan, tree)
         self._directory.mkdir(parents=True)
@@ -157,7 +157,7 @@ class Batch:
             shutil.copy2(root.absolute(path), tree / path)
         volume = f"work-{name}"
         size = staging.disk_bytes(tree) + plan.scratch_bytes + OWN_BYTES
-        workflow.scratch(volume, size, source=f"{self._url}/work/{name}")
+        workflow.scratch(volume, size, source=f"{self._url}/jobs/{name}")
         mounts = [bafs.Mount(volume, str(root.path)), bafs.Mount("inputs", staging.INPUTS)]
         for url in plan.stored_inputs:
             mounts.append(bafs.Mount(self._stored[url], self._stored_directory(url)))
