@@ -67,8 +67,28 @@ impl Connectivity {
 
     /// Somebody answered at this address.
     pub fn note_answer(&mut self, address: &str, now: Time) {
+        if self.node_addresses.contains(address) {
+            self.restart_silences_of_all(now);
+        }
         let heard = self.by_address.entry(address.to_owned()).or_default();
         (heard.last_answer, heard.silence) = (Some(now), None);
+    }
+
+    /// A node is about to answer. A time in which no node was heard counts against none of them: who
+    /// is silent beside it is waited for as if it had fallen silent now.
+    fn restart_silences_of_all(&mut self, now: Time) {
+        let answers = self.node_addresses.iter();
+        let answers = answers.filter_map(|address| self.by_address.get(address)?.last_answer);
+        let last = answers.max();
+        for heard in self.by_address.values_mut() {
+            let Some(silence) = &mut heard.silence else {
+                continue;
+            };
+            let was_nobody_heard = last.is_none_or(|last| last <= silence.noticed_at);
+            if was_nobody_heard && now.ms_since(silence.noticed_at) > RECENT_ANSWER_MS {
+                (silence.first_failed_call, silence.noticed_at) = (now, now);
+            }
+        }
     }
 
     /// Nobody answered a call that was made at this time, unless another one was answered since.
@@ -162,7 +182,11 @@ impl Connectivity {
                 continue;
             };
             let others = || live.iter().filter(|(other, _)| other != server);
-            if others().any(|(_, other)| other.has_answered_since(silence.noticed_at)) {
+            // An answer between two cuts tells nothing of now: its node is silent again.
+            let is_evidence = |other: &AddressStatus| {
+                other.silence.is_none() && other.has_answered_since(silence.noticed_at)
+            };
+            if others().any(|(_, other)| is_evidence(other)) {
                 let is_listed =
                     self.listed_nodes.contains(server) && self.has_catalog(lost_after_ms, now);
                 let most_ms = match is_listed {
@@ -324,6 +348,29 @@ mod tests {
             }
             told
         }
+    }
+
+    #[test]
+    fn silence_of_all_counts_against_no_node() {
+        let mut world = ConnectivityFixture::with_nodes(4);
+        world.pass_seconds(3, &[1, 2, 3, 4], Some(&[1, 2, 3, 4]));
+        let mut told = world.pass_seconds(6, &[], None);
+        told.extend(world.pass_seconds(2, &[2], None));
+        assert_eq!(told, []);
+        let told = world.pass_seconds(20, &[], None);
+        assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+    }
+
+    #[test]
+    fn node_heard_between_two_cuts_is_no_evidence() {
+        let mut world = ConnectivityFixture::with_nodes(4);
+        world.pass_seconds(3, &[1, 2, 3, 4], Some(&[1, 2, 3, 4]));
+        let mut told = world.pass_seconds(5, &[], None);
+        told.extend(world.pass_seconds(1, &[2], Some(&[1, 2, 3, 4])));
+        told.extend(world.pass_seconds(20, &[], None));
+        assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+        let told = world.pass_seconds(3, &[1, 2, 3, 4], Some(&[1, 2, 3, 4]));
+        assert_eq!(told, [Event::Reconnected]);
     }
 
     fn silent_event(id: u64) -> Event {
