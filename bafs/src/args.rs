@@ -1,7 +1,9 @@
 //! The command line: what can be said. Decides nothing.
 
 mod plan;
+mod policy;
 mod pool;
+mod renamed_variables;
 mod run;
 mod servers;
 mod usage_error;
@@ -14,10 +16,11 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
+pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
     PilotArgs, PilotNodeArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize,
 };
-pub(crate) use run::{CheckpointTiming, RunArgs, StartOrder};
+pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
@@ -35,7 +38,7 @@ fn path_text() -> impl TypedValueParser<Value = String> {
 #[command(name = "bafs", version, max_term_width = 100)]
 #[command(
     after_help = "Exit codes: 0 success; 1 failure; 2 usage error; 3 bafs doctor found a \
-fault; 75 the environment failed (bafs exec prints the reason to standard error, as JSON); 129, \
+fault; 75 the environment failed (bafs exec prints the reason to standard error); 129, \
 143 SIGHUP or SIGTERM ended bafs run, and the run can be resumed; 130 a second Ctrl-C ended it; \
 141 standard output is closed; any other code is the job's.\n\n\
 The variable in [env: BAFS_...] sets an option, too."
@@ -111,6 +114,9 @@ pub(crate) enum CliCommand {
     /// Raise or lower the priority of a pipeline (jobs that share scratch volumes) in an active
     /// run.
     Prefer(PreferArgs),
+    /// List the policies of the scheduler by family.
+    #[command(after_help = "Example:\n  bafs policies")]
+    Policies,
     /// Cancel the unfinished jobs of a pipeline in an active run.
     Cancel(CancelArgs),
     /// Print all events and decisions of a run, from its journal.
@@ -432,7 +438,7 @@ pub(crate) struct ExecArgs {
     pub(crate) delegate: DelegateArgs,
     /// Share this directory of the host with the program. By default, /tmp, /var/tmp and /dev/shm
     /// are private, start empty, and are deleted when the program ends.
-    #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
+    #[arg(long, value_name = "DIR", value_parser = bafs_workflow::SHARED_DIRECTORIES)]
     pub(crate) share: Vec<String>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]

@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use bafs_sched::logic::CheckpointPolicy;
 use clap::{Args, ValueEnum};
 
-use super::{PilotArgs, PoolSize};
+use super::{PilotArgs, PolicyArgs, PoolSize};
 
 #[derive(Debug, Args)]
 #[command(
@@ -63,8 +62,8 @@ pub(crate) struct RunArgs {
     /// Read and write home directly, without caches and volumes, for comparison.
     #[arg(long)]
     pub(crate) remote_io: bool,
-    /// Cache shared inputs on the nodes, but keep scratch data at home, for comparison.
-    #[arg(long, conflicts_with = "remote_io")]
+    /// Cache shared inputs on the nodes, but keep scratch data at home. For benchmarks.
+    #[arg(long, conflicts_with = "remote_io", hide = true)]
     pub(crate) cache_only: bool,
     /// Timeout, such as 2d, after which the run fails for lack of nodes, space or a reachable home.
     /// By default, the run waits 1 min for the first node, 5 s for further nodes that the workflow
@@ -75,12 +74,12 @@ pub(crate) struct RunArgs {
     /// your login name; has no effect with `--local`.
     #[arg(long, env = "BAFS_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Order in which jobs start. Orders other than `need` are for comparison.
-    #[arg(long, value_enum, default_value = "need")]
+    /// Order in which jobs start, under the limits of a strategy that limits nothing. For
+    /// benchmarks.
+    #[arg(long, value_enum, default_value = "need", hide = true)]
     pub(crate) order: StartOrder,
-    /// When to copy scratch data to another node, in case a node fails.
-    #[arg(long, value_enum, default_value = "cost-benefit")]
-    pub(crate) checkpoint: CheckpointTiming,
+    #[command(flatten)]
+    pub(crate) policies: PolicyArgs,
     /// Follow the allocation strategy that `bafs plan` chooses for this environment, and change it
     /// when another is faster for the remaining jobs. Jobs run on the nodes of the catalog; if
     /// these differ from the nodes in the file, the model uses the link rates of the file.
@@ -97,25 +96,4 @@ pub(crate) enum StartOrder {
     BreadthFirst,
     /// Jobs at a greater depth of the graph first.
     DepthFirst,
-}
-
-/// When scratch data are copied to another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CheckpointTiming {
-    /// Never; a run recomputes lost data.
-    Never,
-    /// After each job, if there is space.
-    Always,
-    /// After a job, if the expected cost of a loss exceeds that of the copy.
-    CostBenefit,
-}
-
-impl From<CheckpointTiming> for CheckpointPolicy {
-    fn from(wanted: CheckpointTiming) -> Self {
-        match wanted {
-            CheckpointTiming::Never => Self::Never,
-            CheckpointTiming::Always => Self::Always,
-            CheckpointTiming::CostBenefit => Self::CostBenefit,
-        }
-    }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use bafs_client::signals::wait_for_stop_signal;
 use bafs_engine::logic::{Demand, PoolController, PoolSettings};
 use bafs_engine::{Engine, EngineCommands, PilotState, open_engine};
-use bafs_sched::workflow::parse_duration;
+use bafs_workflow::parse_duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::sync::watch;

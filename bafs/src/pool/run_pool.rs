@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use bafs_engine::logic::Demand;
 use bafs_proto::hash::Digest;
+use bafs_sched::Progress;
 use bafs_sched::driver::CancelHandle;
-use bafs_sched::logic::Progress;
-use bafs_sched::workflow::Workflow;
+use bafs_workflow::Workflow;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 

@@ -251,7 +251,7 @@ impl BlockFetcher {
         if let Some(BufferedBlock::Pending(pending)) = buffer.blocks.get(&first) {
             return BlockAction::Wait(pending.clone());
         }
-        let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
+        let blocks_per_call = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
         let (end, pending) = watch::channel(());
         let mut last = wanted.start;
         let is_near = |block| {
@@ -259,7 +259,7 @@ impl BlockFetcher {
                 .as_ref()
                 .is_some_and(|near| near.has(file, block))
         };
-        while last < wanted.end.min(wanted.start + call_blocks)
+        while last < wanted.end.min(wanted.start + blocks_per_call)
             && !buffer.blocks.contains_key(&(file.index.0, last))
             && (last == wanted.start || !is_near(last))
         {
