@@ -6,6 +6,7 @@
 
 mod engine;
 mod engine_command;
+mod engine_name;
 mod grid_engine;
 mod htcondor;
 mod local;
@@ -14,8 +15,9 @@ mod process_shell;
 mod slurm;
 mod ssh;
 
-pub use engine::{Engine, EngineError, EngineName, PilotId, PilotSpec, PilotState, open_engine};
+pub use engine::{Engine, EngineError, PilotId, PilotSpec, PilotState};
 pub use engine_command::EngineCommands;
+pub use engine_name::{EngineName, open_engine};
 pub use grid_engine::GridEngine;
 pub use htcondor::HtCondor;
 pub use local::LocalProcesses;

@@ -16,6 +16,7 @@ mod job;
 mod live_environment;
 mod locked_directory;
 mod logs;
+mod machine_check;
 mod metrics;
 mod output;
 mod plan;

@@ -3,14 +3,12 @@
 mod local_report;
 mod stop;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_client::sandbox::CheckStatus;
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
@@ -29,8 +27,9 @@ use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::init;
 use crate::logs;
+use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
-use crate::output::Printer;
+use crate::output::{Printer, print_notice};
 use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
@@ -301,11 +300,6 @@ async fn close_pool(pool: Option<&RunPool>) {
     }
 }
 
-/// Says something to who reads standard error; the terminal may have gone, and then nobody does.
-pub(crate) fn print_notice(text: &str) {
-    let _ = writeln!(std::io::stderr(), "bafs: {text}");
-}
-
 /// The throw-away cluster that is asked for.
 fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
     let refused = |why: String| UsageError::from_reason(format!("--local {nodes}: {why}"));
@@ -369,24 +363,6 @@ fn publish_progress(args: &RunArgs) -> Result<PublishedProgress> {
         eprintln!("metrics at http://{at}/metrics");
     }
     Ok(shown)
-}
-
-/// Whether this machine can run jobs; a cluster on it would only find out later.
-pub(crate) fn check_machine() -> Result<()> {
-    let missing: Vec<String> = bafs_client::sandbox::check_host()
-        .into_iter()
-        .filter(|check| check.status == CheckStatus::Missing)
-        .map(|check| {
-            format!(
-                "{}: {}; to do: {}",
-                check.subject, check.found, check.remedy
-            )
-        })
-        .collect();
-    if !missing.is_empty() {
-        bail!("this machine cannot run jobs:\n  {}", missing.join("\n  "));
-    }
-    Ok(())
 }
 
 /// Runs a workflow on a throw-away cluster.

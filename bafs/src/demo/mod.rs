@@ -72,7 +72,7 @@ pub(crate) async fn run_demo(args: DemoArgs, output: Printer) -> Result<ExitCode
         args.nodes > 0 && args.pipelines > 0,
         "a demo needs at least one node and one pipeline"
     );
-    tokio::task::block_in_place(run::check_machine)?;
+    tokio::task::block_in_place(crate::machine_check::check_machine)?;
     let interrupted = wait_for_stop_signal();
     let directory = LockedDirectory::create("demo", false)?;
     let demo = run_demo_in(&args, directory.path(), output);

@@ -1,32 +1,27 @@
 //! `bafs pool`: nodes as pilots on a batch system. `bafs run --pool` uses the same parts.
 
 mod pilot_node;
+mod pool_description;
 mod pool_directory;
 mod pool_driver;
 mod run_pool;
 
-use std::sync::Arc;
-
 use anyhow::{Context, Result, bail};
 use bafs_client::signals::wait_for_stop_signal;
-use bafs_engine::logic::{Demand, PoolController, PoolSettings};
-use bafs_engine::{Engine, EngineCommands, PilotState, open_engine};
-use bafs_workflow::parse_duration;
+use bafs_engine::PilotState;
+use bafs_engine::logic::Demand;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::sync::watch;
 
-use crate::args::{PilotArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize, UsageError};
+use crate::args::{PoolAddArgs, PoolCommand, PoolDryRunArgs};
 use crate::client::ClusterClient;
 use crate::output::Printer;
-use crate::units::parse_bytes;
 
-use pool_directory::{PoolDirectory, PoolFile};
+use pool_description::{REMOVE_TIMEOUT_S, describe_pool, open_pool_engine, pool_settings};
+use pool_directory::PoolDirectory;
 use pool_driver::PoolDriver;
 pub(crate) use run_pool::{RunPool, RunPoolSpec, choose_address};
-
-/// Time for a pool to end after it was asked to: the batch system answers, and pilots leave.
-const REMOVE_TIMEOUT_S: u64 = 120;
 
 /// Runs the command.
 pub(crate) async fn run_pool_command(command: PoolCommand, output: Printer) -> Result<()> {
@@ -37,41 +32,6 @@ pub(crate) async fn run_pool_command(command: PoolCommand, output: Printer) -> R
         PoolCommand::DryRun(args) => check_pool(&args, output).await,
         PoolCommand::Pilot(args) => pilot_node::run_pilot_node(args, output).await,
     }
-}
-
-/// A pool as the command line describes it.
-fn describe_pool(size: PoolSize, node_size: &str, pilots: &PilotArgs) -> Result<PoolFile> {
-    parse_bytes(node_size).context("--node-size")?;
-    Ok(PoolFile {
-        engine: size.engine.as_str().to_owned(),
-        nodes_max: size.nodes,
-        node_size: node_size.to_owned(),
-        time_limit_s: parse_time_limit(pilots.time_limit.as_deref())?,
-        hosts: pilots.pool_hosts.clone(),
-        store: pilots.pool_store.clone(),
-        engine_options: pilots.engine_options.clone(),
-        ..PoolFile::default()
-    })
-}
-
-fn parse_time_limit(text: Option<&str>) -> Result<Option<u64>> {
-    let limit = text.map(parse_duration).transpose();
-    limit.map_err(|error| UsageError::from_reason(format!("--time-limit is invalid: {error}")))
-}
-
-fn open_pool_engine(pool: &PoolFile) -> Result<Arc<dyn Engine>> {
-    let name = pool.engine.parse().map_err(UsageError::from_reason)?;
-    let commands = EngineCommands::default();
-    Ok(Arc::from(open_engine(
-        name,
-        commands,
-        &pool.hosts,
-        &pool.engine_options,
-    )))
-}
-
-fn pool_settings(pool: &PoolFile) -> PoolSettings {
-    PoolSettings::new(pool.nodes_max, pool.time_limit_s)
 }
 
 async fn add_pool(args: PoolAddArgs, output: Printer) -> Result<()> {
@@ -218,13 +178,4 @@ async fn check_pool(args: &PoolDryRunArgs, output: Printer) -> Result<()> {
         &format!("{engine} would accept a pilot; nothing was submitted"),
         &serde_json::json!({ "engine": engine, "accepted": true }),
     )
-}
-
-/// A controller that continues or begins.
-fn start_controller(state: &pool_directory::PoolState, settings: PoolSettings) -> PoolController {
-    let pilots = state
-        .pilots
-        .iter()
-        .map(|pilot| (pilot.pilot_number(), pilot.pilot_id()));
-    PoolController::resume(settings, pilots.collect(), state.next_number.max(1))
 }

@@ -179,7 +179,7 @@ impl PoolDirectory {
     }
 
     pub(super) fn resume_controller(&self, settings: PoolSettings) -> Result<PoolController> {
-        Ok(super::start_controller(&self.read_state()?, settings))
+        Ok(start_controller(&self.read_state()?, settings))
     }
 
     /// Writes down the pilots, durably: before one is submitted, so that none is forgotten.
@@ -321,6 +321,15 @@ fn quote(path: &Path) -> Result<String> {
         .to_str()
         .with_context(|| format!("{} is not UTF-8", path.display()))?;
     Ok(format!("'{}'", text.replace('\'', r"'\''")))
+}
+
+/// A controller that continues or begins.
+fn start_controller(state: &PoolState, settings: PoolSettings) -> PoolController {
+    let pilots = state
+        .pilots
+        .iter()
+        .map(|pilot| (pilot.pilot_number(), pilot.pilot_id()));
+    PoolController::resume(settings, pilots.collect(), state.next_number.max(1))
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 use super::pilot_node::find_own_address;
+use super::pool_description::{REMOVE_TIMEOUT_S, describe_pool, open_pool_engine, pool_settings};
 use super::pool_directory::PoolDirectory;
 use super::pool_driver::PoolDriver;
-use super::{REMOVE_TIMEOUT_S, describe_pool, open_pool_engine, pool_settings};
 use crate::args::{PilotArgs, PoolSize};
 use crate::client::ClusterClient;
-use crate::run::print_notice;
+use crate::output::print_notice;
 
 /// An address of the documentation range: the way to it is the way out of this machine.
 const ELSEWHERE: &str = "192.0.2.1:9";
