@@ -16,6 +16,7 @@ pub(crate) fn errno_of(code: ErrorCode) -> Errno {
         // program takes as final. EAGAIN or ETIMEDOUT would make some programs try for ever.
         Code::Unreachable
         | Code::HomeUnreachable
+        | Code::NodeLeaving
         | Code::DeadlineExceeded
         | Code::Busy
         | Code::InProgress

@@ -150,7 +150,8 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         | Request::WatchJobs(_)
         | Request::ReadJobOutput(_)
         | Request::KillJob(_)
-        | Request::SetNodeQuota(_) => (Resource::Jobs, MANAGE),
+        | Request::SetNodeQuota(_)
+        | Request::DrainNode(_) => (Resource::Jobs, MANAGE),
         Request::Advertise(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)

@@ -77,6 +77,8 @@ error_codes! {
     InProgress = 105, Transient;
     /// Home does not answer the server that was asked in its place.
     HomeUnreachable = 106, Transient;
+    /// The node of a job is asked to end, and the job ended with it.
+    NodeLeaving = 107, Transient;
 
     /// The volume does not exist (any more): deleted, expired, or lost with its server.
     VolumeLost = 200, VolumeLost;

@@ -208,6 +208,8 @@ calls! {
     PutFiles => PutResults,
     // what a job printed
     ReadJobOutput => JobOutput,
+    // the end of a node
+    DrainNode => Done,
 }
 
 /// Done, nothing to say.
@@ -255,6 +257,18 @@ pub struct Advert {
     pub jobs: u32,
     /// Cooperative caches it takes part in.
     pub caches: Vec<CacheAdvert>,
+    /// Until when it lives.
+    pub lifetime: Lifetime,
+}
+
+/// Until when a node lives, by its own account.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lifetime {
+    /// Time left for jobs, in milliseconds: until the node drains; once it drains, until it ends.
+    /// `None` if the node knows no end.
+    pub left_ms: Option<u64>,
+    /// Whether it takes no new work, and lets others copy what only it has.
+    pub is_draining: bool,
 }
 
 /// A cooperative cache, as one server holds it.
@@ -842,6 +856,11 @@ pub struct KillJob {
     /// This execution.
     pub execution: ExecutionId,
 }
+
+/// Asks a node to take no new work and to say so; asking again is harmless. Runs copy what only it
+/// has. It goes on to serve until somebody ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainNode;
 
 // --------------------------------------------------------------------------------- counters
 

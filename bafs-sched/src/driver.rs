@@ -374,13 +374,14 @@ impl Driver {
             }
             DriverMessage::CatalogListed(adverts) => {
                 batch.extend(self.servers.take_new_homes());
+                let now = self.clock.adjusted_time(wall_time_now(), monotonic_now());
                 let mut contact = self.servers.connectivity();
                 contact.note_listing(adverts.iter().map(|advert| advert.id), monotonic_now());
                 let is_heard =
                     |server| contact.has_recent_answer(&self.scheduler, server, monotonic_now());
-                let news = self
-                    .listing_tracker
-                    .compare_listing(&self.scheduler, adverts, is_heard);
+                let news =
+                    self.listing_tracker
+                        .compare_listing(&self.scheduler, adverts, now, is_heard);
                 batch.extend(news);
             }
             DriverMessage::RunRejected(error) => self.rejection = Some(error),

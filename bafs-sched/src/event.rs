@@ -4,6 +4,7 @@ use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::JobReport;
 use bafs_proto::source_warning::SourceWarnings;
+use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
@@ -212,6 +213,18 @@ pub struct NodeInfo {
     pub foreign_space: Space,
     /// Jobs that it can run at once.
     pub slots: u32,
+    /// When it leaves.
+    #[serde(default)]
+    pub departure: NodeDeparture,
+}
+
+/// When a node leaves, by its own account.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDeparture {
+    /// When its time for jobs is over; once it drains, when it ends. `None` if it knows no end.
+    pub at: Option<Time>,
+    /// Whether it takes no new work.
+    pub is_draining: bool,
 }
 
 impl NodeInfo {
@@ -227,6 +240,7 @@ impl NodeInfo {
             capacity,
             foreign_space: Space::ZERO,
             slots,
+            departure: NodeDeparture::default(),
         }
     }
 }

@@ -53,7 +53,7 @@ mod wait_reasons;
 
 pub use action::{Action, MountedVolume};
 pub use allocation_strategy::Strategy;
-pub use event::{Event, NodeInfo, RunQuota, UserCommand};
+pub use event::{Event, NodeDeparture, NodeInfo, RunQuota, UserCommand};
 pub use policy::admission::feasibility::PLAN_HINT;
 pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
 pub use policy::order::node_demand::NodeDemand;

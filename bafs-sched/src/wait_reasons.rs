@@ -115,6 +115,9 @@ impl State {
             let name = &self.graph.workflow.job(JobIndex(first)).name;
             return format!("the pipeline of '{name}' runs alone, because space is short");
         }
+        if self.awaits_departure(job) {
+            return "its data move to another node, because their node leaves".to_owned();
+        }
         let (need, slots) = (self.need_of(job), self.slots_of(job));
         let live = self.fleet.live().map(|(server, _)| server);
         let able: Vec<ServerId> = live.filter(|s| self.could_run(job, *s, need)).collect();
@@ -123,6 +126,15 @@ impl State {
                 "no live node can run it: it needs {slots} slot(s) and {} on a node that has not \
                  rejected it and on which it has not failed",
                 describe(need)
+            );
+        }
+        let ends = |server: &ServerId| self.can_end_in_time(job, *server);
+        let able: Vec<ServerId> = able.into_iter().filter(ends).collect();
+        if able.is_empty() {
+            let seconds = self.graph.workflow.job(job).runtime_s.unwrap_or(0);
+            return format!(
+                "it takes {seconds} s by its description, and every node that can run it leaves \
+                 before that"
             );
         }
         let has_slot = |server: &ServerId| self.fleet.free_slots(*server) >= slots;
@@ -207,6 +219,7 @@ impl State {
         }
         let left_s = |until: Time| until.ms_since(self.now).div_ceil(1_000);
         let standing = match (node.missing_since, node.aside_until) {
+            _ if node.seen.departure.is_draining => ", and it drains".to_owned(),
             (Some(_), _) => ", and the catalog does not list it".to_owned(),
             (None, Some(until)) => format!(", and it is in quarantine for {} s", left_s(until)),
             (None, None) => String::new(),

@@ -6,11 +6,19 @@ use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NodeDeparture, NodeInfo, Scheduler, Settings, Space};
 use bafs_workflow::parse_workflow;
 
-/// A node of 100 MB: "2", or "2x3" when it has three slots.
+/// A node of 100 MB: "2", or "2x3" when it has three slots. "2d" drains, "2@5000" leaves then.
 fn parse_node(text: &str) -> NodeInfo {
+    let (text, at) = text.split_once('@').map_or((text, None), |(node, at)| {
+        (node, Some(Time(at.parse().expect("a time"))))
+    });
+    let departure = NodeDeparture {
+        at,
+        is_draining: text.ends_with('d'),
+    };
+    let text = text.trim_end_matches('d');
     let (id, slots) = text.split_once('x').unwrap_or((text, "1"));
     let id = id.parse().expect("a node is a number");
     let capacity = Space {
@@ -18,7 +26,10 @@ fn parse_node(text: &str) -> NodeInfo {
         files: 100_000,
     };
     let slots = slots.parse().expect("slots are a number");
-    NodeInfo::single_group(ServerId(id), capacity, slots)
+    NodeInfo {
+        departure,
+        ..NodeInfo::single_group(ServerId(id), capacity, slots)
+    }
 }
 
 /// How a job ended, and what it did to a volume that had no space: its name, what it held, and what
@@ -30,6 +41,7 @@ fn parse_report(words: &[&str]) -> JobReport {
         "full" => JobOutcome::Exited(1),
         "missing" => JobOutcome::NotStarted("/bin/tool does not exist".to_owned()),
         "unreachable" => environment(ErrorCode::Unreachable, "no answer"),
+        "interrupted" => environment(ErrorCode::NodeLeaving, "the node was asked to end"),
         "homeless" => environment(ErrorCode::HomeUnreachable, "home does not answer"),
         _ => environment(ErrorCode::Unsupported, "no /dev/fuse"),
     };
@@ -81,6 +93,10 @@ fn parse_event(words: &[&str]) -> Event {
             unlisted: words[1..].iter().map(|word| parse_node(word).id).collect(),
         },
         "silent" | "cutoff" | "reached" | "found" => parse_connectivity_event(words),
+        "copied" => Event::VolumeCopied {
+            volume: VolumeId(number(1)),
+            received_bytes: 0,
+        },
         "created" => Event::VolumeCreated {
             volume: VolumeId(number(1)),
         },
@@ -98,12 +114,11 @@ fn parse_event(words: &[&str]) -> Event {
         "started" => Event::JobStarted {
             execution: execution(),
         },
-        "exited" | "full" | "unsupported" | "unreachable" | "homeless" | "missing" => {
-            Event::JobEnded {
-                execution: execution(),
-                report: parse_report(words),
-            }
-        }
+        "exited" | "full" | "interrupted" | "unsupported" | "unreachable" | "homeless"
+        | "missing" => Event::JobEnded {
+            execution: execution(),
+            report: parse_report(words),
+        },
         "refused" => Event::JobStartFailed {
             execution: execution(),
             error: Error::new(ErrorCode::NotFound, "no home has it"),

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::{
-    Action, AllocationRules, Event, JobStartOrder, NodeInfo, RunQuota, Scheduler, Settings, Space,
+    Action, AllocationRules, Event, JobStartOrder, NodeDeparture, NodeInfo, RunQuota, Scheduler,
+    Settings, Space,
 };
 use bafs_workflow::parse_workflow;
 
@@ -46,6 +47,7 @@ fn strategy_rules_hold_before_node_quotas_are_known() {
         capacity,
         foreign_space: Space::ZERO,
         slots: 2,
+        departure: NodeDeparture::default(),
     });
     let seen = Event::nodes_listed(nodes.to_vec());
     scheduler.step(Time(0), seen, &mut asked);
@@ -107,6 +109,7 @@ fn run_waits_for_space_released_by_ended_runs() {
             capacity: capacity(20 * MB),
             foreign_space: Space::ZERO,
             slots: 1,
+            departure: NodeDeparture::default(),
         };
         let shares = Event::QuotasChanged {
             quotas: vec![share],

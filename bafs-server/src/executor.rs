@@ -56,6 +56,7 @@ use tokio::task::AbortHandle;
 use self::started_executions::StartedExecutions;
 pub use self::temporary_directory::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use crate::counters::Counters;
+use crate::departure::Departure;
 use crate::errors;
 use crate::full_disk::{DiskFullFlag, FreeSpace};
 use crate::storage::is_path_missing;
@@ -76,6 +77,14 @@ const WATCHED_EXECUTIONS_MAX: usize = 16_384;
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const REPLY_MARGIN_MS: u64 = 200;
+
+/// SIGTERM, and what a shell makes of it.
+const SIGTERM: i32 = 15;
+const SIGTERM_EXIT: i32 = 128 + SIGTERM;
+
+/// Between the signals to a job and to its node may be so long: both are of one pass over the
+/// processes of a pilot, and a report takes a few milliseconds.
+const SIGNAL_SPREAD: Duration = Duration::from_millis(200);
 
 /// Configuration of an executor.
 #[derive(Debug, Clone)]
@@ -98,6 +107,8 @@ pub struct ExecutorConfig {
     pub temporary_directory: PathBuf,
     /// Resources of each slot.
     pub temporary_quota: TemporaryQuota,
+    /// When the node leaves.
+    pub departure: Departure,
 }
 
 /// Starts the jobs of this node, and keeps the reports of those that ended.
@@ -218,6 +229,7 @@ impl Executor {
             let report = report.await;
             let report =
                 report.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)));
+            let report = this.explain_interruption(report).await;
             this.finish(id, report);
         });
         // The task cannot have ended yet: its last act needs the lock that is held here.
@@ -350,6 +362,28 @@ impl Executor {
     /// Whether a job failed on a full disk since this was asked the last time.
     pub fn take_disk_full(&self) -> bool {
         self.full_disk.take()
+    }
+
+    /// What fails on a node that is asked to end says nothing of the job: a batch system signals
+    /// every process of a pilot.
+    async fn explain_interruption(&self, mut report: JobReport) -> JobReport {
+        let departure = &self.config.departure;
+        let is_interrupted = match &report.outcome {
+            JobOutcome::Exited(0) | JobOutcome::NotStarted(_) | JobOutcome::Killed => false,
+            JobOutcome::Signaled(SIGTERM) | JobOutcome::Exited(SIGTERM_EXIT) => {
+                departure.wait_for_interruption(SIGNAL_SPREAD).await
+            }
+            JobOutcome::EnvironmentFailed(error) if error.code == ErrorCode::ServerFault => {
+                departure.wait_for_interruption(SIGNAL_SPREAD).await
+            }
+            _ => departure.interrupts_jobs(),
+        };
+        if is_interrupted {
+            let text = "the node was asked to end while the job ran";
+            let error = Error::new(ErrorCode::NodeLeaving, text);
+            report.outcome = JobOutcome::EnvironmentFailed(error);
+        }
+        report
     }
 
     fn finish(&self, id: ExecutionId, mut report: JobReport) {

@@ -37,6 +37,7 @@ pub mod cache;
 pub mod catalog;
 pub mod clock;
 pub mod counters;
+pub mod departure;
 mod errors;
 pub mod executor;
 pub mod fd_passing;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, Advertise};
-use bafs_proto::net::Service;
 use bafs_proto::net::channel::{Dialer, Listener};
 use bafs_proto::net::pool::Pool;
+use bafs_proto::net::{BoxFuture, Service};
 use bafs_proto::path::{check_name, check_printable};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::counters::ReadMetrics;
+use crate::departure::Departure;
 
 /// How often a server tells the catalog that it is alive.
 pub const ADVERTISE_MS: u64 = 1_000;
@@ -39,6 +40,16 @@ pub struct RunningServer {
     tasks: Vec<JoinHandle<()>>,
     read_metrics: ReadMetrics,
     fatal_condition: Option<FatalCondition>,
+    departure: Option<ServerDeparture>,
+}
+
+/// How a server leaves that others must not miss suddenly.
+pub(crate) struct ServerDeparture {
+    pub(crate) departure: Departure,
+    /// Waits until the server has to end.
+    pub(crate) ended: BoxFuture<'static, ()>,
+    /// Tells others that it is gone.
+    pub(crate) farewell: BoxFuture<'static, ()>,
 }
 
 /// When a server cannot go on, and why.
@@ -70,6 +81,7 @@ impl RunningServer {
             tasks: vec![task],
             read_metrics: figures,
             fatal_condition: None,
+            departure: None,
         })
     }
 
@@ -82,14 +94,43 @@ impl RunningServer {
         self.fatal_condition = Some((is_over, Box::new(why)));
     }
 
-    /// Waits until the server cannot go on: for ever, where nothing can end it.
-    pub async fn wait_for_fatal(&mut self) -> Error {
-        if let Some((is_over, why)) = &mut self.fatal_condition
-            && is_over.wait_for(|is_over| *is_over).await.is_ok()
-        {
-            return why();
+    /// Waits until the server has to end, with the reason if it is a fault: for ever, where nothing
+    /// can end it.
+    pub async fn wait_for_end(&mut self) -> Option<Error> {
+        let (fatal, departure) = (&mut self.fatal_condition, &mut self.departure);
+        let fault = async {
+            if let Some((is_over, why)) = fatal
+                && is_over.wait_for(|is_over| *is_over).await.is_ok()
+            {
+                return why();
+            }
+            std::future::pending().await
+        };
+        let ended = async {
+            match departure {
+                Some(leaving) => leaving.ended.as_mut().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            fault = fault => Some(fault),
+            () = ended => None,
         }
-        std::future::pending().await
+    }
+
+    /// Says how the server leaves.
+    pub(crate) fn set_departure(&mut self, departure: ServerDeparture) {
+        self.departure = Some(departure);
+    }
+
+    /// Asks the server to end soon; answers whether it needs time for that. Otherwise it may be
+    /// stopped at once.
+    pub fn begin_end(&self) -> bool {
+        let departure = self.departure.as_ref();
+        departure.is_some_and(|leaving| {
+            leaving.departure.begin_end();
+            true
+        })
     }
 
     /// Where it listens.
@@ -111,6 +152,11 @@ impl RunningServer {
     pub async fn stop(self) {
         for task in &self.tasks {
             task.abort();
+        }
+        if let Some(leaving) = self.departure
+            && leaving.departure.interrupts_jobs()
+        {
+            leaving.farewell.await;
         }
         self.listener.close().await;
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
-    Advert, Advertise, Call, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
+    Advert, Advertise, Call, Lifetime, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -28,6 +28,7 @@ fn advert(id: u64, ttl_ms: u64) -> Advert {
         slots: 1,
         jobs: 0,
         caches: Vec::new(),
+        lifetime: Lifetime::default(),
     }
 }
 

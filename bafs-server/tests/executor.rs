@@ -13,10 +13,18 @@ use bafs_proto::message::{
 };
 use bafs_proto::time::Deadline;
 use bafs_server::counters::Counters;
+use bafs_server::departure::Departure;
 use bafs_server::executor::{Executor, ExecutorConfig, TemporaryQuota};
+
+const GRACE: Duration = Duration::from_secs(25);
 
 /// An executor with two slots whose agent is this script.
 fn executor(directory: &Path, script: &str) -> Arc<Executor> {
+    leaving_executor(directory, script, Departure::new(None, GRACE))
+}
+
+/// The same on a node that leaves then.
+fn leaving_executor(directory: &Path, script: &str, departure: Departure) -> Arc<Executor> {
     let program = directory.join("agent.sh");
     std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("script");
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
@@ -34,6 +42,7 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
             files: 100,
             memory_bytes: 1 << 20,
         },
+        departure,
     };
     Executor::open(config, Counters::default()).expect("executor")
 }
@@ -99,6 +108,39 @@ async fn outcome(executor: &Executor, id: u128) -> JobOutcome {
         Some(JobState::Ended(report)) => report.outcome,
         other => panic!("not ended: {other:?}"),
     }
+}
+
+/// A batch system signals the job first and the node a moment later.
+#[tokio::test]
+async fn ending_node_explains_the_end_of_jobs() {
+    let directory = tempfile::tempdir().expect("directory");
+    let departure = Departure::new(None, GRACE);
+    let line = report(JobOutcome::Signaled(15));
+    let script = format!("read line; echo '{line}'");
+    let executor = leaving_executor(directory.path(), &script, departure.clone());
+    executor.start(start_call(1)).expect("start");
+    assert_eq!(outcome(&executor, 1).await, JobOutcome::Signaled(15));
+    executor.start(start_call(2)).expect("start");
+    departure.begin_end();
+    match outcome(&executor, 2).await {
+        JobOutcome::EnvironmentFailed(error) => assert_eq!(error.code, ErrorCode::NodeLeaving),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn success_on_an_ending_node_counts() {
+    let directory = tempfile::tempdir().expect("directory");
+    let departure = Departure::new(None, GRACE);
+    departure.begin_end();
+    let line = report(JobOutcome::Exited(0));
+    let executor = leaving_executor(
+        directory.path(),
+        &format!("read line; echo '{line}'"),
+        departure,
+    );
+    executor.start(start_call(1)).expect("start");
+    assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(0));
 }
 
 #[tokio::test]

@@ -90,6 +90,8 @@ pub(crate) enum CliCommand {
         after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000"
     )]
     Servers(ClientArgs),
+    /// Take a node out of use without losing data: it takes no new work, and runs copy its data.
+    Drain(DrainArgs),
     /// Create, list, show, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -374,6 +376,18 @@ pub(crate) struct GrantArgs {
     /// Lifetime of the identity, in days.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  bafs drain node3 --catalog 10.0.0.1:7000")]
+pub(crate) struct DrainArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Name or address of the node.
+    pub(crate) node: String,
+    /// Return at once, instead of when the node has neither jobs nor scratch volumes.
+    #[arg(long)]
+    pub(crate) no_wait: bool,
 }
 
 #[derive(Debug, Args)]

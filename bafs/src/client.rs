@@ -261,6 +261,7 @@ mod tests {
     use bafs_proto::ids::ServerId;
 
     use super::*;
+    use bafs_proto::message::Lifetime;
 
     fn test_advert(kind: ServerKind, name: &str, address: &str) -> Advert {
         Advert {
@@ -277,6 +278,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            lifetime: Lifetime::default(),
         }
     }
 

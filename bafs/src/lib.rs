@@ -7,6 +7,7 @@ mod client;
 pub mod cluster;
 pub mod demo;
 mod doctor;
+mod drain;
 mod grant;
 mod graph;
 mod history;
@@ -149,6 +150,7 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Catalog(args) => serve::run_catalog(args, output).await,
             CliCommand::Node(args) => serve::run_node(args, output).await,
             CliCommand::Servers(args) => volume::print_servers(args, output).await,
+            CliCommand::Drain(args) => drain::drain_node(args, output).await,
             CliCommand::Volume(command) => volume::run_volume_command(command, output).await,
             CliCommand::Grant(args) => grant::grant(args, output).await,
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,

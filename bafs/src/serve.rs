@@ -2,17 +2,19 @@
 
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use bafs_client::signals::wait_for_stop_signal;
+use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::ErrorCode;
 use bafs_proto::message::Role;
 use bafs_server::catalog::{self, CatalogConfig};
+use bafs_server::clock;
 use bafs_server::home_clients::HomeSettings;
 use bafs_server::home_server::{self, HomeConfig};
 use bafs_server::node::{self, NodeConfig};
 use bafs_server::serving::RunningServer;
-use bafs_workflow::Url;
+use bafs_workflow::{Url, parse_duration};
 use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
@@ -167,11 +169,35 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
             .context("--shared-memory")?,
         agent_identity: init::identity_directory(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
+        lifetime: args.until.as_deref().map(parse_lifetime).transpose()?,
+        grace: parse_grace(&args.grace)?,
     };
     let (store, offered) = (config.store.clone(), config.capacity_bytes);
     let server = explain_start_error(node::start(config).await)?;
     warn_of_oversized_offer(&store, offered);
     serve_until_stopped(server, &args.server, output).await
+}
+
+/// What `--until` says: a duration from now, or `@` and seconds since 1970 as in `date -d`.
+fn parse_lifetime(text: &str) -> Result<Duration> {
+    let invalid = |why: &dyn std::fmt::Display| {
+        UsageError::from_reason(format!("--until {text} is invalid: {why}"))
+    };
+    let seconds = match text.strip_prefix('@') {
+        Some(end) => {
+            let end: u64 = end.parse().map_err(|error| invalid(&error))?;
+            end.saturating_sub(clock::now().0 / 1_000)
+        }
+        None => parse_duration(text).map_err(|error| invalid(&error))?,
+    };
+    Ok(Duration::from_secs(seconds))
+}
+
+fn parse_grace(text: &str) -> Result<Duration> {
+    let seconds = parse_duration(text);
+    let seconds = seconds
+        .map_err(|error| UsageError::from_reason(format!("--grace {text} is invalid: {error}")))?;
+    Ok(Duration::from_secs(seconds))
 }
 
 /// Tells of a node that offers more than its disk has in all.
@@ -261,13 +287,35 @@ async fn serve_until_stopped(
     )?;
     // Heard, it ends no server: a write past `ulimit -f` of whoever started it fails with EFBIG.
     let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
-    let over = tokio::select! {
-        _ = asked => None,
-        () = wait_for_stdin_end(), if args.until_stdin_closes => None,
-        why = server.wait_for_fatal() => Some(why),
-    };
+    let mut over = wait_for_stop(&mut server, asked, args).await;
+    if matches!(over, ServerStop::Asked(StopSignal::Terminate)) && server.begin_end() {
+        // A second signal ends it at once.
+        over = wait_for_stop(&mut server, wait_for_stop_signal(), args).await;
+    }
     server.stop().await;
-    over.map_or(Ok(()), |why| Err(why.into()))
+    match over {
+        ServerStop::Ended(Some(why)) => Err(why.into()),
+        ServerStop::Ended(None) | ServerStop::Asked(_) => Ok(()),
+    }
+}
+
+async fn wait_for_stop(
+    server: &mut RunningServer,
+    asked: impl Future<Output = StopSignal>,
+    args: &ServerArgs,
+) -> ServerStop {
+    tokio::select! {
+        signal = asked => ServerStop::Asked(signal),
+        () = wait_for_stdin_end(), if args.until_stdin_closes => ServerStop::Ended(None),
+        fault = server.wait_for_end() => ServerStop::Ended(fault),
+    }
+}
+
+/// Why a server stops.
+enum ServerStop {
+    Asked(StopSignal),
+    /// By itself, or with the process that started it; perhaps by a fault.
+    Ended(Option<bafs_proto::Error>),
 }
 
 async fn wait_for_stdin_end() {

@@ -320,14 +320,19 @@ pub(crate) async fn print_servers(args: ClientArgs, output: Printer) -> Result<(
     ))?;
     for s in servers {
         output.print_remark(&format!(
-            "{:<16} {:<6} {:<22} {:<10} {:>16} {:>16} {:>7}",
+            "{:<16} {:<6} {:<22} {:<10} {:>16} {:>16} {:>7}{}",
             s.name,
             format!("{:?}", s.kind).to_lowercase(),
             s.address,
             s.group,
             s.free_bytes,
             s.capacity_bytes,
-            format!("{}/{}", s.jobs, s.slots)
+            format!("{}/{}", s.jobs, s.slots),
+            if s.lifetime.is_draining {
+                " drains"
+            } else {
+                ""
+            }
         ))?;
     }
     Ok(())
@@ -403,7 +408,7 @@ fn owner_name() -> String {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::ServerId;
-    use bafs_proto::message::ServerKind;
+    use bafs_proto::message::{Lifetime, ServerKind};
     use bafs_proto::source_warning::SourceWarnings;
     use bafs_proto::time::Time;
     use clap::Parser;
@@ -427,6 +432,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            lifetime: Lifetime::default(),
         };
         let mut status = VolumeStatus {
             spec: VolumeSpec {

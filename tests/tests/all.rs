@@ -9,6 +9,7 @@ mod cluster_cache_peers;
 mod cluster_chaos;
 mod cluster_copies;
 mod cluster_cut_off;
+mod cluster_departure;
 mod cluster_examples;
 mod cluster_full_disk;
 mod cluster_groups;

@@ -36,7 +36,7 @@ struct Pilot {
     silent_since_ms: Option<u64>,
     idle_since_ms: Option<u64>,
     is_leaving: bool,
-    is_copying: bool,
+    is_draining: bool,
 }
 
 impl Pilot {
@@ -49,8 +49,12 @@ impl Pilot {
             silent_since_ms: None,
             idle_since_ms: None,
             is_leaving: false,
-            is_copying: false,
+            is_draining: false,
         }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.state == PilotState::Ending
     }
 
     fn is_queued(&self) -> bool {
@@ -315,7 +319,7 @@ impl PoolController {
             } else {
                 pilot.idle_since_ms = None;
             }
-            pilot.is_copying &= node.sole_copies > 0;
+            pilot.is_draining |= node.is_draining;
         }
     }
 
@@ -338,7 +342,7 @@ impl PoolController {
 
     /// Pilots that are wanted: those that do not leave.
     fn count_present(&self) -> usize {
-        let stays = |pilot: &&Pilot| !pilot.is_leaving && pilot.state != PilotState::Ending;
+        let stays = |pilot: &&Pilot| !pilot.is_leaving && !pilot.is_draining && !pilot.is_ending();
         self.pilots.values().filter(stays).count()
     }
 
@@ -365,24 +369,25 @@ impl PoolController {
             let Some(id) = pilot.id.clone() else {
                 continue;
             };
-            if surplus == 0 || pilot.is_leaving || pilot.state == PilotState::Ending {
+            if pilot.is_leaving || pilot.is_ending() {
                 continue;
             }
             let is_idle = pilot
                 .idle_since_ms
-                .is_some_and(|since| now_ms - since >= idle_ms);
+                .is_some_and(|since| pilot.is_draining || now_ms - since >= idle_ms);
             let sole_copies = pilot.node.map_or(0, |node| node.sole_copies);
-            if is_closing || pilot.is_queued() || (is_idle && sole_copies == 0) {
+            let is_surplus = surplus > 0 && !pilot.is_draining;
+            let is_unused = is_idle && sole_copies == 0 && (is_surplus || pilot.is_draining);
+            if is_closing || is_unused || (is_surplus && pilot.is_queued()) {
                 actions.push(PoolAction::Cancel(id));
                 pilot.is_leaving = true;
-                surplus -= 1;
-            } else if is_idle {
-                if !pilot.is_copying {
-                    actions.push(PoolAction::CopySoleVolumes(number));
-                    pilot.is_copying = true;
-                }
-                surplus -= 1;
+            } else if is_idle && is_surplus {
+                actions.push(PoolAction::DrainNode(number));
+                pilot.is_draining = true;
+            } else {
+                continue;
             }
+            surplus -= usize::from(is_surplus);
         }
     }
 

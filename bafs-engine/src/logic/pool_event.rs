@@ -68,6 +68,8 @@ pub struct NodeUse {
     pub jobs: u32,
     /// Volumes that somebody needs and no other node has.
     pub sole_copies: u32,
+    /// Whether it takes no new work.
+    pub is_draining: bool,
 }
 
 /// A fact.
@@ -126,8 +128,8 @@ pub enum PoolAction {
     Cancel(PilotId),
     /// End a pilot whose id is unknown, if it exists.
     ReleaseName(PilotNumber),
-    /// Copy the only copies of this pilot's node to other nodes.
-    CopySoleVolumes(PilotNumber),
+    /// Drain the node of this pilot: runs copy what only it has.
+    DrainNode(PilotNumber),
     /// Say that the pool submits no more, and why.
     ReportPause(PauseReason),
 }

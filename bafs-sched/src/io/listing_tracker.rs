@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::message::{Advert, Lifetime, ServerKind};
+use bafs_proto::time::Time;
 
-use crate::{Event, NodeInfo, Scheduler, Space};
+use crate::{Event, NodeDeparture, NodeInfo, Scheduler, Space};
 
 /// A node that stopped answering, but is still listed, gets another chance after so many listings.
 const SECOND_CHANCE_POLLS: u64 = 10;
@@ -16,6 +17,10 @@ const FOREIGN_SPACE_POLLS: usize = 4;
 
 /// A smaller change of foreign reservations is not worth a record, in bytes.
 const FOREIGN_CHANGE_BYTES_MIN: u64 = 1 << 20;
+
+/// A smaller change of the time at which a node leaves is not worth a record, in milliseconds: an
+/// advert is listed for at most four seconds.
+const DEPARTURE_CHANGE_MS_MIN: u64 = 4_000;
 
 /// What the catalog listed lately.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +38,7 @@ impl ListingTracker {
         &mut self,
         scheduler: &Scheduler,
         adverts: Vec<Advert>,
+        now: Time,
         is_heard: impl Fn(ServerId) -> bool,
     ) -> Option<Event> {
         let mut nodes = Vec::new();
@@ -61,7 +67,9 @@ impl ListingTracker {
                 bytes: least(|s| s.bytes),
                 files: least(|s| s.files),
             };
+            let known = scheduler.node(advert.id).map(|known| known.departure);
             nodes.push(NodeInfo {
+                departure: read_departure(advert.lifetime, now, known.unwrap_or_default()),
                 id: advert.id,
                 name: advert.name,
                 address: advert.address,
@@ -97,7 +105,9 @@ impl ListingTracker {
         let unlisted = live.filter(|server| !listed.contains(server));
         let (missed, missing): (Vec<ServerId>, Vec<ServerId>) =
             unlisted.partition(|server| scheduler.is_listed(*server));
-        let missed: Vec<ServerId> = missed.into_iter().filter(|it| !is_heard(*it)).collect();
+        // A node that drains takes itself from the list when it goes.
+        let is_gone = |server: &ServerId| scheduler.is_draining(*server) || !is_heard(*server);
+        let missed: Vec<ServerId> = missed.into_iter().filter(is_gone).collect();
         let back = missing.into_iter().filter(|server| is_heard(*server));
         nodes.extend(back.filter_map(|server| scheduler.node(server).cloned()));
         self.listed_nodes = listed;
@@ -107,6 +117,24 @@ impl ListingTracker {
             nodes,
             unlisted: missed,
         })
+    }
+}
+
+/// When a node leaves, by its advert. How long adverts are on their way differs: a smaller change
+/// is none.
+fn read_departure(lifetime: Lifetime, now: Time, known: NodeDeparture) -> NodeDeparture {
+    let told = NodeDeparture {
+        at: lifetime.left_ms.map(|left_ms| now.plus_ms(left_ms)),
+        is_draining: lifetime.is_draining,
+    };
+    match (known.at, told.at) {
+        (Some(before), Some(at))
+            if known.is_draining == told.is_draining
+                && before.0.abs_diff(at.0) < DEPARTURE_CHANGE_MS_MIN =>
+        {
+            known
+        }
+        _ => told,
     }
 }
 
@@ -124,7 +152,6 @@ fn is_similar(known: &NodeInfo, node: &NodeInfo) -> bool {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
-    use bafs_proto::time::Time;
     use bafs_workflow::parse_workflow;
 
     use super::*;
@@ -254,5 +281,40 @@ mod tests {
         let mut told = ListingFixture::new();
         assert_eq!(told.changes_in(vec![]), Some((vec![], vec![])));
         assert_eq!(told.changes_in(vec![]), None);
+    }
+
+    #[test]
+    fn departure_changes_by_more_than_an_adverts_age() {
+        let living = |left_ms| Lifetime {
+            left_ms: Some(left_ms),
+            is_draining: false,
+        };
+        let known = read_departure(living(60_000), Time(0), NodeDeparture::default());
+        assert_eq!(known.at, Some(Time(60_000)));
+        assert_eq!(read_departure(living(58_500), Time(1_000), known), known);
+        let prolonged = read_departure(living(90_000), Time(1_000), known);
+        assert_eq!(prolonged.at, Some(Time(91_000)));
+        let draining = Lifetime {
+            left_ms: Some(60_000),
+            is_draining: true,
+        };
+        assert!(read_departure(draining, Time(0), known).is_draining);
+    }
+
+    #[test]
+    fn draining_node_is_missed_although_it_answers() {
+        let mut fixture = ListingFixture::new();
+        let mut draining = test_node(1, 1);
+        draining.departure.is_draining = true;
+        let nodes = vec![draining, test_node(2, 1)];
+        let seen = Event::nodes_listed(nodes);
+        fixture.scheduler.step(Time(0), seen, &mut Vec::new());
+        let found = fixture
+            .listing
+            .find_changes(&fixture.scheduler, Vec::new(), |_| true);
+        match found {
+            Some(Event::NodesListed { unlisted, .. }) => assert_eq!(unlisted, [ServerId(1)]),
+            other => panic!("{other:?}"),
+        }
     }
 }

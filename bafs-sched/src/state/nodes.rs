@@ -6,7 +6,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 
-use crate::event::NodeInfo;
+use crate::event::{NodeDeparture, NodeInfo};
 use crate::space::{Space, scale_up};
 use crate::state::disk_fullness::Fullness;
 use crate::state::work_counter::WorkCounter;
@@ -76,7 +76,10 @@ impl FleetNode {
 
     /// Whether it gets new work and new volumes.
     pub(crate) fn takes_work(&self) -> bool {
-        !self.is_lost && self.missing_since.is_none() && self.aside_until.is_none()
+        !self.is_lost
+            && self.missing_since.is_none()
+            && self.aside_until.is_none()
+            && !self.seen.departure.is_draining
     }
 
     /// A job succeeded there.
@@ -112,6 +115,8 @@ pub(crate) struct Fleet {
     groups: BTreeMap<String, BTreeSet<ServerId>>,
     /// Who was seen last at each address.
     by_address: BTreeMap<String, ServerId>,
+    /// Nodes that drain, lost ones too.
+    draining: BTreeSet<ServerId>,
     slack_permille: u32,
     /// Whether nodes are shared with other runs.
     has_limits: bool,
@@ -279,6 +284,11 @@ impl Fleet {
             probe: None,
         });
         let is_new = node.is_lost;
+        if seen.departure.is_draining {
+            self.draining.insert(server);
+        } else {
+            self.draining.remove(&server);
+        }
         self.alive += u64::from(is_new);
         self.update(server, |node| {
             node.seen = seen;
@@ -399,6 +409,33 @@ impl Fleet {
         }
         self.tally.add(2 * found.len() as u64);
         found
+    }
+
+    /// When a node leaves, as far as is known.
+    pub(crate) fn departure(&self, server: ServerId) -> NodeDeparture {
+        let node = self.nodes.get(&server);
+        node.map_or_else(NodeDeparture::default, |node| node.seen.departure)
+    }
+
+    /// Live nodes that drain.
+    pub(crate) fn draining(&self) -> impl Iterator<Item = ServerId> {
+        let draining = self.draining.iter().copied();
+        draining.filter(|server| self.get(*server).is_some_and(|node| !node.is_lost))
+    }
+
+    /// Whether a node drains.
+    pub(crate) fn is_draining(&self, server: ServerId) -> bool {
+        !self.draining.is_empty() && self.draining.contains(&server)
+    }
+
+    /// A node drains, by the report of a job.
+    pub(crate) fn note_draining(&mut self, server: ServerId) {
+        if self
+            .update(server, |node| node.seen.departure.is_draining = true)
+            .is_some()
+        {
+            self.draining.insert(server);
+        }
     }
 
     /// Whether a live node is not known to be unable to run jobs.

@@ -84,6 +84,8 @@ pub struct State {
     pub(crate) redone: BTreeMap<JobIndex, u64>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(crate) leaving: Leaving,
+    /// Volumes whose next jobs cannot end on their nodes before these leave.
+    pub(crate) wanted_moves: BTreeSet<VolumeIndex>,
     /// Steps until jobs are tried again on nodes that have nothing to do.
     pub(crate) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
@@ -209,6 +211,7 @@ impl State {
             deeds: Deeds::default(),
             skew: Skew::default(),
             idle_caches: BTreeSet::new(),
+            wanted_moves: BTreeSet::new(),
             urgency: Urgency::default(),
             is_space_wanted: false,
             is_held_back: false,
@@ -311,6 +314,11 @@ impl State {
     /// Whether a node that was seen has been given up since.
     pub fn is_lost(&self, server: ServerId) -> bool {
         self.fleet.get(server).is_some_and(|node| node.is_lost)
+    }
+
+    /// Whether a node said that it drains.
+    pub fn is_draining(&self, server: ServerId) -> bool {
+        self.fleet.is_draining(server)
     }
 
     /// What the run's own volumes reserve on a node.
@@ -573,6 +581,7 @@ impl State {
         if self.phase == Phase::Running {
             self.make_sizes_up();
             self.reconsider();
+            self.empty_leaving_nodes();
             self.heed_chains();
             self.place_all();
             self.warm_ahead();

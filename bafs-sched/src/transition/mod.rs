@@ -1,6 +1,7 @@
 //! How facts and decisions change the state. Table of contents only.
 
 pub(crate) mod attempts;
+pub(crate) mod departures;
 pub(crate) mod extractions;
 pub(crate) mod failed_logs;
 pub(crate) mod isolation;

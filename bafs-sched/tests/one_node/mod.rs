@@ -8,7 +8,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{
     Advert, Counters, Done, ExtractFile, JobOutcome, JobOutput, JobReport, JobReports, JobState,
-    MountTarget, PutReceipt, RenewVolumesReply, Reply, Request, ServerKind, ServerList, WatchJobs,
+    Lifetime, MountTarget, PutReceipt, RenewVolumesReply, Reply, Request, ServerKind, ServerList,
+    WatchJobs,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
@@ -285,6 +286,7 @@ fn node_and_home_adverts(node: &str) -> Vec<Advert> {
         slots,
         jobs: 0,
         caches: Vec::new(),
+        lifetime: Lifetime::default(),
     };
     vec![
         advert(1, ServerKind::Home, "home", "cluster", 0),

@@ -68,9 +68,9 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, CommitPut, Counters as CounterValues, Done, ListSource, OpenTree, PutFile,
-    PutFiles, PutRange, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
-    SourceData, SourceEntry, SourcePage, TreeSession,
+    Advert, CloseTree, CommitPut, Counters as CounterValues, Done, Lifetime, ListSource, OpenTree,
+    PutFile, PutFiles, PutRange, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps,
+    ServerKind, SourceData, SourceEntry, SourcePage, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, Cancellation, IncomingRequest, Service};
@@ -576,6 +576,7 @@ impl HomeServer {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            lifetime: Lifetime::default(),
         }
     }
 }

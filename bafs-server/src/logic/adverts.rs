@@ -48,7 +48,14 @@ pub enum AdvertRefusal {
 /// Live adverts by server.
 #[derive(Debug, Default)]
 pub struct Adverts {
-    live: BTreeMap<ServerId, (Advert, Time)>,
+    live: BTreeMap<ServerId, ListedAdvert>,
+}
+
+#[derive(Debug)]
+struct ListedAdvert {
+    advert: Advert,
+    arrived_at: Time,
+    until: Time,
 }
 
 impl Adverts {
@@ -75,21 +82,26 @@ impl Adverts {
             return Err(AdvertRefusal::SameDirectory { name, address });
         }
         let others = self.live.iter().filter(|(id, _)| **id != advert.id);
-        let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, (other, _))| {
-            (servers + 1, bytes + encoded_bytes(other))
+        let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, other)| {
+            (servers + 1, bytes + encoded_bytes(&other.advert))
         });
         if servers >= ADVERTS_MAX || bytes + encoded_bytes(&advert) > ADVERTS_BYTES_MAX {
             return Err(AdvertRefusal::Full);
         }
         let until = now.plus_ms(advert.ttl_ms.min(TTL_MS_MAX));
-        self.live.insert(advert.id, (advert, until));
+        let listed = ListedAdvert {
+            arrived_at: now,
+            until,
+            advert,
+        };
+        self.live.insert(listed.advert.id, listed);
         Ok(self.live.len())
     }
 
     /// Where another home of the same name lives.
     fn same_name_address(&self, advert: &Advert) -> Option<String> {
         let is_home = |advert: &Advert| advert.kind == ServerKind::Home;
-        let mut others = self.live.values().map(|(other, _)| other);
+        let mut others = self.live.values().map(|listed| &listed.advert);
         let namesake = others.find(|other| {
             is_home(other)
                 && is_home(advert)
@@ -102,7 +114,7 @@ impl Adverts {
     /// Another home that has its id of the same directory. One that was started again with another
     /// name or at another address waits until its former life is forgotten.
     fn same_directory_advert(&self, advert: &Advert) -> Option<&Advert> {
-        let (other, _) = self.live.get(&advert.id)?;
+        let other = &self.live.get(&advert.id)?.advert;
         let is_home = advert.kind == ServerKind::Home && other.kind == ServerKind::Home;
         let is_same = (&other.name, &other.address) == (&advert.name, &advert.address);
         (is_home && !is_same).then_some(other)
@@ -122,25 +134,36 @@ impl Adverts {
         };
         self.live
             .values()
-            .map(|(advert, _)| advert)
-            .filter(fits)
-            .cloned()
+            .filter(|listed| fits(&&listed.advert))
+            .map(|listed| listed.describe(now))
             .collect()
     }
 
     fn expire(&mut self, now: Time) {
-        self.live.retain(|_, (_, until)| *until > now);
+        self.live.retain(|_, listed| listed.until > now);
+    }
+}
+
+impl ListedAdvert {
+    /// The advert as it is now: time has passed since it arrived.
+    fn describe(&self, now: Time) -> Advert {
+        let mut advert = self.advert.clone();
+        let age_ms = now.ms_since(self.arrived_at);
+        let left_ms = &mut advert.lifetime.left_ms;
+        *left_ms = left_ms.map(|left_ms| left_ms.saturating_sub(age_ms));
+        advert
     }
 }
 
 /// Size of an advert in a reply, in bytes: its numbers, and its texts with their lengths.
 fn encoded_bytes(advert: &Advert) -> usize {
-    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 8;
+    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 8 + 2;
     const CACHE_NUMBERS: usize = 16 + 32 + 2 * 8;
     let text = |text: &String| 8 + text.len();
     let cache = |cache: &CacheAdvert| CACHE_NUMBERS + text(&cache.cooperative);
     let caches: usize = advert.caches.iter().map(cache).sum();
-    NUMBERS + text(&advert.name) + text(&advert.address) + text(&advert.group) + caches
+    let left_bytes = 8 * usize::from(advert.lifetime.left_ms.is_some());
+    NUMBERS + left_bytes + text(&advert.name) + text(&advert.address) + text(&advert.group) + caches
 }
 
 #[cfg(test)]
@@ -149,7 +172,7 @@ mod tests {
     use bafs_proto::codec;
     use bafs_proto::hash::Digest;
     use bafs_proto::ids::VolumeId;
-    use bafs_proto::message::ServerList;
+    use bafs_proto::message::{Lifetime, ServerList};
 
     fn advert(id: u64) -> Advert {
         Advert {
@@ -166,11 +189,46 @@ mod tests {
             slots: 1,
             jobs: 0,
             caches: Vec::new(),
+            lifetime: Lifetime::default(),
         }
     }
 
     fn ids(found: &[Advert]) -> Vec<u64> {
         found.iter().map(|advert| advert.id.0).collect()
+    }
+
+    #[test]
+    fn time_left_shrinks_while_an_advert_is_listed() {
+        let mut adverts = Adverts::default();
+        let lifetime = Lifetime {
+            left_ms: Some(1_500),
+            is_draining: true,
+        };
+        let leaving = Advert {
+            lifetime,
+            ttl_ms: 4_000,
+            ..advert(1)
+        };
+        adverts.advertise(Time(0), leaving).expect("it is taken");
+        let left_ms = |adverts: &mut Adverts, now| {
+            let listed = adverts.query(Time(now), &QueryServers::default());
+            listed[0].lifetime.left_ms
+        };
+        assert_eq!(left_ms(&mut adverts, 0), Some(1_500));
+        assert_eq!(left_ms(&mut adverts, 1_000), Some(500));
+        assert_eq!(left_ms(&mut adverts, 3_000), Some(0));
+    }
+
+    #[test]
+    fn server_without_a_lifetime_is_unlisted() {
+        let mut adverts = Adverts::default();
+        adverts.advertise(Time(0), advert(1)).expect("it is taken");
+        let gone = Advert {
+            ttl_ms: 0,
+            ..advert(1)
+        };
+        adverts.advertise(Time(1), gone).expect("it is taken");
+        assert!(adverts.query(Time(1), &QueryServers::default()).is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::message::{Advertise, QueryServers, ServerKind};
+use bafs_proto::message::{Advert, Advertise, QueryServers, ServerKind};
 use bafs_proto::time::Deadline;
 
 use super::Node;
@@ -17,10 +17,12 @@ const ADVERTISE_MS_MIN: u64 = 50;
 pub(super) async fn advertise_node(node: Arc<Node>, catalog: String) {
     let mut volumes = node.storage.changes();
     let mut jobs = node.executor.changes();
+    let mut departure = node.departure.changes();
     let mut heard = AdvertLog::default();
     loop {
         volumes.mark_unchanged();
         jobs.mark_unchanged();
+        departure.mark_unchanged();
         let call = Advertise {
             advert: node.advert(),
         };
@@ -33,7 +35,26 @@ pub(super) async fn advertise_node(node: Arc<Node>, catalog: String) {
             () = tokio::time::sleep(Duration::from_millis(ADVERTISE_MS - ADVERTISE_MS_MIN)) => {}
             _ = volumes.changed() => {}
             _ = jobs.changed() => {}
+            _ = departure.changed() => {}
         }
+    }
+}
+
+/// Tells the catalog that the node is gone, so that nobody waits for it.
+pub(super) async fn withdraw_node(node: &Node) {
+    let Some(catalog) = &node.config.catalog else {
+        return;
+    };
+    let call = Advertise {
+        advert: Advert {
+            ttl_ms: 0,
+            ..node.advert()
+        },
+    };
+    let deadline = Deadline::after_ms(ADVERTISE_MS);
+    let token = &node.config.identity.token;
+    if let Err(error) = node.pool.call(catalog, token, call, deadline).await {
+        tracing::debug!(%catalog, %error, "the catalog forgets this node soon");
     }
 }
 

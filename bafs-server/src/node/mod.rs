@@ -29,7 +29,9 @@
 //! **Concurrency.** A request runs in a task of the transport. Each part owns its state behind its
 //! own locks.
 //!
-//! **End.** When a node stops, its jobs are killed and its volumes stay. When it is killed, its
+//! **End.** A node that is asked to end drains first (`departure.rs`): it says so, serves until
+//! others have what only it had, and tells the catalog when it goes. When a node stops, its jobs
+//! are killed and its volumes stay. When it is killed, its
 //! agents notice the closed pipe and kill their jobs.
 //!
 //! The price of one process for storage and jobs is that a restart of the node ends its jobs. The
@@ -49,6 +51,7 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::pool::Pool;
+use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -57,11 +60,14 @@ use self::subnet::subnet_of;
 use crate::access::AccessChecker;
 use crate::cache::Caches;
 use crate::counters::{self, Counters, Metrics, ReadMetrics};
+use crate::departure::Departure;
 use crate::executor::{DiskSpace, Executor, ExecutorConfig, TemporaryQuota};
 use crate::fd_passing::HandoffServer;
 use crate::home_clients::{HomeClients, HomeSettings};
 use crate::logic::space::Amount;
-use crate::serving::{ADVERT_TTL_MS, RunningServer, check_names, pool, reachable_address};
+use crate::serving::{
+    ADVERT_TTL_MS, RunningServer, ServerDeparture, check_names, pool, reachable_address,
+};
 use crate::storage::{Storage, Store};
 
 /// How often expired volumes and silent sessions are looked for.
@@ -103,6 +109,10 @@ pub struct NodeConfig {
     pub shared_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,
+    /// How long it lives, if that is known.
+    pub lifetime: Option<Duration>,
+    /// How long it drains before it ends.
+    pub grace: Duration,
 }
 
 /// Starts a node. Stopping it kills its jobs and keeps its volumes.
@@ -120,7 +130,15 @@ pub async fn start(config: NodeConfig) -> Result<RunningServer> {
     let figures: ReadMetrics = Arc::new(move || published.metrics());
     let gone = node.is_store_gone.subscribe();
     let store = node.config.store.clone();
-    let mut running = RunningServer::start(listener, node, figures)?;
+    let (departure, leaving) = (node.departure.clone(), node.clone());
+    let mut running = RunningServer::start(listener, node.clone(), figures)?;
+    let farewell = node.clone();
+    let farewell = async move { membership::withdraw_node(&farewell).await };
+    running.set_departure(ServerDeparture {
+        departure,
+        ended: Box::pin(leaving.wait_for_end()),
+        farewell: Box::pin(farewell),
+    });
     running.set_fatal_condition(gone, move || {
         let text = format!(
             "store {}: somebody removed it while this node served it: its volumes are lost; \
@@ -151,6 +169,7 @@ pub struct Node {
     temporary_quota: TemporaryQuota,
     /// Whether the store is gone.
     is_store_gone: watch::Sender<bool>,
+    departure: Departure,
 }
 
 impl Node {
@@ -196,7 +215,9 @@ impl Node {
         let (opened, cached, filled) = (store.clone(), caches.clone(), homes.clone());
         let storage = Storage::open(opened, capacity, filled, cached, counters.clone()).await?;
         let share = temporary_quota(&config, &store, storage.space().1).await?;
+        let departure = Departure::new(config.lifetime, config.grace);
         let executor = ExecutorConfig {
+            departure: departure.clone(),
             slots: config.slots,
             program: config.agent_program.clone(),
             identity: config.agent_identity.clone(),
@@ -224,6 +245,7 @@ impl Node {
             counters,
             temporary_quota: share,
             is_store_gone: watch::Sender::new(false),
+            departure,
         }))
     }
 
@@ -240,6 +262,7 @@ impl Node {
             )));
             tasks.push(tokio::spawn(membership::follow_catalog(self.clone())));
         }
+        tasks.push(tokio::spawn(self.departure.clone().drain_in_time()));
         tasks.push(tokio::spawn(self.handoff_server.clone().serve()));
         let (storage, caches) = (self.storage.clone(), self.caches.clone());
         let executor = self.executor.clone();
@@ -292,6 +315,18 @@ impl Node {
         }
     }
 
+    /// Whether nothing of the node's own would be lost with it: no job runs, and no scratch volume
+    /// is here. Blocks of caches are at home.
+    fn is_empty(&self) -> bool {
+        let is_scratch = |kind: &VolumeKind| matches!(kind, VolumeKind::Scratch { .. });
+        self.executor.running_jobs() == 0 && !self.storage.has_volume(is_scratch)
+    }
+
+    /// Waits until the node has to end.
+    async fn wait_for_end(self: Arc<Self>) {
+        self.departure.wait_for_end(|| self.is_empty()).await;
+    }
+
     /// What the node says of itself.
     pub fn advert(&self) -> Advert {
         let (capacity, free) = self.storage.space();
@@ -309,6 +344,7 @@ impl Node {
             slots: self.config.slots,
             jobs: self.executor.running_jobs(),
             caches: self.caches.adverts(),
+            lifetime: self.departure.lifetime(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bafs_proto::fd_passing::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
-    CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef, VolumeList,
+    CacheRef, Counters as CounterValues, Done, OpenTree, Reply, Request, TreeRef, VolumeList,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::token::{Resource, Right, Token};
@@ -96,7 +96,8 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::WatchJobs(_)
         | Request::ReadJobOutput(_)
         | Request::KillJob(_)
-        | Request::SetNodeQuota(_) => need(Resource::Jobs, Right::Manage),
+        | Request::SetNodeQuota(_)
+        | Request::DrainNode(_) => need(Resource::Jobs, Right::Manage),
         Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
         Request::Advertise(_)
         | Request::QueryServers(_)
@@ -244,6 +245,10 @@ impl Node {
             Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call).await?),
             Request::SetNodeQuota(call) => {
                 Reply::SetNodeQuota(self.storage.set_node_quota(call, self.config.slots)?)
+            }
+            Request::DrainNode(_) => {
+                self.departure.begin_drain();
+                Reply::DrainNode(Done)
             }
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)

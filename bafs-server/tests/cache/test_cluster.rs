@@ -10,8 +10,8 @@ use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmingState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
-    Advert, CacheRef, ReadBlocks, ReadKind, ReadManifest, Reply, Request, ServerKind, SourceData,
-    SourceEntry, SourceIdentity, SourceKind, SourcePage,
+    Advert, CacheRef, Lifetime, ReadBlocks, ReadKind, ReadManifest, Reply, Request, ServerKind,
+    SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -480,6 +480,7 @@ fn advert(node: &CacheNode) -> Advert {
         slots: 1,
         jobs: 0,
         caches: node.caches.adverts(),
+        lifetime: Lifetime::default(),
     }
 }
 

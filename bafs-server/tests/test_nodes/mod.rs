@@ -90,6 +90,8 @@ impl NodeCluster {
             temporary_bytes: None,
             shared_memory_bytes: None,
             homes: HomeSettings::default(),
+            lifetime: None,
+            grace: std::time::Duration::from_secs(25),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_sched::{NodeInfo, Space};
+use bafs_sched::{NodeDeparture, NodeInfo, Space};
 use bafs_workflow::{CachePolicy, VolumeIndex};
 
 use crate::planner::{Environment, NodeClass};
@@ -163,6 +163,7 @@ pub(super) fn node_info(at: usize, class: &NodeClass) -> NodeInfo {
         },
         foreign_space: Space::ZERO,
         slots: class.cpus,
+        departure: NodeDeparture::default(),
     }
 }
 

@@ -99,6 +99,14 @@ pub(crate) struct NodeArgs {
     /// slots.
     #[arg(long, env = "BAFS_SHARED_MEMORY", value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
+    /// When the node ends: after a time such as 2h, or at @SECONDS since 1970. Jobs whose declared
+    /// run time is longer do not start there, and its data are copied in time.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) until: Option<String>,
+    /// Time in which other nodes copy the data of this node before it ends, also after SIGTERM. The
+    /// default fits into the 30 s that Slurm gives.
+    #[arg(long, value_name = "TIME", default_value = "25s")]
+    pub(crate) grace: String,
     /// Jobs to run at once; defaults to the number of processors; 0 makes a storage-only node.
     #[arg(long)]
     pub(crate) slots: Option<u32>,

@@ -5,7 +5,6 @@ use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, raise};
@@ -24,6 +23,12 @@ const PROCESSOR_VARIABLES: [(&str, &str); 3] = [
     ("htcondor", "OMP_NUM_THREADS"),
 ];
 
+/// The end of a job of Slurm, in seconds since 1970.
+const SLURM_END_VARIABLE: &str = "SLURM_JOB_END_TIME";
+
+/// Time to leave, as `bafs node` has it by default: less than Slurm's `KillWait` of 30 s.
+const GRACE: &str = "25s";
+
 /// Memory for requests, as `bafs node` has it by default.
 const REQUEST_MEMORY: &str = "512MiB";
 
@@ -39,29 +44,29 @@ pub(super) async fn run_pilot_node(args: PilotNodeArgs, output: Printer) -> Resu
     );
     let pool = read_pool_file(&args.directory)?;
     let store = make_store(&pool, &args.name)?;
-    let _leaving = tokio::spawn(end_in_time(pool.time_limit_s));
+    let _leaving = tokio::spawn(end_on_request());
     let ended = serve::run_node(build_node(&pool, &args, &store)?, output).await;
     let removed = fs::remove_dir_all(&store);
     ended?;
     removed.with_context(|| format!("remove {}", store.display()))
 }
 
-/// Turns each request to leave into the one that a server knows. Before its time limit, a node does
-/// not drain yet: here is the place to ask it.
-async fn end_in_time(time_limit_s: Option<u64>) {
-    let limit = async {
-        match time_limit_s {
-            Some(limit_s) => tokio::time::sleep(Duration::from_secs(limit_s)).await,
-            None => std::future::pending().await,
-        }
-    };
+/// Turns each request to leave into the one that a server knows.
+async fn end_on_request() {
     // Grid Engine announces its SIGKILL by SIGUSR2 and the end of a soft limit by SIGUSR1.
     tokio::select! {
-        () = limit => {}
         () = hear_signal(SignalKind::user_defined1()) => {}
         () = hear_signal(SignalKind::user_defined2()) => {}
     }
     let _ = raise(Signal::SIGTERM);
+}
+
+/// When the batch system ends the pilot: as it says itself, or after the time limit of the pool.
+fn find_end(time_limit_s: Option<u64>) -> Option<String> {
+    let told = std::env::var(SLURM_END_VARIABLE).ok();
+    let told = told.and_then(|text| text.parse::<u64>().ok());
+    told.map(|end| format!("@{end}"))
+        .or_else(|| time_limit_s.map(|limit_s| format!("{limit_s}s")))
 }
 
 async fn hear_signal(kind: SignalKind) {
@@ -101,6 +106,8 @@ fn build_node(pool: &PoolFile, args: &PilotNodeArgs, store: &Path) -> Result<Nod
         shared_memory: None,
         slots: count_processors(&pool.engine),
         homes: None,
+        until: find_end(pool.time_limit_s),
+        grace: GRACE.to_owned(),
         catalog: Some(pool.catalog.clone()),
     })
 }

@@ -10,7 +10,7 @@ use bafs_engine::logic::{
     Demand, NodeUse, PilotNumber, PilotStatus, PilotSummary, PoolAction, PoolController, PoolEvent,
 };
 use bafs_engine::{Engine, EngineError};
-use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::message::{Advert, DrainNode, ServerKind};
 use bafs_proto::volume::VolumeKind;
 use bafs_sched::driver::CancelHandle;
 use tokio::sync::watch;
@@ -150,11 +150,16 @@ impl PoolDriver {
                 let ended = self.call(move |engine| engine.cancel_named(&name)).await?;
                 Ok(ended.is_ok().then_some(PoolEvent::NameReleased { pilot }))
             }
-            PoolAction::CopySoleVolumes(pilot) => {
-                // The run that owns the volumes frees or copies them; until then the node stays.
+            PoolAction::DrainNode(pilot) => {
                 report(&format!(
-                    "pilot {pilot} is idle but keeps data that no other node has"
+                    "pilot {pilot} is idle, and drains because only it has some data"
                 ));
+                if let Some(node) = self.find_node(pilot).await
+                    && let Err(error) = self.client.call(&node.address, DrainNode).await
+                {
+                    // It leaves as soon as the run that owns its data deletes them.
+                    report(&format!("pilot {pilot} does not drain: {error:#}"));
+                }
                 Ok(None)
             }
             PoolAction::ReportPause(reason) => {
@@ -236,7 +241,8 @@ impl PoolDriver {
                 continue;
             };
             // Only a surplus node may have to end.
-            let is_surplus = node.jobs == 0 && demand.nodes < self.controller.ids().len();
+            let is_over = demand.nodes < self.controller.ids().len();
+            let is_surplus = node.jobs == 0 && (is_over || node.lifetime.is_draining);
             let sole_copies = if is_surplus {
                 self.count_scratch_volumes(&node).await
             } else {
@@ -245,10 +251,21 @@ impl PoolDriver {
             let node_use = NodeUse {
                 jobs: node.jobs,
                 sole_copies,
+                is_draining: node.lifetime.is_draining,
             };
             nodes.insert(pilot, node_use);
         }
         Some(nodes)
+    }
+
+    async fn find_node(&self, pilot: PilotNumber) -> Option<Advert> {
+        let nodes = self
+            .client
+            .list_servers(Some(ServerKind::Node))
+            .await
+            .ok()?;
+        let is_meant = |node: &Advert| self.directory.parse_pilot_name(&node.name) == Some(pilot);
+        nodes.into_iter().find(is_meant)
     }
 
     /// Scratch volumes of a node. Each counts as the only copy: the scheduler that owns it deletes

@@ -88,6 +88,7 @@ fn idle_node(sole_copies: u32) -> NodeUse {
     NodeUse {
         jobs: 0,
         sole_copies,
+        is_draining: false,
     }
 }
 
@@ -256,7 +257,7 @@ fn sole_copy_keeps_an_idle_node() {
     bench.demand(0, 0);
     bench.now_ms = 60_000;
     let copied = bench.list_nodes(&[(1, idle_node(1))]);
-    assert_eq!(copied, [PoolAction::CopySoleVolumes(PilotNumber(1))]);
+    assert_eq!(copied, [PoolAction::DrainNode(PilotNumber(1))]);
     assert_eq!(bench.list_nodes(&[(1, idle_node(1))]), []);
     assert_eq!(
         bench.list_nodes(&[(1, idle_node(0))]),
@@ -265,12 +266,31 @@ fn sole_copy_keeps_an_idle_node() {
 }
 
 #[test]
+fn draining_node_is_replaced() {
+    let mut bench = Bench::with_queued_pilot(1);
+    bench.set(1, RUNNING);
+    let draining = NodeUse {
+        jobs: 1,
+        sole_copies: 1,
+        is_draining: true,
+    };
+    let replaced = bench.list_nodes(&[(1, draining)]);
+    assert_eq!(replaced, [PoolAction::Submit(PilotNumber(2))]);
+    let empty = NodeUse {
+        is_draining: true,
+        ..NodeUse::default()
+    };
+    let ended = bench.list_nodes(&[(1, empty)]);
+    assert_eq!(ended, [PoolAction::Cancel(id(1))]);
+}
+
+#[test]
 fn busy_node_outlives_the_demand() {
     let mut bench = Bench::with_queued_pilot(1);
     bench.set(1, RUNNING);
     let busy = NodeUse {
         jobs: 1,
-        sole_copies: 0,
+        ..NodeUse::default()
     };
     bench.list_nodes(&[(1, busy)]);
     bench.demand(0, 0);
@@ -391,7 +411,7 @@ fn random_queues_never_exceed_the_bounds() {
                     PoolAction::ReleaseName(pilot) => bench.tell(PoolEvent::NameReleased { pilot }),
                     PoolAction::ReportPause(_) => bench.tell(PoolEvent::ResumeRequested),
                     PoolAction::Check => bench.tell(PoolEvent::Checked(Ok(()))),
-                    PoolAction::CopySoleVolumes(_) => Vec::new(),
+                    PoolAction::DrainNode(_) => Vec::new(),
                 };
                 actions.extend(more);
             }

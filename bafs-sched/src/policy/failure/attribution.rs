@@ -109,6 +109,13 @@ impl State {
 
     /// The agent reported that the environment failed.
     pub(crate) fn environment_ended(&mut self, job: JobIndex, error: &Error, tail: String) {
+        if error.code == ErrorCode::NodeLeaving {
+            if let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) {
+                self.fleet.note_draining(server);
+            }
+            self.end_stopped(job);
+            return;
+        }
         // Its node is there to report it.
         self.graph.job_mut(job).troubles.killed.clear();
         if error.code == ErrorCode::SourceChanged {

@@ -56,6 +56,10 @@ impl State {
             if !self.is_listed(server) {
                 continue;
             }
+            if self.fleet.is_draining(server) {
+                self.lose_server(server);
+                continue;
+            }
             let now = self.now;
             self.fleet
                 .update(server, |node| node.missing_since = Some(now));
@@ -103,11 +107,15 @@ impl State {
             let stage = self.attempts.get(&job).map(|attempt| attempt.stage);
             match stage {
                 Some(AttemptState::Preparing) => self.end_stopped(job),
+                // It said that it would.
+                _ if self.fleet.is_draining(server) => self.end_stopped(job),
                 _ => self.node_went(job, "its node was lost"),
             }
         }
         self.lose_volumes(gone);
-        self.note_loss();
+        if !self.fleet.is_draining(server) {
+            self.note_loss();
+        }
         self.drop_claims(server);
         self.forget_found(server);
         self.end_cut_off_without_nodes();

@@ -2,6 +2,7 @@
 
 pub(crate) mod capacity;
 mod most_free;
+mod remaining_time;
 pub(crate) mod remote_data;
 pub(crate) mod starts;
 

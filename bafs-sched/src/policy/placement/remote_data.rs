@@ -53,7 +53,7 @@ impl State {
     /// Whether a job would wait longer for a slot of its node than it takes to move its data over
     /// the network once. Before a barrier all wait for the last, so the queue counts as a whole.
     fn is_better_away(&self, job: JobIndex, server: ServerId) -> bool {
-        if self.may_spill() {
+        if self.may_spill() || self.fleet.is_draining(server) {
             return true;
         }
         let slots = self.fleet.get(server).map_or(1, |node| node.seen.slots);

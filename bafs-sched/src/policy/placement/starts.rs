@@ -99,6 +99,12 @@ impl State {
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
     pub(crate) fn try_place(&mut self, job: JobIndex, binding: Binding) -> bool {
+        if let Some(server) = binding
+            && !self.can_end_in_time(job, server)
+        {
+            self.want_moved(job, server);
+            return false;
+        }
         // Before the search for nodes, which costs more: with many pipelines most are not admitted.
         if !self.may_start(job) || !self.rules_admit(job) {
             return false;
@@ -173,7 +179,8 @@ impl State {
             for &server in &candidates {
                 let is_refused = self.graph.job(job).troubles.refused_by.contains(&server);
                 let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
-                if is_refused || !has_slots || self.begins_over(job, server) {
+                let is_too_long = !self.can_end_in_time(job, server);
+                if is_refused || !has_slots || is_too_long || self.begins_over(job, server) {
                     continue;
                 }
                 self.survey_for_division(&mounted, server);
@@ -217,6 +224,7 @@ impl State {
         !is_kept_back
             && !self.waits_for_probe(self.graph.pipeline(job))
             && !self.waits_for_like(job)
+            && !self.awaits_departure(job)
             && !written.any(|mount| {
                 let is_written = self.graph.volume(mount.volume).writer.is_some();
                 is_written || self.is_being_copied(mount.volume)

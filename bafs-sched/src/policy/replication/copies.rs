@@ -270,6 +270,13 @@ impl State {
         (copy.writers == self.done_writers(volume)).then_some(copy.id)
     }
 
+    /// Whether a node that does not leave has a copy of all that the volume has.
+    pub(crate) fn has_copy_that_stays(&self, volume: VolumeIndex) -> bool {
+        let copy = self.good_copy(volume).and_then(|id| self.volumes.get(id));
+        let server = copy.and_then(|copy| copy.server);
+        server.is_some_and(|server| !self.fleet.is_draining(server))
+    }
+
     /// Puts the copy in the place of a volume that is gone; answers whether there was one.
     pub(crate) fn restore(&mut self, volume: VolumeIndex) -> bool {
         let Some(id) = self.good_copy(volume) else {

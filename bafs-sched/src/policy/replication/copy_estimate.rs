@@ -235,14 +235,16 @@ impl State {
 
     /// Where a copy goes: to the node of the older one if that has room for both, else to the one
     /// with most room besides the one that has the volume; to a slow one if there is no other.
-    fn target_of_copy(&self, source: MountedVolume) -> Option<ServerId> {
+    pub(crate) fn target_of_copy(&self, source: MountedVolume) -> Option<ServerId> {
         let size = self.size_of(source.volume);
         let older = self.older_copy(source.volume);
         let older = older.and_then(|(_, older)| older.server);
         // All further ones have less room.
         let roomy = self.fleet.roomiest().take(TARGETS_MAX);
         let has_room = |server: &ServerId| {
-            Some(*server) != source.server && self.fleet.available(*server).can_hold(size)
+            Some(*server) != source.server
+                && !self.fleet.is_draining(*server)
+                && self.fleet.available(*server).can_hold(size)
         };
         let mut targets = older.into_iter().chain(roomy).filter(has_room);
         let is_quick = |server: &ServerId| !self.checkpoints.overdue.is_slow(*server);

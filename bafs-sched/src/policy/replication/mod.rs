@@ -4,6 +4,7 @@ mod always;
 pub(crate) mod copies;
 pub(crate) mod copy_estimate;
 mod cost_benefit;
+pub(crate) mod departures;
 mod never;
 pub(crate) mod overdue;
 pub(crate) mod reconsider;
