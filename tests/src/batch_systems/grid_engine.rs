@@ -187,7 +187,7 @@ impl GridEngineCluster {
             // A busy test machine takes jobs all the same.
             ("load_thresholds", "NONE"),
             ("pe_list", "NONE"),
-            ("notify", "00:00:05"),
+            ("notify", "00:00:30"),
         ];
         let file = place.join("queue");
         fs::write(&file, replace_values(&template, &settings))?;

@@ -295,7 +295,7 @@ fn write_configuration(
          SlurmdLogFile={dir}/slurmd.%n.log\nProctrackType=proctrack/{track}\n\
          TaskPlugin=task/none\nSelectType=select/cons_tres\nSelectTypeParameters=CR_Core\n\
          SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1\n\
-         ReturnToService=2\nKillWait=5\nMpiDefault=none\nSwitchType=switch/none\n\
+         ReturnToService=2\nKillWait=30\nMpiDefault=none\nSwitchType=switch/none\n\
          JobAcctGatherType=jobacct_gather/none\nMinJobAge=5\nInactiveLimit=0\n\
          SlurmdTimeout=10\nMessageTimeout=5\n"
     );

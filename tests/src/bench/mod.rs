@@ -95,6 +95,11 @@ pub const ALL: &[Benchmark] = &[
         description: "BLAST on pilots of a real Slurm while pilots and a node are killed",
         run: slurm::run,
     },
+    Benchmark {
+        name: "grid-engine",
+        description: "BLAST on pilots of a real Grid Engine while pilots are cancelled",
+        run: slurm::run_on_grid_engine,
+    },
 ];
 
 /// Runs the benchmark of the command line.
