@@ -31,6 +31,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attributes::{AttributeValue, Attributes, Constraint};
 pub use crate::cache::{BlockData, InvalidateVolume};
 use crate::cache::{
     CacheMember, CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, WarmingStatus,
@@ -255,6 +256,50 @@ pub struct Advert {
     pub jobs: u32,
     /// Cooperative caches it takes part in.
     pub caches: Vec<CacheAdvert>,
+    /// What else it says of itself: the machine's as measured, and those of its administrator.
+    pub attributes: Attributes,
+}
+
+/// Names of the fields of an advert that are attributes too.
+pub const HEAD_ATTRIBUTES: [&str; 10] = [
+    "name",
+    "address",
+    "group",
+    "capacity_bytes",
+    "capacity_files",
+    "free_bytes",
+    "free_files",
+    "slots",
+    "jobs",
+    "caches",
+];
+
+impl Advert {
+    /// The value of an attribute. Its fields ([`HEAD_ATTRIBUTES`]) go before the list;
+    /// `caches` are the names of its cooperative caches.
+    #[must_use]
+    pub fn attribute(&self, name: &str) -> Option<AttributeValue> {
+        let integer =
+            |value: u64| AttributeValue::Integer(i64::try_from(value).unwrap_or(i64::MAX));
+        let text = |text: &String| AttributeValue::Text(text.clone());
+        let value = match name {
+            "name" => text(&self.name),
+            "address" => text(&self.address),
+            "group" => text(&self.group),
+            "capacity_bytes" => integer(self.capacity_bytes),
+            "capacity_files" => integer(self.capacity_files),
+            "free_bytes" => integer(self.free_bytes),
+            "free_files" => integer(self.free_files),
+            "slots" => integer(self.slots.into()),
+            "jobs" => integer(self.jobs.into()),
+            "caches" => {
+                let names = self.caches.iter().map(|cache| cache.cooperative.clone());
+                AttributeValue::TextList(names.collect())
+            }
+            _ => return self.attributes.get(name).cloned(),
+        };
+        Some(value)
+    }
 }
 
 /// A cooperative cache, as one server holds it.
@@ -286,15 +331,13 @@ pub struct AdvertiseReply {
     pub server_count: u32,
 }
 
-/// Asks for live servers.
+/// Asks for live servers. At most [`crate::attributes::COMPARISONS_MAX`] comparisons.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryServers {
     /// Only this kind.
     pub kind: Option<ServerKind>,
-    /// Only this group.
-    pub group: Option<String>,
-    /// Only servers that take part in this cooperative cache.
-    pub cooperative: Option<String>,
+    /// Only servers whose attributes satisfy it ([`Advert::attribute`]).
+    pub constraint: Constraint,
 }
 
 /// Live servers, ordered by id.

@@ -15,7 +15,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
-pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
+pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, ServersArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
@@ -81,9 +81,10 @@ pub(crate) enum CliCommand {
     Node(NodeArgs),
     /// List the servers that are alive.
     #[command(
-        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000"
+        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000 \
+                      --where 'slots >= 8'"
     )]
-    Servers(ClientArgs),
+    Servers(ServersArgs),
     /// Create, list, show, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),

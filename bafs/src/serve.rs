@@ -167,6 +167,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
             .context("--shared-memory")?,
         agent_identity: init::identity_directory(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
+        attributes: args.attributes.into_iter().collect(),
     };
     let (store, offered) = (config.store.clone(), config.capacity_bytes);
     let server = explain_start_error(node::start(config).await)?;

@@ -245,6 +245,7 @@ mod tests {
     use bafs_proto::ids::VolumeId;
 
     use super::*;
+    use bafs_proto::attributes::Attributes;
 
     const NAME: &str = "nr";
 
@@ -270,6 +271,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: caches.collect(),
+            attributes: Attributes::default(),
         }
     }
 

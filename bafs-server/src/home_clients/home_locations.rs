@@ -47,6 +47,7 @@ impl HomeLocations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::attributes::Attributes;
 
     fn home(id: u64, address: &str) -> Advert {
         Advert {
@@ -63,6 +64,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
         }
     }
 

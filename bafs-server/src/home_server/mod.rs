@@ -64,6 +64,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
@@ -576,6 +577,7 @@ impl HomeServer {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
         }
     }
 }

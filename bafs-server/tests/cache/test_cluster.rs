@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmingState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
@@ -480,6 +481,7 @@ fn advert(node: &CacheNode) -> Advert {
         slots: 1,
         jobs: 0,
         caches: node.caches.adverts(),
+        attributes: Attributes::default(),
     }
 }
 

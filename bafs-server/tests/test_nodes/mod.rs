@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::{ExtractionId, VolumeId};
@@ -90,6 +91,7 @@ impl NodeCluster {
             temporary_bytes: None,
             shared_memory_bytes: None,
             homes: HomeSettings::default(),
+            attributes: Attributes::default(),
         }
     }
 

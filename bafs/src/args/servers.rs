@@ -1,8 +1,13 @@
-//! The command line of the servers: `bafs home`, `bafs catalog`, `bafs node`.
+//! The command line of the servers: `bafs home`, `bafs catalog`, `bafs node`, and of their list.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
+use bafs_proto::attributes::{AttributeValue, Comparison, parse_attribute};
+use bafs_proto::message::HEAD_ATTRIBUTES;
 use clap::Args;
+
+use super::ClientArgs;
 
 /// What all servers share.
 #[derive(Debug, Clone, Args)]
@@ -109,4 +114,30 @@ pub(crate) struct NodeArgs {
     /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
+    /// Attribute that describes the node, such as `disk=ssd` or `has_gpu=true`; `bafs servers
+    /// --where` selects by it. May be repeated.
+    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = parse_own_attribute)]
+    pub(crate) attributes: Vec<(String, AttributeValue)>,
+}
+
+/// Which servers are listed.
+#[derive(Debug, Args)]
+pub(crate) struct ServersArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Only servers with this attribute, such as `memory_bytes >= 8000000000`; operators are ==,
+    /// !=, <, <=, >, >= and contains. May be repeated; all must hold.
+    #[arg(long = "where", value_name = "COMPARISON", value_parser = Comparison::from_str)]
+    pub(crate) comparisons: Vec<Comparison>,
+}
+
+/// An attribute whose name the advert does not use itself.
+fn parse_own_attribute(text: &str) -> Result<(String, AttributeValue), String> {
+    let (name, value) = parse_attribute(text)?;
+    match HEAD_ATTRIBUTES.contains(&name.as_str()) {
+        true => Err(format!(
+            "'{name}' is set by the node itself; choose another name"
+        )),
+        false => Ok((name, value)),
+    }
 }
