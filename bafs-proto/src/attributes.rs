@@ -2,8 +2,8 @@
 //! choose servers by them.
 //!
 //! The list is open: whoever runs a node adds attributes, and a later version adds values of other
-//! types. A value is kept on the wire as its type's number and its bytes, so a version that does not
-//! know a type passes the value through unchanged.
+//! types. A value is sent as its type's number and its bytes, so a version that does not know a
+//! type passes the value through unchanged.
 //!
 //! A [`Constraint`] is a list of comparisons that must all hold. A comparison of an attribute that
 //! is missing, or of values of different types, does not hold, whatever its operator: what is
@@ -303,7 +303,7 @@ impl Attributes {
         self.0.is_empty()
     }
 
-    /// Whether number, names and lengths are within the limits of this file, and texts are printable.
+    /// Whether number, names and lengths are within these limits, and texts are printable.
     #[must_use]
     pub fn is_well_formed(&self) -> bool {
         let mut all = self.0.iter();

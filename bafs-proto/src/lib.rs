@@ -27,6 +27,7 @@
 //!
 //! Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
+pub mod advert;
 pub mod attributes;
 pub mod bearer;
 pub mod buffer;
