@@ -131,7 +131,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
         None => nix::unistd::gethostname()?.to_string_lossy().into_owned(),
     };
     if slots > 0
-        && let Err(error) = tokio::task::block_in_place(crate::run::check_machine)
+        && let Err(error) = tokio::task::block_in_place(crate::machine_check::check_machine)
     {
         tracing::warn!("it stores volumes, but {error:#}");
     }

@@ -122,6 +122,7 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
 /// Which of our crates a crate of ours may depend on, for its tests too.
 const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-proto", &[]),
+    ("bafs-engine", &[]),
     ("bafs-tree", &["bafs-proto"]),
     ("bafs-server", &["bafs-proto", "bafs-tree"]),
     ("bafs-client", &["bafs-proto", "bafs-tree"]),
@@ -132,6 +133,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
         "bafs",
         &[
             "bafs-proto",
+            "bafs-engine",
             "bafs-tree",
             "bafs-server",
             "bafs-client",
@@ -144,6 +146,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
         "bafs-tests",
         &[
             "bafs-proto",
+            "bafs-engine",
             "bafs-tree",
             "bafs-server",
             "bafs-client",
