@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bafs_proto::fd_passing::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
-    CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef, VolumeList,
+    BlockRange, CacheRef, Counters as CounterValues, Done, OpenTree, Reply, Request, TreeRef,
+    VolumeList,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::token::{Resource, Right, Token};
@@ -72,10 +73,10 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         Request::ReadVolumeFiles(call) => volume(call.volume, Right::Read),
         Request::MapVolumeFile(call) => volume(call.volume, Right::Read),
         Request::ReadManifest(call) => volume(call.volume, Right::Read),
-        Request::ReadBlocks(call) => match &call.cache {
-            CacheRef::Volume(id) => volume(*id, Right::Read),
-            CacheRef::Cooperative(name) => need(Resource::Cooperative(name.clone()), Right::Read),
-        },
+        Request::ReadBlocks(call) => need(block_resource(&call.range), Right::Read),
+        Request::Probe(call) => need(block_resource(&call.range), Right::Read),
+        Request::Promote(call) => need(block_resource(&call.range), Right::Read),
+        Request::Touch(call) => need(block_resource(&call.range), Right::Read),
         Request::GetCache(call) => volume(call.volume, Right::Manage),
         Request::WarmCache(call) => volume(call.volume, Right::Manage),
         Request::JoinCache(call) => {
@@ -111,6 +112,13 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::PutFiles(_) => return Err(unsupported_error(request)),
     };
     Ok(needs)
+}
+
+fn block_resource(range: &BlockRange) -> Resource {
+    match &range.cache {
+        CacheRef::Volume(id) => Resource::Volume(*id),
+        CacheRef::Cooperative(name) => Resource::Cooperative(name.clone()),
+    }
 }
 
 impl Node {
@@ -168,6 +176,9 @@ impl Node {
             | Request::MapVolumeFile(_)
             | Request::ReadManifest(_)
             | Request::ReadBlocks(_)
+            | Request::Probe(_)
+            | Request::Promote(_)
+            | Request::Touch(_)
             | Request::JoinCache(_)
             | Request::GetCache(_)
             | Request::WarmCache(_) => self.answer_data(incoming).await,
@@ -312,11 +323,23 @@ impl Node {
                 reply_without_body(Reply::WarmCache(self.caches.warm(call).await?))
             }
             Request::ReadBlocks(call) => {
-                if let CacheRef::Volume(id) = &call.cache {
+                if let CacheRef::Volume(id) = &call.range.cache {
                     self.storage.touch(*id)?;
                 }
-                let (digests, data) = self.caches.read_blocks(call, deadline).await?;
-                Ok((Reply::ReadBlocks(digests), data))
+                let (blocks, data) = self.caches.read_blocks(call, deadline).await?;
+                Ok((Reply::ReadBlocks(blocks), data))
+            }
+            Request::Probe(call) => {
+                let (blocks, data) = self.caches.probe(call, deadline).await?;
+                Ok((Reply::Probe(blocks), data))
+            }
+            Request::Promote(call) => {
+                self.caches.promote(&call)?;
+                reply_without_body(Reply::Promote(Done))
+            }
+            Request::Touch(call) => {
+                self.caches.touch(&call)?;
+                reply_without_body(Reply::Touch(Done))
             }
             other => Err(unsupported_error(&other)),
         }
