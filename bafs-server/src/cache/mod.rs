@@ -18,7 +18,7 @@
 //!                               └─▶ fetch/origin.rs ────────▶ home
 //! ```
 //!
-//! **A miss.** [`fetch::read::BlockReader`] reads a run of blocks. It takes blocks from `store`. It
+//! **A miss.** `fetch::read::BlockReader` reads a run of blocks. It takes blocks from `store`. It
 //! joins the running fetch of each other block, or starts one (`inflight`). A fetch is a task of
 //! its own, for neighbouring blocks of one extent. It asks the primary node, which `membership`
 //! names. On the primary node itself it probes the peers that may have the blocks, then asks home.

@@ -10,6 +10,7 @@ use bafs_proto::message::{
     VolumeList,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -175,13 +176,16 @@ impl Node {
             | Request::ReadVolumeFiles(_)
             | Request::MapVolumeFile(_)
             | Request::ReadManifest(_)
-            | Request::ReadBlocks(_)
-            | Request::Probe(_)
-            | Request::Promote(_)
-            | Request::Touch(_)
             | Request::JoinCache(_)
             | Request::GetCache(_)
             | Request::WarmCache(_) => self.answer_data(incoming).await,
+            Request::ReadBlocks(_)
+            | Request::Probe(_)
+            | Request::Promote(_)
+            | Request::Touch(_) => {
+                self.answer_blocks(incoming.request, incoming.deadline)
+                    .await
+            }
             Request::StartJob(mut call) => {
                 call.job.command.read_arguments_from_body(&incoming.body)?;
                 reply_without_body(Reply::StartJob(self.executor.start(call)?))
@@ -322,6 +326,12 @@ impl Node {
                 self.storage.touch(call.volume)?;
                 reply_without_body(Reply::WarmCache(self.caches.warm(call).await?))
             }
+            other => Err(unsupported_error(&other)),
+        }
+    }
+
+    async fn answer_blocks(&self, request: Request, deadline: Deadline) -> CallResult {
+        match request {
             Request::ReadBlocks(call) => {
                 if let CacheRef::Volume(id) = &call.range.cache {
                     self.storage.touch(*id)?;

@@ -368,14 +368,11 @@ async fn malformed_block_requests_are_refused() {
         ..good.clone()
     };
     assert_eq!(ask(many).await, Err(ErrorCode::Malformed));
-    assert_eq!(
-        ask(BlockRange {
-            count: u32::MAX,
-            ..good.clone()
-        })
-        .await,
-        Err(ErrorCode::Malformed)
-    );
+    let too_many = BlockRange {
+        count: u32::MAX,
+        ..good.clone()
+    };
+    assert_eq!(ask(too_many).await, Err(ErrorCode::Malformed));
     let behind = BlockRange {
         first: BlockIndex(u64::MAX),
         ..good.clone()
