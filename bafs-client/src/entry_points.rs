@@ -57,6 +57,43 @@ const WORKER_THREADS: usize = 2;
 /// job must not each have one.
 const BLOCKING_THREADS_MAX: usize = 32;
 
+/// How a failure of the environment is told on standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureFormat {
+    /// In words.
+    Text,
+    /// As one line of JSON, with `reason`, `code`, `volume` and `detail`.
+    Json,
+}
+
+/// What a program of `bafs exec` or a mount of `bafs mount` failed with.
+#[derive(Debug, Clone, Copy)]
+pub struct EnvironmentFailure<'a> {
+    /// What went wrong, for programs.
+    pub code: ErrorCode,
+    /// The volume that is the cause, if one is.
+    pub volume: Option<&'a str>,
+    /// What failed, why, and what to do, for people.
+    pub detail: &'a str,
+}
+
+impl EnvironmentFailure<'_> {
+    /// The line for standard error.
+    #[must_use]
+    pub fn format_line(&self, format: FailureFormat) -> String {
+        match format {
+            FailureFormat::Text => format!("bafs: {}", self.detail),
+            FailureFormat::Json => json!({
+                "reason": format!("{:?}", self.code),
+                "code": self.code as u16,
+                "volume": self.volume,
+                "detail": self.detail,
+            })
+            .to_string(),
+        }
+    }
+}
+
 /// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on
 /// standard output in one line. The end of standard input kills the job. Empty lines before the
 /// report say that the agent still works: who started it kills one that is stuck.
@@ -124,13 +161,15 @@ pub fn agent_main(
 /// job hears itself, and may go on; pressed twice within a second, it kills the job.
 ///
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
-/// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
+/// or cannot be executed; 75 when the environment failed, which standard error tells as `format`
+/// says.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
 pub fn exec_main(
     spec: JobSpec,
     identity: Identity,
     options: AgentOptions,
     temporary: Option<TemporaryLocation>,
+    format: FailureFormat,
 ) -> ExitCode {
     let mut asked = StopSignal::Terminate;
     let end = enter_private()
@@ -170,7 +209,7 @@ pub fn exec_main(
             })
         }
         JobOutcome::EnvironmentFailed(error) => {
-            report_environment_failure(&error, end.lost_volume.as_deref())
+            report_environment_failure(&error, end.lost_volume.as_deref(), format)
         }
     }
 }
@@ -183,6 +222,7 @@ pub fn mount_main(
     identity: Identity,
     op_deadline_ms: u64,
     options: AgentOptions,
+    format: FailureFormat,
 ) -> ExitCode {
     let name = mount.name.clone();
     let shown = build_runtime().and_then(|runtime| {
@@ -196,7 +236,7 @@ pub fn mount_main(
     });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report_environment_failure(&error, Some(&name)),
+        Err(error) => report_environment_failure(&error, Some(&name), format),
     }
 }
 
@@ -425,15 +465,22 @@ fn unsupported_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::Unsupported, error.to_string())
 }
 
-fn report_environment_failure(error: &Error, volume: Option<&str>) -> ExitCode {
-    let code = error.code as u16;
-    let line = json!({
-        "reason": format!("{:?}", error.code),
-        "code": code,
-        "volume": volume,
-        "detail": error.detail,
-    });
-    print_error(&line.to_string());
+fn report_environment_failure(
+    error: &Error,
+    volume: Option<&str>,
+    format: FailureFormat,
+) -> ExitCode {
+    let detail = match (format, volume) {
+        (FailureFormat::Json, _) => error.detail.clone(),
+        (FailureFormat::Text, Some(volume)) => format!("volume '{volume}': {error}"),
+        (FailureFormat::Text, None) => error.to_string(),
+    };
+    let failure = EnvironmentFailure {
+        code: error.code,
+        volume,
+        detail: &detail,
+    };
+    print_error(&failure.format_line(format));
     ExitCode::from(EXIT_ENVIRONMENT)
 }
 

@@ -51,16 +51,30 @@ fn files_are_written_and_read() {
         fs::write(&path, &data).unwrap();
         assert!(fs::read(&path).unwrap() == data);
         assert!(fs::read(shown.store.path().join("data")).unwrap() == data);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .unwrap();
+    });
+}
+
+#[test]
+fn written_ranges_replace_only_their_bytes() {
+    for_each_writable_kind("written_ranges_replace_only_their_bytes", |shown| {
+        let path = shown.path().join("data");
+        fs::write(&path, vec![7; 4_000_000]).unwrap();
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).open(&path).unwrap();
         file.write_all_at(b"patch", 3_000_000).unwrap();
         file.sync_all().unwrap();
         let mut part = [0; 7];
         file.read_exact_at(&mut part, 2_999_999).unwrap();
-        assert_eq!(&part[1..6], b"patch");
+        assert_eq!(&part, b"\x07patch\x07");
+    });
+}
+
+#[test]
+fn appends_follow_the_current_end() {
+    for_each_writable_kind("appends_follow_the_current_end", |shown| {
+        let path = shown.path().join("data");
+        fs::write(&path, [b'.'; 100]).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(10).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 10);
         let mut log = OpenOptions::new().append(true).open(&path).unwrap();
@@ -70,26 +84,25 @@ fn files_are_written_and_read() {
         drop(log);
         let text = fs::read(&path).unwrap();
         assert_eq!((&text[10..13], &text[20..]), (&b"one"[..], &b"!two"[..]));
-        assert_eq!(
-            fs::read(shown.path().join("none"))
-                .unwrap_err()
-                .raw_os_error(),
-            Some(libc::ENOENT)
-        );
-        assert_eq!(
-            fs::read(shown.path().join("none"))
-                .unwrap_err()
-                .raw_os_error(),
-            Some(libc::ENOENT)
-        );
-        File::create_new(shown.path().join("none")).unwrap();
-        assert_eq!(fs::read(shown.path().join("none")).unwrap(), b"");
     });
 }
 
 #[test]
-fn names_are_made_moved_and_removed() {
-    for_each_writable_kind("names_are_made_moved_and_removed", |shown| {
+fn a_new_file_ends_its_negative_entry() {
+    for_each_writable_kind("a_new_file_ends_its_negative_entry", |shown| {
+        let path = shown.path().join("none");
+        for _ in 0..2 {
+            let absent = fs::read(&path).unwrap_err();
+            assert_eq!(absent.raw_os_error(), Some(libc::ENOENT));
+        }
+        File::create_new(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    });
+}
+
+#[test]
+fn a_rename_replaces_its_target() {
+    for_each_writable_kind("a_rename_replaces_its_target", |shown| {
         let at = |name: &str| shown.path().join(name);
         fs::create_dir_all(at("d/e")).unwrap();
         fs::write(at("d/new"), b"2").unwrap();
@@ -97,41 +110,60 @@ fn names_are_made_moved_and_removed() {
         fs::rename(at("d/new"), at("d/old")).unwrap();
         assert_eq!(fs::read(at("d/old")).unwrap(), b"2");
         assert!(!at("d/new").exists());
+    });
+}
+
+#[test]
+fn links_lead_to_their_targets() {
+    for_each_writable_kind("links_lead_to_their_targets", |shown| {
+        let at = |name: &str| shown.path().join(name);
+        fs::create_dir(at("d")).unwrap();
+        fs::write(at("d/old"), b"2").unwrap();
         fs::hard_link(at("d/old"), at("link")).unwrap();
-        assert_eq!(fs::metadata(at("link")).unwrap().nlink(), 2);
-        assert_eq!(fs::metadata(at("d/old")).unwrap().nlink(), 2);
-        assert_eq!(
-            fs::metadata(at("d/old")).unwrap().ino(),
-            fs::metadata(at("link")).unwrap().ino()
-        );
+        let metadata = ["link", "d/old"].map(|name| fs::metadata(at(name)).unwrap());
+        assert_eq!(metadata.each_ref().map(MetadataExt::nlink), [2, 2]);
+        assert_eq!(metadata[0].ino(), metadata[1].ino());
         symlink("d/old", at("soft")).unwrap();
         assert_eq!(fs::read_link(at("soft")).unwrap(), Path::new("d/old"));
         assert_eq!(fs::read(at("soft")).unwrap(), b"2");
-        // An unlinked file lives on while it is open.
-        let mut open = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(at("link"))
-            .unwrap();
-        fs::remove_file(at("link")).unwrap();
-        fs::remove_file(at("d/old")).unwrap();
+    });
+}
+
+#[test]
+fn an_unlinked_open_file_stays_usable() {
+    for_each_writable_kind("an_unlinked_open_file_stays_usable", |shown| {
+        let names = ["old", "link"].map(|name| shown.path().join(name));
+        fs::write(&names[0], b"2").unwrap();
+        fs::hard_link(&names[0], &names[1]).unwrap();
+        let mut options = OpenOptions::new();
+        let mut open = options.read(true).write(true).open(&names[1]).unwrap();
+        for name in &names {
+            fs::remove_file(name).unwrap();
+        }
         open.seek(SeekFrom::End(0)).unwrap();
         open.write_all(b"more").unwrap();
         open.rewind().unwrap();
         let mut text = String::new();
         open.read_to_string(&mut text).unwrap();
         assert_eq!(text, "2more");
-        assert_eq!(
-            fs::remove_dir(at("d")).unwrap_err().raw_os_error(),
-            Some(libc::ENOTEMPTY)
-        );
+    });
+}
+
+#[test]
+fn only_empty_directories_are_removed() {
+    for_each_writable_kind("only_empty_directories_are_removed", |shown| {
+        let at = |name: &str| shown.path().join(name);
+        fs::create_dir_all(at("d/e")).unwrap();
+        fs::write(at("file"), b"").unwrap();
+        let full = fs::remove_dir(at("d")).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(libc::ENOTEMPTY));
         fs::remove_dir_all(at("d")).unwrap();
         fs::set_permissions(shown.path(), Permissions::from_mode(0o755)).unwrap();
         let left: Vec<_> = fs::read_dir(shown.path())
             .unwrap()
             .map(|e| e.unwrap().file_name())
             .collect();
-        assert_eq!(left, ["soft"]);
+        assert_eq!(left, ["file"]);
     });
 }
 
@@ -314,23 +346,35 @@ fn programs_run_on_and_from_the_mount() {
     }
 }
 
+/// Bytes of the data file in the mounted database.
+const DATABASE_BYTES: u32 = 300_000;
+
+fn database_content() -> Vec<u8> {
+    (0..DATABASE_BYTES).map(|i| (i / 11 % 251) as u8).collect()
+}
+
+/// A cache volume with a data file, a link to it, and a program; `None` without mounts.
+fn mounted_database(test: &str) -> Option<MountedVolume> {
+    can_mount(test).then(|| {
+        MountedVolume::new(
+            TreeKind::Cache,
+            |store| {
+                fs::create_dir_all(store.join("db/deep")).unwrap();
+                fs::write(store.join("db/deep/a.phr"), database_content()).unwrap();
+                fs::write(store.join("db/tool"), "#!/bin/sh\necho tool\n").unwrap();
+                fs::set_permissions(store.join("db/tool"), Permissions::from_mode(0o755)).unwrap();
+                symlink("deep/a.phr", store.join("db/link")).unwrap();
+            },
+            10_000,
+        )
+    })
+}
+
 #[test]
-fn cache_volumes_are_read_with_names_in_memory() {
-    if !can_mount("cache_volumes_are_read_with_names_in_memory") {
+fn cache_volumes_list_and_run_their_files() {
+    let Some(shown) = mounted_database("cache_volumes_list_and_run_their_files") else {
         return;
-    }
-    let data: Vec<u8> = (0..300_000u32).map(|i| (i / 11 % 251) as u8).collect();
-    let shown = MountedVolume::new(
-        TreeKind::Cache,
-        |store| {
-            fs::create_dir_all(store.join("db/deep")).unwrap();
-            fs::write(store.join("db/deep/a.phr"), &data).unwrap();
-            fs::write(store.join("db/tool"), "#!/bin/sh\necho tool\n").unwrap();
-            fs::set_permissions(store.join("db/tool"), Permissions::from_mode(0o755)).unwrap();
-            symlink("deep/a.phr", store.join("db/link")).unwrap();
-        },
-        10_000,
-    );
+    };
     let db = shown.path().join("db");
     let mut names: Vec<_> = fs::read_dir(&db)
         .unwrap()
@@ -338,30 +382,47 @@ fn cache_volumes_are_read_with_names_in_memory() {
         .collect();
     names.sort();
     assert_eq!(names, ["deep", "link", "tool"]);
+    assert!(!db.join("none").exists());
+    let tool = Command::new(db.join("tool")).output().unwrap();
+    assert_eq!(tool.stdout, b"tool\n");
+}
+
+#[test]
+fn repeated_cache_reads_send_no_message() {
+    let Some(shown) = mounted_database("repeated_cache_reads_send_no_message") else {
+        return;
+    };
+    let (db, data) = (shown.path().join("db"), database_content());
     assert!(fs::read(db.join("link")).unwrap() == data);
     let blocks = shown.server.blocks_sent.load(Ordering::Relaxed);
-    assert_eq!(
-        blocks,
-        300_000u64.div_ceil(u64::from(crate::test_server::BLOCK_BYTES))
-    );
-    // The page cache has it: no message at all, for as many readers as come.
+    let expected = DATABASE_BYTES.div_ceil(crate::test_server::BLOCK_BYTES);
+    assert_eq!(blocks, u64::from(expected));
     for _ in 0..3 {
         assert!(fs::read(db.join("deep/a.phr")).unwrap() == data);
     }
     assert_eq!(shown.server.blocks_sent.load(Ordering::Relaxed), blocks);
-    let tool = Command::new(db.join("tool")).output().unwrap();
-    assert_eq!(tool.stdout, b"tool\n");
-    let refused = fs::write(db.join("new"), b"").unwrap_err();
+}
+
+#[test]
+fn cache_volumes_are_read_only() {
+    let Some(shown) = mounted_database("cache_volumes_are_read_only") else {
+        return;
+    };
+    let refused = fs::write(shown.path().join("db/new"), b"").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
-    assert!(!db.join("none").exists());
+}
+
+#[test]
+fn cache_reads_count_pages_and_bytes() {
+    let Some(shown) = mounted_database("cache_reads_count_pages_and_bytes") else {
+        return;
+    };
+    fs::read(shown.path().join("db/deep/a.phr")).unwrap();
     let usage = shown.volume().usage();
-    let touched = usage
-        .pages
-        .iter()
-        .find(|pages| pages.path == "db/deep/a.phr")
-        .unwrap();
+    let mut pages = usage.pages.iter();
+    let touched = pages.find(|pages| pages.path == "db/deep/a.phr").unwrap();
     assert_eq!(touched.page_runs, [(0, 74)]);
-    assert_eq!(usage.read_bytes, 300_000 + 20);
+    assert_eq!(usage.read_bytes, u64::from(DATABASE_BYTES));
 }
 
 #[test]

@@ -277,8 +277,7 @@ fn patterned_data(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i / 7 % 253) as u8).collect()
 }
 
-#[tokio::test]
-async fn cache_reads_fetch_each_block_once() {
+async fn patterned_cache() -> (RemoteTreeFixture, Vec<u8>) {
     let data = patterned_data(10 * BLOCK_BYTES as usize + 77);
     let files = [
         ("a", data.clone()),
@@ -286,7 +285,12 @@ async fn cache_reads_fetch_each_block_once() {
         ("c", Vec::new()),
         ("d", vec![1]),
     ];
-    let world = RemoteTreeFixture::cache(5_000, &files).await;
+    (RemoteTreeFixture::cache(5_000, &files).await, data)
+}
+
+#[tokio::test]
+async fn cache_reads_fetch_each_block_once() {
+    let (world, data) = patterned_cache().await;
     let a = world.lookup("a").await;
     // Many small reads of the same blocks, all at once.
     let reads = (0..40u64).map(|i| world.read(a, i * 4096, 4096));
@@ -296,20 +300,29 @@ async fn cache_reads_fetch_each_block_once() {
         assert_eq!(read, expected);
     }
     assert_eq!(world.server.blocks_sent.load(Ordering::Relaxed), 10);
-    // Across blocks, at the end, beyond it.
+}
+
+#[tokio::test]
+async fn cache_reads_stop_at_the_end() {
+    let (world, data) = patterned_cache().await;
+    let a = world.lookup("a").await;
     let tail = 10 * u64::from(BLOCK_BYTES) - 3;
     assert_eq!(world.read(a, tail, 1 << 20).await.1, &data[tail as usize..]);
-    assert_eq!(
-        world.read(a, data.len() as u64, 10).await.0,
-        Ok(FileReply::Read { length: 0 })
-    );
-    assert_eq!(
-        world.read(a, u64::MAX, 10).await.0,
-        Ok(FileReply::Read { length: 0 })
-    );
+    for offset in [data.len() as u64, u64::MAX] {
+        let (result, _) = world.read(a, offset, 10).await;
+        assert_eq!(result, Ok(FileReply::Read { length: 0 }));
+    }
     assert_eq!(world.read(world.lookup("b").await, 1, 3).await.1, b"mal");
     assert_eq!(world.read(world.lookup("c").await, 0, 3).await.1, b"");
-    assert_eq!(world.server.blocks_sent.load(Ordering::Relaxed), 12);
+}
+
+#[tokio::test]
+async fn usage_names_only_read_files() {
+    let (world, data) = patterned_cache().await;
+    for (name, offset, length) in [("a", 0, data.len() as u32), ("b", 1, 3), ("c", 0, 3)] {
+        let file = world.lookup(name).await;
+        world.read(file, offset, length).await.0.expect("read");
+    }
     let usage = world.volume.usage();
     let touched: Vec<_> = usage
         .pages
@@ -317,19 +330,16 @@ async fn cache_reads_fetch_each_block_once() {
         .map(|p| (p.path.as_str(), p.page_runs.clone()))
         .collect();
     assert_eq!(touched, [("a", vec![(0, 41)]), ("b", vec![(0, 1)])]);
-    assert_eq!(
-        world
-            .run(
-                FileOp::Unlink {
-                    parent: InodeNo::ROOT,
-                    name: b"a".to_vec()
-                },
-                &[]
-            )
-            .await
-            .0,
-        Err(Errno(libc::EROFS))
-    );
+}
+
+#[tokio::test]
+async fn cache_volumes_reject_unlinking() {
+    let (world, _) = patterned_cache().await;
+    let unlink = FileOp::Unlink {
+        parent: InodeNo::ROOT,
+        name: b"a".to_vec(),
+    };
+    assert_eq!(world.run(unlink, &[]).await.0, Err(Errno(libc::EROFS)));
 }
 
 async fn join_all<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {

@@ -8,6 +8,7 @@
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
+use std::path::Path;
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
@@ -17,6 +18,19 @@ const ESCAPED_BYTES: RangeInclusive<char> = '\u{ef80}'..='\u{efff}';
 
 /// The byte 0x80 stands so far above itself.
 const ESCAPED_BYTES_OFFSET: u32 = 0xef00;
+
+/// Directories that the kernel fills; a volume there would hide them from a job.
+const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// Why a volume is not mounted there, as the end of a sentence that begins with the path.
+pub const KERNEL_DIRECTORY_OBJECTION: &str = "lies under /proc, /sys or /dev";
+
+/// Whether an absolute path is one of the directories that the kernel fills, or lies in one.
+pub fn is_in_kernel_directory(path: &Path) -> bool {
+    KERNEL_DIRECTORIES
+        .iter()
+        .any(|directory| path.starts_with(directory))
+}
 
 /// The text of a path or name that is these bytes.
 pub fn from_bytes(bytes: &[u8]) -> String {

@@ -55,6 +55,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -73,9 +74,8 @@ use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
-use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler};
 use crate::report::{RunReport, RunReportBuilder};
-use crate::workflow::{JobIndex, VolumeIndex, Workflow};
+use crate::{Action, Event, MountedVolume, Progress, Scheduler};
 
 pub(crate) use self::clock::{monotonic_now, wall_time_now};
 
@@ -216,7 +216,12 @@ impl Driver {
     ) -> Result<(Self, mpsc::Receiver<DriverMessage>)> {
         let (journal, history) = open_journal(&workflow, options)?;
         let header = history.header;
-        let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
+        let mut scheduler = Scheduler::with_strategy_selector(
+            header.run,
+            header.workflow,
+            header.settings.clone(),
+            &*options.strategy_selector,
+        );
         let mut ledger = RunReportBuilder::default();
         let last = history.records.last().map_or(Time(0), |(at, _)| *at);
         let is_resumed = !history.records.is_empty();

@@ -1,10 +1,10 @@
 //! Where the time of a run went: for each job computing, waiting for data, copying, lost work and
 //! waiting for its turn; the columns sum to the time that the job was in the run. Arithmetic only.
 
+use bafs_workflow::{JobIndex, Workflow};
 use serde::Serialize;
 
 use crate::timeline::{ExecutionOutcome, ExecutionRecord, Timeline, VolumeRecord};
-use crate::workflow::{JobIndex, Workflow};
 
 /// Where a time went. All in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

@@ -1,4 +1,4 @@
-//! The scheduler: every policy of BAFS, and what it needs to run, predict and test it.
+//! The scheduler: every policy of BAFS, and the driver of real runs.
 //!
 //! `bafs run` takes a workflow, decides where its data live and when its jobs run, and records each
 //! step in a journal. The core is one deterministic function. Everything else feeds it or obeys it:
@@ -6,47 +6,73 @@
 //! ```text
 //!  text ─▶ workflow ─▶ Workflow ─┐          ┌─▶ Action ─▶ io ─▶ calls to nodes and homes
 //!                                ▼          │                    │
-//!           planner ─▶ Settings ─▶ logic::Scheduler::step ◀── Event, journaled first
+//!    StrategySelector, Settings ─▶ Scheduler::step ◀── Event, journaled first
 //!                                           ▲
 //!    driver: the real cluster ──────────────┤
-//!    sim: a cluster whose data take time ───┤
-//!    simulated_cluster: a cluster that fails┘
+//!    crate bafs-sim: simulated clusters ────┘
 //! ```
 //!
-//! * [`workflow`] reads what the user wrote, and returns a checked workflow or a list of errors.
-//! * [`planner`] predicts each strategy by a model, and [`sim`] by simulation.
-//! * [`logic`] decides. It has no clock, no I/O and no random numbers, so the same events lead to
-//!   the same decisions.
+//! * [`bafs_workflow`] reads what the user wrote, and returns a checked workflow or a list of
+//!   errors.
+//! * [`Scheduler`] decides. It has no clock, no I/O and no random numbers, so the same events lead
+//!   to the same decisions. It asks a [`StrategySelector`], which it does not know, for the
+//!   strategy of a run.
 //! * [`driver`] and [`io`] run the decisions: the journal, calls, waiting.
-//! * [`simulated_cluster`] tests the core against seeded faults in virtual time.
 //! * [`report`], [`replay`], [`timeline`] and [`goodput`] say what a run did and why, from its
 //!   journal.
-//! * [`past_runs`] reads recorded runs, to simulate them again.
 //!
 //! **Errors.** A wrong workflow is rejected with a list of diagnostics. A failed job, node or home
 //! is an event, and the core decides what to do about it. Only a run that cannot go on ends with an
 //! error, for example because its journal is damaged.
 //!
-//! **Units.** Times are milliseconds (microseconds in [`sim`]), sizes bytes and numbers of files.
-//! Floating point serves predictions only, with functions that give the same bits on every machine
-//! (`deterministic_math`).
+//! **Units.** Times are milliseconds, sizes bytes and numbers of files.
 //!
 //! The ideas are from J. Bent, *Data-Driven Batch Scheduling* (2005).
-//! `docs/explanation/scheduling.md`, `planning.md` and `recovery.md` explain the policies.
+//! `docs/explanation/scheduling.md` and `recovery.md` explain the policies.
 
-mod deterministic_math;
+mod action;
+mod allocation_strategy;
+mod describe;
 pub mod driver;
+mod event;
 pub mod goodput;
+mod invariants;
 pub mod io;
-pub mod logic;
-pub mod past_runs;
-pub mod planner;
-#[cfg(test)]
-mod rejection_cases;
+pub mod policy;
 pub mod replay;
 pub mod report;
-pub mod seeded_rng;
-pub mod sim;
-pub mod simulated_cluster;
+mod scheduler;
+mod settings;
+mod simulated_plan;
+mod space;
+mod state;
+mod strategy_selector;
 pub mod timeline;
-pub mod workflow;
+mod transition;
+mod wait_reasons;
+
+pub use action::{Action, MountedVolume};
+pub use allocation_strategy::Strategy;
+pub use event::{Event, NodeInfo, RunQuota, UserCommand};
+pub use policy::admission::feasibility::PLAN_HINT;
+pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
+pub use policy::order::node_demand::NodeDemand;
+pub use policy::{PolicyDescription, PolicyNames, list_policies};
+pub use scheduler::Scheduler;
+pub use settings::{IoMode, Settings};
+pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};
+pub use space::Space;
+pub use state::copy_costs::CopyCost;
+pub use state::copy_costs::CopyDecision;
+pub use state::copy_costs::CopyOutcome;
+pub use state::jobs::JobState;
+pub use state::limits::AllocationRules;
+pub use state::limits::JobStartOrder;
+pub use state::observed_access::RunWarning;
+pub(crate) use state::progress::describe_signal;
+pub use state::progress::{JobFailure, Outcome, Progress};
+pub use state::strategy::StrategyChange;
+pub use strategy_selector::{
+    NodeKind, NullSelector, RemainingPipelines, Selection, SelectionQuery, StrategySelector,
+    StrategySelectorConfig, WorkloadModel,
+};

@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{
-    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, UserCommand,
-    describe_signal,
+use crate::{
+    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, StrategySelector,
+    UserCommand, describe_signal,
 };
-use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing that happened or was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -26,10 +26,15 @@ pub struct HistoryLine {
     pub text: String,
 }
 
-/// Replays a journal. Answers every line, and the core as it is at the end.
-pub fn replay_history(history: History) -> (Vec<HistoryLine>, Scheduler) {
+/// Replays a journal with the selector of its run. Answers every line, and the core as it is at the
+/// end.
+pub fn replay_history(
+    history: History,
+    selector: &dyn StrategySelector,
+) -> (Vec<HistoryLine>, Scheduler) {
     let header = history.header;
-    let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let scheduler =
+        Scheduler::with_strategy_selector(header.run, header.workflow, header.settings, selector);
     let mut teller = HistoryWriter::new(scheduler);
     let first = history.records.first().map_or(Time(0), |(now, _)| *now);
     for (now, event) in history.records {

@@ -7,10 +7,10 @@ use bafs_proto::ids::RunId;
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobOutcome;
 use bafs_proto::time::Time;
+use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
-use crate::logic::{Event, Outcome, Progress, Scheduler, Settings};
-use crate::workflow::JobIndex;
+use crate::{Event, Outcome, Progress, Scheduler, Settings};
 
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,11 @@ mod observer;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{JobState, Outcome, Progress, Scheduler, Space};
-use crate::workflow::{JobIndex, VolumeIndex};
+use crate::{JobState, Outcome, Progress, Scheduler, Space, StrategySelector};
 
 use observer::Observer;
 
@@ -24,7 +24,7 @@ pub struct Timeline {
     pub began_at: Time,
     /// From the first fact to the last.
     pub wall_ms: u64,
-    /// How it ended; `None` while it is under way.
+    /// How it ended; `None` while it runs.
     pub outcome: Option<Outcome>,
     /// Numbers at the end.
     pub progress: Progress,
@@ -40,7 +40,7 @@ pub struct Timeline {
     pub nodes: Vec<NodeRecord>,
     /// The last decision about a copy of each volume for which there was one.
     pub copy_decisions: Vec<CopyDecisionRecord>,
-    /// What the scheduler warned of.
+    /// The scheduler's warnings.
     pub warnings: Vec<String>,
 }
 
@@ -55,19 +55,19 @@ pub struct JobStatus {
     pub level: u32,
 }
 
-/// What became of an execution.
+/// The outcome of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExecutionOutcome {
-    /// It is under way.
+    /// It is running.
     Running,
     /// It did its job.
     Done,
-    /// It did its job, but what it wrote was lost and is made again.
+    /// It succeeded, but its output was lost and is computed again.
     RolledBack,
     /// It ended without having done its job.
     Failed,
-    /// It was given up: its node was lost, or it was killed.
+    /// It was abandoned: its node was lost, or it was killed.
     Abandoned,
 }
 
@@ -89,9 +89,9 @@ pub struct ExecutionRecord {
     pub node: String,
     /// When the node was asked to start it.
     pub requested_ms: u64,
-    /// When it ended or was given up, as far as that happened.
+    /// When it ended or was abandoned, if it did.
     pub ended_ms: Option<u64>,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: ExecutionOutcome,
     /// How it ended, in a few words; empty while it runs.
     pub end_description: String,
@@ -109,11 +109,11 @@ pub struct ExecutionRecord {
     pub distinct_bytes: u64,
     /// Slots that it occupied.
     pub slots: u32,
-    /// Positions in [`Timeline::volumes`] of what it mounts.
+    /// Positions of its mounts in [`Timeline::volumes`].
     pub mounts: Vec<usize>,
 }
 
-/// What a volume is.
+/// The kind of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeRole {
@@ -132,7 +132,7 @@ pub struct VolumeRecord {
     pub name: String,
     /// Which volume of the workflow.
     pub volume: VolumeIndex,
-    /// What it is.
+    /// Its kind.
     pub role: VolumeRole,
     /// On which node,
     pub server: ServerId,
@@ -144,7 +144,7 @@ pub struct VolumeRecord {
     pub is_filled: bool,
     /// When its server was asked for it.
     pub requested_ms: u64,
-    /// When it was there, or known not to come.
+    /// When it existed, or was known to fail.
     pub created_ms: Option<u64>,
     /// When it was gone.
     pub deleted_ms: Option<u64>,
@@ -167,7 +167,7 @@ pub struct ExtractAttempt {
     pub bytes: Option<u64>,
 }
 
-/// A node and when it was there.
+/// A node and the time of its presence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeRecord {
     /// Which.
@@ -180,9 +180,9 @@ pub struct NodeRecord {
     pub group: String,
     /// Its space for volumes.
     pub capacity_bytes: u64,
-    /// What of that was not others' when it was first seen.
+    /// Free part of that when the node was first seen.
     pub free_space: Space,
-    /// From when to when it was in use; the last one may go on.
+    /// Start and end of each use; the last one may be open.
     pub presence: Vec<(u64, Option<u64>)>,
 }
 
@@ -197,22 +197,23 @@ pub struct CopyDecisionRecord {
     pub redo_ms: u64,
     /// Probability of a loss while the volume is needed, in millionths.
     pub risk_ppm: u64,
-    /// What a copy was expected to save, in microseconds.
+    /// Expected saving of a copy, in microseconds.
     pub benefit_us: u64,
-    /// What copying was expected to take; `None` before anything was copied.
+    /// Expected duration of the copy; `None` before the first copy.
     pub copy_ms: Option<u64>,
-    /// What of that jobs would have waited.
+    /// The part of it for which jobs would wait.
     pub wait_ms: u64,
     /// Work that the copy's space would have kept waiting.
     pub space_ms: u64,
-    /// What was decided, and what became of it.
+    /// The decision and its outcome.
     pub decision: String,
 }
 
-/// Reads a run's intervals from its journal.
-pub fn build_timeline(history: History) -> Timeline {
+/// Reads a run's intervals from its journal, with the selector of the run.
+pub fn build_timeline(history: History, selector: &dyn StrategySelector) -> Timeline {
     let header = history.header;
-    let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let scheduler =
+        Scheduler::with_strategy_selector(header.run, header.workflow, header.settings, selector);
     let began = history.records.first().map_or(Time(0), |(now, _)| *now);
     let mut observer = Observer::new(scheduler, began);
     for (now, event) in history.records {

@@ -15,9 +15,9 @@ use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
-use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::{NullSelector, Outcome, PolicyNames, Progress, Settings};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use crate::one_node::{ClusterState, OneNodeCluster, ended_state};
 
@@ -53,6 +53,7 @@ pub(crate) fn run_options(journal: &Path, cancel: &CancelHandle) -> RunOptions {
             ..Settings::default()
         },
         file_home: None,
+        strategy_selector: Arc::new(NullSelector),
         cancel_handle: cancel.clone(),
     }
 }
@@ -346,7 +347,7 @@ async fn restarted_scheduler_resumes_without_rerunning_jobs() {
     assert_eq!(started, 2, "two slots");
     finish_jobs(&cluster);
     let mut changed = run_options(&journal, &CancelHandle::default());
-    changed.settings.checkpoint_policy = CheckpointPolicy::Always;
+    changed.settings.policies = PolicyNames::default().with("replication", "always");
     let report = run_with_options(&cluster, driver_workflow(0), changed)
         .await
         .expect("run");

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::message::Request;
+use bafs_sched::Outcome;
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
 use bafs_sched::io::job_logs::read_index;
-use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
 
 use crate::driver::{driver_workflow, memory_network, run_options};

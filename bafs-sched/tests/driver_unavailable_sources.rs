@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::ErrorCode;
+use bafs_sched::Outcome;
 use bafs_sched::driver::CancelHandle;
-use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{VolumeKind, parse_workflow};
+use bafs_workflow::{VolumeKind, parse_workflow};
 
 use crate::driver::{driver_workflow, run_on_cluster, run_options, run_with_options};
 use crate::one_node::OneNodeCluster;

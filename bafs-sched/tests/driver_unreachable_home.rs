@@ -6,7 +6,7 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_sched::driver::{CancelHandle, run_with_connections};
 use bafs_sched::io::journal::read_history;
-use bafs_sched::logic::{Event, Outcome};
+use bafs_sched::{Event, Outcome};
 
 use crate::driver::{driver_workflow, drop_run, memory_network, run_options, wait_until};
 use crate::one_node::OneNodeCluster;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_sched::Outcome;
 use bafs_sched::driver::{CancelHandle, run_with_connections};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use crate::driver::run_options;
 use crate::one_node::OneNodeCluster;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_workflow::{Workflow, parse_workflow};
 
 const NODES: u64 = 8;
 

@@ -6,8 +6,8 @@ use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
-use bafs_sched::workflow::parse_workflow;
+use bafs_sched::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_workflow::parse_workflow;
 
 /// A node of 100 MB: "2", or "2x3" when it has three slots.
 fn parse_node(text: &str) -> NodeInfo {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{
+use bafs_sched::{
     Action, AllocationRules, Event, JobStartOrder, NodeInfo, RunQuota, Scheduler, Settings, Space,
 };
-use bafs_sched::workflow::parse_workflow;
+use bafs_workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 

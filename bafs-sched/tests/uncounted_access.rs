@@ -5,8 +5,8 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
-use bafs_sched::workflow::parse_workflow;
+use bafs_sched::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 

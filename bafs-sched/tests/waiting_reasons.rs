@@ -2,9 +2,9 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Event, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::replay::describe_status;
-use bafs_sched::workflow::{JobIndex, parse_workflow};
+use bafs_sched::{Event, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand};
+use bafs_workflow::{JobIndex, parse_workflow};
 
 #[test]
 fn status_names_missing_resources_and_node_usage() {

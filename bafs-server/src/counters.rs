@@ -41,7 +41,6 @@ pub const NODE_COUNTERS: &[&str] = &[
     "cache_bypassed_blocks",
     "cache_evicted_primary",
     "cache_evicted_secondary",
-    "cache_evicted_pinned",
     "cache_evicted_for_full_disk",
     "cache_wait_us",
 ];

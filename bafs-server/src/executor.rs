@@ -1,7 +1,7 @@
 //! Runs the jobs of this node, each in an agent process of its own.
 //!
 //! The scheduler decides which job runs where. It starts an execution under an id that it chose,
-//! waits for its end, and reads what the job printed:
+//! waits for its end, and reads the job's output:
 //!
 //! ```text
 //!  StartJob ──▶ record the id on disk ──▶ start the agent ──▶ JobReport
@@ -68,7 +68,7 @@ const JOBS_PER_SLOT: usize = 4;
 const REPORTS_MAX: usize = 10_000;
 const REPORT_BYTES_MAX: usize = 128 << 20;
 
-/// Most bytes of the reports in one answer, to fit a header; the others are told the next time.
+/// Most bytes of the reports in one answer, to fit a header; the others follow in the next one.
 const REPLY_REPORT_BYTES_MAX: usize = 768 << 10;
 
 /// Most executions that one call asks for.
@@ -90,13 +90,13 @@ pub struct ExecutorConfig {
     pub memory_bytes: Option<u64>,
     /// Where the agents' standard error goes.
     pub log_directory: PathBuf,
-    /// The file that tells which executions were begun.
+    /// The file with all started executions.
     pub started_file: PathBuf,
-    /// Where the volumes of this node are: while that is gone, no job tells anything.
+    /// The directory of this node's volumes: without it, no job is reported.
     pub volume_directory: PathBuf,
     /// Where temporary files of jobs are.
     pub temporary_directory: PathBuf,
-    /// What each slot has for them.
+    /// Resources of each slot.
     pub temporary_quota: TemporaryQuota,
 }
 
@@ -140,7 +140,7 @@ impl Executor {
     /// An executor without jobs. Blocks.
     ///
     /// # Errors
-    /// `ServerFault` when the disk does not tell what earlier lives have begun.
+    /// `ServerFault` if the list of earlier executions is unreadable.
     pub fn open(config: ExecutorConfig, counters: Counters) -> Result<Arc<Self>> {
         let starts =
             StartedExecutions::open(&config.started_file).map_err(|e| not_recorded_error(&e))?;
@@ -280,7 +280,7 @@ impl Executor {
         }
     }
 
-    /// What an execution printed that has ended.
+    /// The output of an ended execution.
     ///
     /// # Errors
     /// `NotFound` when it has not ended here or its log is gone, `ServerFault` when the disk does
@@ -400,8 +400,8 @@ impl ExecutorState {
         }
     }
 
-    /// One state for each execution. A report that does not fit the answer any more is told the
-    /// next time: until then the execution counts as running.
+    /// One state for each execution. A report that does not fit is sent with the next answer: until
+    /// then the execution counts as running.
     fn reports(&self, executions: &[ExecutionId]) -> Vec<Option<JobState>> {
         let mut left = REPLY_REPORT_BYTES_MAX;
         let state = |id: &ExecutionId| match self.executions.get(id)? {
@@ -420,8 +420,8 @@ fn not_recorded_error(error: &std::io::Error) -> Error {
     Error::new(ErrorCode::ServerFault, text)
 }
 
-/// What stands for a job: that may be longer than a header. Capabilities are no part of it, as a
-/// scheduler that was started anew gives others for the same job.
+/// A job's description without the parts that may exceed a header. Capabilities are no part of it,
+/// as a scheduler that was started anew gives others for the same job.
 fn job_digest(call: &StartJob) -> Digest {
     let job = &call.job;
     let mounts = job.mounts.iter();
@@ -432,7 +432,7 @@ fn job_digest(call: &StartJob) -> Digest {
     Digest::of(&serde_json::to_vec(&what).unwrap_or_default())
 }
 
-/// A report that says how it ended and nothing else.
+/// A report of the outcome and nothing else.
 fn minimal_report(outcome: JobOutcome) -> JobReport {
     JobReport {
         outcome,

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use bafs_proto::ErrorCode;
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
-    Advert, Advertise, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
+    Advert, Advertise, Call, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::{Error, ErrorCode};
 use bafs_server::catalog::{Catalog, CatalogConfig};
 
 fn advert(id: u64, ttl_ms: u64) -> Advert {
@@ -35,70 +35,104 @@ fn short_deadline() -> Deadline {
     Deadline::after_ms(5_000)
 }
 
+/// A catalog, with a token that may advertise and one that may read.
+struct CatalogFixture {
+    pool: Pool,
+    writer: Token,
+    reader: Token,
+}
+
+impl CatalogFixture {
+    fn new() -> Self {
+        let authority = bafs_proto::identity::Authority::generate().expect("authority");
+        let grant = |right| {
+            let (signer, end) = (authority.signer(), Time(u64::MAX >> 1));
+            let token = signer.grant(&[Resource::Catalog], &[right], end);
+            token.expect("token")
+        };
+        let network = MemoryNetwork::new();
+        network.listen("c:1", Arc::new(Catalog::new(authority.signer().verifier())));
+        Self {
+            pool: Pool::new(network.dialer("t")),
+            writer: grant(Right::Write),
+            reader: grant(Right::Read),
+        }
+    }
+
+    async fn call<C: Call>(&self, token: &Token, call: C) -> Result<C::Reply, Error> {
+        self.pool.call("c:1", token, call, short_deadline()).await
+    }
+
+    async fn advertise(&self, advert: Advert) -> u32 {
+        let answer = self.call(&self.writer, Advertise { advert }).await;
+        answer.expect("advertised").server_count
+    }
+
+    async fn servers(&self) -> Vec<Advert> {
+        let answer = self.call(&self.reader, QueryServers::default()).await;
+        answer.expect("servers").servers
+    }
+}
+
 #[tokio::test]
 async fn servers_are_listed_until_their_adverts_expire() {
-    let authority = bafs_proto::identity::Authority::generate().expect("authority");
-    let grant = |rights: &[Right]| {
-        authority
-            .signer()
-            .grant(&[Resource::Catalog], rights, Time(u64::MAX >> 1))
-            .expect("token")
-    };
-    let (teller, asker) = (grant(&[Right::Write]), grant(&[Right::Read]));
-    let network = MemoryNetwork::new();
-    network.listen("c:1", Arc::new(Catalog::new(authority.signer().verifier())));
-    let pool = Pool::new(network.dialer("t"));
-    let tell = |token: Token, advert| {
-        let pool = pool.clone();
-        async move {
-            pool.call("c:1", &token, Advertise { advert }, short_deadline())
-                .await
-        }
-    };
-    for (server_count, advert) in [(1, advert(1, 60_000)), (2, advert(2, 300))] {
-        let told = tell(teller.clone(), advert).await.expect("told");
-        assert_eq!(told.server_count, server_count);
-    }
-    let ask = || pool.call("c:1", &asker, QueryServers::default(), short_deadline());
-    assert_eq!(
-        ask().await.expect("servers").servers,
-        [advert(1, 60_000), advert(2, 300)]
-    );
+    let catalog = CatalogFixture::new();
+    assert_eq!(catalog.advertise(advert(1, 60_000)).await, 1);
+    assert_eq!(catalog.advertise(advert(2, 300)).await, 2);
+    let both = [advert(1, 60_000), advert(2, 300)];
+    assert_eq!(catalog.servers().await, both);
     tokio::time::sleep(std::time::Duration::from_millis(400)).await;
-    assert_eq!(ask().await.expect("servers").servers, [advert(1, 60_000)]);
+    assert_eq!(catalog.servers().await, [advert(1, 60_000)]);
+}
 
-    for token in [asker.clone(), Token::none(), Token::from_bytes(vec![1; 99])] {
-        let refused = tell(token, advert(3, 60_000)).await.expect_err("refused");
-        assert_eq!(refused.class(), bafs_proto::ErrorClass::Denied);
+#[tokio::test]
+async fn adverts_need_the_right_to_write() {
+    let catalog = CatalogFixture::new();
+    let invalid = Token::from_bytes(vec![1; 99]);
+    for token in [&catalog.reader, &Token::none(), &invalid] {
+        let advert = advert(3, 60_000);
+        let refused = catalog.call(token, Advertise { advert }).await;
+        let class = refused.expect_err("refused").class();
+        assert_eq!(class, bafs_proto::ErrorClass::Denied);
     }
-    let refused = pool
-        .call("c:1", &teller, QueryServers::default(), short_deadline())
-        .await;
+    assert_eq!(catalog.servers().await, []);
+}
+
+#[tokio::test]
+async fn catalog_queries_need_the_right_to_read() {
+    let catalog = CatalogFixture::new();
+    let refused = catalog.call(&catalog.writer, QueryServers::default()).await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
-    let refused = pool
-        .call("c:1", &teller, ReadCounters, short_deadline())
-        .await;
+    let refused = catalog.call(&catalog.writer, ReadCounters).await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
-    let counters = pool
-        .call("c:1", &asker, ReadCounters, short_deadline())
-        .await
-        .expect("counters");
-    assert_eq!(counters.values.get("calls.Advertise"), Some(&5));
-    let long = Advert {
+}
+
+#[tokio::test]
+async fn the_catalog_counts_its_calls() {
+    let catalog = CatalogFixture::new();
+    catalog.advertise(advert(1, 60_000)).await;
+    catalog.advertise(advert(2, 60_000)).await;
+    let counters = catalog.call(&catalog.reader, ReadCounters).await;
+    let counters = counters.expect("counters");
+    assert_eq!(counters.values.get("calls.Advertise"), Some(&2));
+}
+
+#[tokio::test]
+async fn adverts_with_long_names_are_malformed() {
+    let catalog = CatalogFixture::new();
+    let advert = Advert {
         group: "x".repeat(300),
         ..advert(4, 1)
     };
-    assert_eq!(
-        tell(teller, long).await.expect_err("long").code,
-        ErrorCode::Malformed
-    );
-    let other = pool
-        .call("c:1", &asker, ListVolumes::default(), short_deadline())
-        .await;
-    assert_eq!(
-        other.expect_err("no volumes here").code,
-        ErrorCode::Unsupported
-    );
+    let refused = catalog.call(&catalog.writer, Advertise { advert }).await;
+    assert_eq!(refused.expect_err("long").code, ErrorCode::Malformed);
+}
+
+#[tokio::test]
+async fn the_catalog_has_no_volumes() {
+    let catalog = CatalogFixture::new();
+    let refused = catalog.call(&catalog.reader, ListVolumes::default()).await;
+    assert_eq!(refused.expect_err("volumes").code, ErrorCode::Unsupported);
 }
 
 #[tokio::test(flavor = "multi_thread")]

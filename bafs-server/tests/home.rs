@@ -269,28 +269,43 @@ async fn out_of_order_chunks_are_stored_in_order() {
     assert_eq!(fs::read(world.root.path().join("f")).expect("read"), data);
 }
 
-#[tokio::test]
-async fn a_small_file_is_put_by_one_call() {
-    let world = HomeFixture::new();
-    let put = |id, path: &str, digest| PutFile {
+fn put_file(id: u128, path: &str, content: &[u8]) -> PutFile {
+    PutFile {
         extraction: ExtractionId(id),
         path: path.to_owned(),
         mode: 0o640,
-        digest,
-    };
+        digest: Digest::of(content),
+    }
+}
+
+#[tokio::test]
+async fn a_small_file_is_put_by_one_call() {
+    let world = HomeFixture::new();
     let target = world.root.path().join("out/f");
-    let wrong = put(1, "out/f", Digest::of(b"other"));
-    let refused = world.send(&world.token, wrong, b"small").await;
-    assert_eq!(error_code(refused), ErrorCode::DigestMismatch);
-    assert!(!target.exists());
-    let call = put(1, "out/f", Digest::of(b"small"));
-    let (receipt, _) = world
-        .send(&world.token, call.clone(), b"small")
-        .await
-        .expect("put");
+    let call = put_file(1, "out/f", b"small");
+    let put = world.send(&world.token, call, b"small").await;
+    put.expect("put");
     assert_eq!(fs::read(&target).expect("read"), b"small");
     let mode = fs::metadata(&target).expect("stat").permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
+}
+
+#[tokio::test]
+async fn a_put_with_a_wrong_digest_fails() {
+    let world = HomeFixture::new();
+    let wrong = put_file(1, "out/f", b"other");
+    let refused = world.send(&world.token, wrong, b"small").await;
+    assert_eq!(error_code(refused), ErrorCode::DigestMismatch);
+    assert!(!world.root.path().join("out/f").exists());
+}
+
+#[tokio::test]
+async fn a_repeated_put_returns_its_receipt() {
+    let world = HomeFixture::new();
+    let target = world.root.path().join("out/f");
+    let call = put_file(1, "out/f", b"small");
+    let put = world.send(&world.token, call.clone(), b"small").await;
+    let (receipt, _) = put.expect("put");
     world.start(None);
     fs::write(&target, b"used since").expect("write");
     let again = world.send(&world.token, call, b"small").await;
@@ -298,20 +313,35 @@ async fn a_small_file_is_put_by_one_call() {
     let begun = world.call(begin(1, "out/f")).await.expect("begin");
     assert_eq!(begun.receipt, Some(receipt));
     assert_eq!(fs::read(&target).expect("read"), b"used since");
-    let elsewhere = put(1, "out/g", Digest::of(b"small"));
+}
+
+#[tokio::test]
+async fn one_extraction_cannot_put_two_paths() {
+    let world = HomeFixture::new();
+    let call = put_file(1, "out/f", b"small");
+    let put = world.send(&world.token, call, b"small").await;
+    put.expect("put");
+    let elsewhere = put_file(1, "out/g", b"small");
     let refused = world.send(&world.token, elsewhere, b"small").await;
     assert_eq!(error_code(refused), ErrorCode::Conflict);
-    // What another call began is finished by this one.
+}
+
+#[tokio::test]
+async fn one_call_finishes_a_begun_put() {
+    let world = HomeFixture::new();
     world.put(2, "out/h", b"half of it").await.expect("begin");
-    let whole = put(2, "out/h", Digest::of(b"whole"));
+    let whole = put_file(2, "out/h", b"whole");
     let finished = world.send(&world.token, whole, b"whole").await;
     finished.expect("put");
-    assert_eq!(
-        fs::read(world.root.path().join("out/h")).expect("read"),
-        b"whole"
-    );
+    let target = world.root.path().join("out/h");
+    assert_eq!(fs::read(target).expect("read"), b"whole");
+}
+
+#[tokio::test]
+async fn a_put_needs_a_right_for_its_path() {
+    let world = HomeFixture::new();
     let foreign = grant(&world.signer, "mine", &[Right::Write]);
-    let call = put(3, "out/i", Digest::of(b"x"));
+    let call = put_file(3, "out/i", b"x");
     let refused = world.send(&foreign, call, b"x").await;
     assert_eq!(error_code(refused), ErrorCode::RightMissing);
 }

@@ -11,7 +11,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{PutFile, PutFiles, PutFilesEntry, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
-use bafs_proto::token::Right;
+use bafs_proto::token::{Right, Token};
 use bafs_server::home_server::HomeServer;
 
 #[tokio::test]
@@ -190,65 +190,84 @@ async fn a_vanished_home_directory_is_reported_not_recreated() {
     assert_eq!(fs::read(root.join("res/new")).expect("read"), b"x");
 }
 
+const PACKED_CONTENTS: [&[u8]; 4] = [b"one", b"two", b"three", b""];
+
+/// Puts four files below `out`, the second one with the token `of_second`, the third one with the
+/// digest of `content_of_third`.
+fn pack(world: &HomeFixture, of_second: &Token, content_of_third: &[u8]) -> PutFiles {
+    let paths = ["out/a", "out/b", "out/c", "out/d"];
+    let files = paths.iter().zip(PACKED_CONTENTS).enumerate();
+    let files = files.map(|(number, (path, content))| PutFilesEntry {
+        put: PutFile {
+            extraction: ExtractionId(number as u128 + 1),
+            path: (*path).to_owned(),
+            mode: 0o600,
+            digest: match number {
+                2 => Digest::of(content_of_third),
+                _ => Digest::of(content),
+            },
+        },
+        size: content.len() as u32,
+        token: match number {
+            1 => of_second.clone(),
+            _ => world.token.clone(),
+        },
+    });
+    PutFiles {
+        files: files.collect(),
+    }
+}
+
+fn read_packed(world: &HomeFixture, name: &str) -> Option<Vec<u8>> {
+    fs::read(world.root.path().join("out").join(name)).ok()
+}
+
+#[tokio::test]
+async fn a_truncated_pack_puts_no_file() {
+    let world = HomeFixture::new();
+    let body = PACKED_CONTENTS.concat();
+    let call = pack(&world, &world.token, b"three");
+    let short = world.send(&world.token, call, &body[1..]).await;
+    assert_eq!(error_code(short), ErrorCode::Malformed);
+    assert!(!world.root.path().join("out").exists());
+}
+
+/// The token of the call itself gives no right: each file has its own.
 #[tokio::test]
 async fn packed_files_have_individual_rights_and_results() {
     let world = HomeFixture::new();
     let elsewhere = grant(&world.signer, "elsewhere", &[Right::Read, Right::Write]);
-    let pack = |contents: [&[u8]; 4], of_third: &[u8]| {
-        let paths = ["out/a", "out/b", "out/c", "out/d"];
-        let files = paths.iter().zip(contents).enumerate();
-        let files = files.map(|(number, (path, content))| PutFilesEntry {
-            put: PutFile {
-                extraction: ExtractionId(number as u128 + 1),
-                path: (*path).to_owned(),
-                mode: 0o600,
-                digest: match number {
-                    2 => Digest::of(of_third),
-                    _ => Digest::of(content),
-                },
-            },
-            size: content.len() as u32,
-            token: match number {
-                1 => elsewhere.clone(),
-                _ => world.token.clone(),
-            },
-        });
-        PutFiles {
-            files: files.collect(),
-        }
-    };
-    let contents: [&[u8]; 4] = [b"one", b"two", b"three", b""];
-    let body = contents.concat();
-    let short = world.send(&world.token, pack(contents, b"three"), &body[1..]);
-    assert_eq!(error_code(short.await), ErrorCode::Malformed);
-    assert!(!world.root.path().join("out").exists(), "nothing was tried");
-    // What the call itself shows opens nothing.
-    let sent = world.send(&elsewhere, pack(contents, b"other"), &body);
-    let (told, _) = sent.await.expect("an answer");
-    let codes = told
-        .results
-        .iter()
-        .map(|it| it.as_ref().map_err(|e| e.code));
-    let codes: Vec<_> = codes.map(|it| it.map(|receipt| receipt.size)).collect();
-    assert_eq!(
-        codes,
-        [
-            Ok(3),
-            Err(ErrorCode::RightMissing),
-            Err(ErrorCode::DigestMismatch),
-            Ok(0)
-        ]
-    );
-    let read = |name: &str| fs::read(world.root.path().join("out").join(name)).ok();
-    assert_eq!(read("a").as_deref(), Some(&b"one"[..]));
-    assert_eq!((read("b"), read("c")), (None, None));
-    assert_eq!(read("d").as_deref(), Some(&b""[..]));
-    // What is there stays, and the rest follows.
+    let body = PACKED_CONTENTS.concat();
+    let call = pack(&world, &elsewhere, b"other");
+    let (answer, _) = world.send(&elsewhere, call, &body).await.expect("answer");
+    let results = answer.results.iter();
+    let sizes = results.map(|it| it.as_ref().map(|receipt| receipt.size).map_err(|e| e.code));
+    let expected = [
+        Ok(3),
+        Err(ErrorCode::RightMissing),
+        Err(ErrorCode::DigestMismatch),
+        Ok(0),
+    ];
+    assert_eq!(sizes.collect::<Vec<_>>(), expected);
+    assert_eq!(read_packed(&world, "a").as_deref(), Some(&b"one"[..]));
+    assert_eq!(read_packed(&world, "b"), None);
+    assert_eq!(read_packed(&world, "c"), None);
+    assert_eq!(read_packed(&world, "d").as_deref(), Some(&b""[..]));
+}
+
+#[tokio::test]
+async fn a_repeated_pack_puts_only_failed_files() {
+    let world = HomeFixture::new();
+    let body = PACKED_CONTENTS.concat();
+    let call = pack(&world, &world.token, b"other");
+    let (first, _) = world.send(&world.token, call, &body).await.expect("answer");
     fs::write(world.root.path().join("out/a"), b"used since").expect("write");
-    let sent = world.send(&world.token, pack(contents, b"three"), &body);
-    let (again, _) = sent.await.expect("again");
-    assert_eq!(again.results[0], told.results[0]);
+    let call = pack(&world, &world.token, b"three");
+    let (again, _) = world.send(&world.token, call, &body).await.expect("again");
+    assert_eq!(again.results[0], first.results[0]);
     assert_eq!(again.results[2].as_ref().map(|it| it.size), Ok(5));
-    assert_eq!(read("a").as_deref(), Some(&b"used since"[..]));
-    assert_eq!(read("c").as_deref(), Some(&b"three"[..]));
+    let kept = read_packed(&world, "a");
+    assert_eq!(kept.as_deref(), Some(&b"used since"[..]));
+    let put = read_packed(&world, "c");
+    assert_eq!(put.as_deref(), Some(&b"three"[..]));
 }

@@ -31,60 +31,68 @@ fn delete_volume(id: u128) -> DeleteVolume {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn creation_and_deletion_are_idempotent() {
+async fn repeated_creation_keeps_the_content() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     let first = world.create(A, spec(1, None)).await.expect("create");
     assert_eq!(first.state, VolumeState::Ready);
-    std::fs::write(tree(store.path(), 1).join("f"), b"x").expect("write");
-    assert_eq!(
-        world.create(A, spec(1, None)).await.expect("again").state,
-        VolumeState::Ready
-    );
-    assert!(
-        tree(store.path(), 1).join("f").exists(),
-        "creating again must keep the content"
-    );
+    let file = tree(store.path(), 1).join("f");
+    std::fs::write(&file, b"x").expect("write");
+    let again = world.create(A, spec(1, None)).await.expect("again");
+    assert_eq!(again.state, VolumeState::Ready);
+    assert!(file.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn creation_with_another_size_conflicts() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    world.create(A, spec(1, None)).await.expect("create");
     let other = VolumeSpec {
         size_bytes: 1,
         ..spec(1, None)
     };
-    assert_eq!(
-        world.create(A, other).await.expect_err("other").code,
-        ErrorCode::Conflict
-    );
+    let refused = world.create(A, other).await.expect_err("other");
+    assert_eq!(refused.code, ErrorCode::Conflict);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_volumes_are_lost_for_ever() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    world.create(A, spec(1, None)).await.expect("create");
     for _ in 0..3 {
         world.call(A, delete_volume(1)).await.expect("delete");
     }
     assert!(!tree(store.path(), 1).exists());
     let dead = world.create(A, spec(1, None)).await.expect_err("dead");
     assert_eq!(dead.code, ErrorCode::VolumeLost);
-    assert_eq!(
-        world.call(A, get_volume(1)).await.expect_err("gone").code,
-        ErrorCode::VolumeLost
-    );
+    let gone = world.call(A, get_volume(1)).await.expect_err("gone");
+    assert_eq!(gone.code, ErrorCode::VolumeLost);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletion_overtakes_a_delayed_creation() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
     world.call(A, delete_volume(2)).await.expect("never was");
-    let never = world
-        .create(A, spec(2, None))
-        .await
-        .expect_err("delayed create");
-    assert_eq!(never.code, ErrorCode::VolumeLost);
+    let delayed = world.create(A, spec(2, None)).await.expect_err("delayed");
+    assert_eq!(delayed.code, ErrorCode::VolumeLost);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_volumes_are_not_created() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
     let zero = VolumeSpec {
         lifetime_ms: 0,
         ..spec(3, None)
     };
-    assert_eq!(
-        world.create(A, zero).await.expect_err("bad").code,
-        ErrorCode::Malformed
-    );
-    assert_eq!(
-        world
-            .create(A, spec(3, from_home("../x")))
-            .await
-            .expect_err("bad")
-            .code,
-        ErrorCode::BadPath
-    );
+    let outside = spec(3, from_home("../x"));
+    for (invalid, code) in [(zero, ErrorCode::Malformed), (outside, ErrorCode::BadPath)] {
+        let refused = world.create(A, invalid).await.expect_err("bad");
+        assert_eq!(refused.code, code);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

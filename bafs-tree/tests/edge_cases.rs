@@ -422,11 +422,11 @@ fn files_held_by_other_sessions_occupy_space() {
     fixture.ok(FileOp::Release { handle });
     let (parent, name) = (ROOT, b"f".to_vec());
     let reader = fixture.tree.session(false);
-    let look_up = FileOp::Lookup {
+    let lookup = FileOp::Lookup {
         parent,
         name: name.clone(),
     };
-    let met = reader.run(CALLER, &look_up, b"", &mut Vec::new());
+    let met = reader.run(CALLER, &lookup, b"", &mut Vec::new());
     assert!(met.is_ok(), "{met:?}");
     fixture.ok(FileOp::Unlink { parent, name });
     let (_, handle) = fixture.create(ROOT, "g", 0o600);

@@ -1,6 +1,8 @@
 //! The command line: what can be said. Decides nothing.
 
 mod plan;
+mod policy;
+mod renamed_variables;
 mod servers;
 mod usage_error;
 
@@ -8,11 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use bafs_proto::path::from_bytes;
-use bafs_sched::logic::CheckpointPolicy;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
+pub(crate) use policy::PolicyArgs;
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
@@ -30,7 +32,7 @@ fn path_text() -> impl TypedValueParser<Value = String> {
 #[command(name = "bafs", version, max_term_width = 100)]
 #[command(
     after_help = "Exit codes: 0 success; 1 failure; 2 usage error; 3 bafs doctor found a \
-fault; 75 the environment failed (bafs exec prints the reason to standard error, as JSON); 129, \
+fault; 75 the environment failed (bafs exec prints the reason to standard error); 129, \
 143 SIGHUP or SIGTERM ended bafs run, and the run can be resumed; 130 a second Ctrl-C ended it; \
 141 standard output is closed; any other code is the job's.\n\n\
 The variable in [env: BAFS_...] sets an option, too."
@@ -103,6 +105,9 @@ pub(crate) enum CliCommand {
     /// Raise or lower the priority of a pipeline (jobs that share scratch volumes) in an active
     /// run.
     Prefer(PreferArgs),
+    /// List the policies of the scheduler by family.
+    #[command(after_help = "Example:\n  bafs policies")]
+    Policies,
     /// Cancel the unfinished jobs of a pipeline in an active run.
     Cancel(CancelArgs),
     /// Print all events and decisions of a run, from its journal.
@@ -424,7 +429,7 @@ pub(crate) struct ExecArgs {
     pub(crate) delegate: DelegateArgs,
     /// Share this directory of the host with the program. By default, /tmp, /var/tmp and /dev/shm
     /// are private, start empty, and are deleted when the program ends.
-    #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
+    #[arg(long, value_name = "DIR", value_parser = bafs_workflow::SHARED_DIRECTORIES)]
     pub(crate) share: Vec<String>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
@@ -474,8 +479,8 @@ pub(crate) struct RunArgs {
     /// Read and write home directly, without caches and volumes, for comparison.
     #[arg(long)]
     pub(crate) remote_io: bool,
-    /// Cache shared inputs on the nodes, but keep scratch data at home, for comparison.
-    #[arg(long, conflicts_with = "remote_io")]
+    /// Cache shared inputs on the nodes, but keep scratch data at home. For benchmarks.
+    #[arg(long, conflicts_with = "remote_io", hide = true)]
     pub(crate) cache_only: bool,
     /// Timeout, such as 2d, after which the run fails for lack of nodes, space or a reachable home.
     /// By default, the run waits 1 min for the first node, 5 s for further nodes that the workflow
@@ -486,12 +491,12 @@ pub(crate) struct RunArgs {
     /// your login name; has no effect with `--local`.
     #[arg(long, env = "BAFS_USER", value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Order in which jobs start. Orders other than `need` are for comparison.
-    #[arg(long, value_enum, default_value = "need")]
+    /// Order in which jobs start, under the limits of a strategy that limits nothing. For
+    /// benchmarks.
+    #[arg(long, value_enum, default_value = "need", hide = true)]
     pub(crate) order: StartOrder,
-    /// When to copy scratch data to another node, in case a node fails.
-    #[arg(long, value_enum, default_value = "cost-benefit")]
-    pub(crate) checkpoint: CheckpointTiming,
+    #[command(flatten)]
+    pub(crate) policies: PolicyArgs,
     /// Follow the allocation strategy that `bafs plan` chooses for this environment, and change it
     /// when another is faster for the remaining jobs. Jobs run on the nodes of the catalog; if
     /// these differ from the nodes in the file, the model uses the link rates of the file.
@@ -508,27 +513,6 @@ pub(crate) enum StartOrder {
     BreadthFirst,
     /// Jobs at a greater depth of the graph first.
     DepthFirst,
-}
-
-/// When scratch data are copied to another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CheckpointTiming {
-    /// Never; a run recomputes lost data.
-    Never,
-    /// After each job, if there is space.
-    Always,
-    /// After a job, if the expected cost of a loss exceeds that of the copy.
-    CostBenefit,
-}
-
-impl From<CheckpointTiming> for CheckpointPolicy {
-    fn from(wanted: CheckpointTiming) -> Self {
-        match wanted {
-            CheckpointTiming::Never => Self::Never,
-            CheckpointTiming::Always => Self::Always,
-            CheckpointTiming::CostBenefit => Self::CostBenefit,
-        }
-    }
 }
 
 #[derive(Debug, Args)]

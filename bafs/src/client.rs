@@ -13,8 +13,8 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{VolumeSource, VolumeState, VolumeStatus};
-use bafs_sched::workflow::{Scheme, Url};
 use bafs_server::clock;
+use bafs_workflow::{Scheme, Url};
 
 use crate::args::ClientArgs;
 use crate::init;

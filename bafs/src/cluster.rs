@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::init;
-use crate::locked_directory::LockedDirectory;
+use crate::locked_directory::{LockedDirectory, explain_full_disk};
 use crate::units::parse_bytes;
 
 /// Tokens of a throw-away cluster are good for a week: longer than any demo.
@@ -74,7 +74,8 @@ impl Cluster {
         init::create_identities(
             &directory.path().join("identity"),
             clock::now().plus_ms(TOKEN_LIFETIME_MS),
-        )?;
+        )
+        .map_err(|error| explain_full_disk(directory.path(), error))?;
         let home_state = spec.export.join(home_server::OWN_DIRECTORY);
         let mut cluster = Self {
             program: spec.program.clone(),
@@ -84,30 +85,38 @@ impl Cluster {
             processes: Vec::new(),
             directory,
         };
-        cluster.spawn_server("catalog", vec!["catalog".to_owned()])?;
-        let catalog = cluster.catalog_address().to_owned();
+        match cluster.start_servers(spec) {
+            Ok(()) => Ok(cluster),
+            // Its files are still there: they may be what fills the disk.
+            Err(error) => Err(explain_full_disk(cluster.directory(), error)),
+        }
+    }
+
+    fn start_servers(&mut self, spec: &ClusterSpec) -> Result<()> {
+        self.spawn_server("catalog", vec!["catalog".to_owned()])?;
+        let catalog = self.catalog_address().to_owned();
         let export = path_text(&spec.export)?;
         let mut home = to_strings(&["home", "--export", &export, "--catalog", &catalog]);
         if let Some(limit) = &spec.home_rate {
             home.extend(to_strings(&["--rate-limit", limit]));
         }
-        cluster.spawn_server("home", home)?;
+        self.spawn_server("home", home)?;
         let slots = spec.slots.to_string();
-        let share = slot_temporary_space(spec, cluster.directory.path())?;
+        let share = slot_temporary_space(spec, self.directory.path())?;
         let (tmp, memory) = (
             format!("{} B", share.bytes),
             format!("{} B", share.memory_bytes),
         );
         for (index, size) in spec.node_sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
-            let store = path_text(&cluster.directory.path().join(&name))?;
+            let store = path_text(&self.directory.path().join(&name))?;
             let mut args =
                 to_strings(&["node", "--store", &store, "--size", size, "--name", &name]);
             args.extend(to_strings(&["--slots", &slots, "--catalog", &catalog]));
             args.extend(to_strings(&["--tmp", &tmp, "--shared-memory", &memory]));
-            cluster.spawn_server(&name, args)?;
+            self.spawn_server(&name, args)?;
         }
-        Ok(cluster)
+        Ok(())
     }
 
     /// Starts another node, with further words of its command line.

@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_proto::path::is_control_or_bidirectional;
+use bafs_sched::JobState;
 use bafs_sched::io::journal;
-use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay_history;
-use bafs_sched::workflow::{JobIndex, VolumeKind, Workflow};
+use bafs_sim::strategy_selector::ModelSelector;
+use bafs_workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
 use crate::history;
@@ -21,7 +22,7 @@ pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
         anyhow!("{error:#}; name a workflow file, or the journal of a run: {here}")
     })?;
     let (workflow, states) = if is_journal {
-        let (_, scheduler) = replay_history(journal::read_history(&args.workflow)?);
+        let (_, scheduler) = replay_history(journal::read_history(&args.workflow)?, &ModelSelector);
         let jobs = 0..scheduler.workflow().jobs.len() as u32;
         let states = jobs.map(|job| scheduler.job_state(JobIndex(job)));
         (
@@ -132,7 +133,7 @@ fn quote_dot(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

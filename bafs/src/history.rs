@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::replay::{HistoryLine, describe_status, replay_history};
+use bafs_sim::strategy_selector::ModelSelector;
 
 use crate::args::{ReplayArgs, WhyArgs};
 use crate::input_file;
@@ -31,7 +32,7 @@ pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
         );
     };
     let path = find_journal(&args.run)?;
-    let (all, scheduler) = replay_history(journal::read_history(&path)?);
+    let (all, scheduler) = replay_history(journal::read_history(&path)?, &ModelSelector);
     let is_about = |line: &HistoryLine| line.subjects.contains(name);
     let mut told: Vec<HistoryLine> = all.iter().filter(|line| is_about(line)).cloned().collect();
     told.extend(describe_status(&scheduler, name).map(|text| HistoryLine {
@@ -120,7 +121,7 @@ pub(crate) fn is_journal_open(path: &Path) -> bool {
 fn read_lines(path: &Path) -> Result<Vec<HistoryLine>> {
     let path = find_journal(path)?;
     let history = journal::read_history(&path)?;
-    Ok(replay_history(history).0)
+    Ok(replay_history(history, &ModelSelector).0)
 }
 
 fn print_lines(lines: &[HistoryLine], output: Printer) -> Result<()> {

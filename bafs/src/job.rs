@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use bafs_client::agent::{AgentOptions, Explain, TemporaryLocation};
-use bafs_client::entry_points::EXIT_ENVIRONMENT;
+use bafs_client::entry_points::{EXIT_ENVIRONMENT, EnvironmentFailure, FailureFormat};
 use bafs_client::sandbox::{self, DirectoryRemover, JobPlan, JobSession, VolumeBind};
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
@@ -17,12 +17,13 @@ use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, R
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 use bafs_server::executor::machine_memory_bytes;
-use serde_json::json;
 
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, UsageError};
 use crate::client::ClusterClient;
 use crate::init;
-use crate::locked_directory::LockedDirectory;
+use crate::locked_directory::{LockedDirectory, TemporaryDirectoryError};
+use crate::output::Printer;
+use crate::terminal_text;
 use crate::units::parse_bytes;
 
 const SECOND_MS: u64 = 1000;
@@ -45,7 +46,8 @@ impl From<anyhow::Error> for ExecStartError {
 }
 
 /// Runs `bafs exec`.
-pub(crate) fn run_exec(args: &ExecArgs) -> Result<ExitCode> {
+pub(crate) fn run_exec(args: &ExecArgs, output: Printer) -> Result<ExitCode> {
+    let format = failure_format(output);
     let wanted = args
         .mounts
         .iter()
@@ -66,14 +68,15 @@ pub(crate) fn run_exec(args: &ExecArgs) -> Result<ExitCode> {
                 directory: directory.path().to_owned(),
                 memory_bytes: machine_memory_bytes() / 2,
             };
-            let code = bafs_client::entry_points::exec_main(spec, identity, choices, Some(place));
+            let code =
+                bafs_client::entry_points::exec_main(spec, identity, choices, Some(place), format);
             drop(directory);
             drop(remover);
             Ok(code)
         }
         Err(ExecStartError { error, .. }) if UsageError::is_cause_of(&error) => Err(error),
         // 1 would be the program's own.
-        Err(not_begun) => Ok(report_start_error(&not_begun)),
+        Err(not_begun) => Ok(report_start_error(&not_begun, format)),
     }
 }
 
@@ -105,24 +108,48 @@ fn prepare_job(
     ))
 }
 
+fn failure_format(output: Printer) -> FailureFormat {
+    match output.is_json() {
+        true => FailureFormat::Json,
+        false => FailureFormat::Text,
+    }
+}
+
 /// Says, as for what fails later, why a program was not begun.
-fn report_start_error(not_begun: &ExecStartError) -> ExitCode {
-    let ExecStartError { volume, error } = not_begun;
-    let known = error.downcast_ref::<bafs_proto::Error>();
-    // What no server said is what is not to be found.
-    let code = known.map_or(ErrorCode::NotFound, |error| error.code);
-    let line = json!({
-        "reason": format!("{code:?}"),
-        "code": code as u16,
-        "volume": volume,
-        "detail": format!("{error:#}"),
-    });
-    let _ = writeln!(io::stderr(), "{line}");
+fn report_start_error(not_begun: &ExecStartError, format: FailureFormat) -> ExitCode {
+    let line = format_start_error(not_begun, format);
+    let _ = writeln!(io::stderr(), "{}", terminal_text::sanitize_lines(&line));
     ExitCode::from(EXIT_ENVIRONMENT)
 }
 
+fn format_start_error(not_begun: &ExecStartError, format: FailureFormat) -> String {
+    let ExecStartError { volume, error } = not_begun;
+    let known = error.downcast_ref::<bafs_proto::Error>();
+    let directory = error.downcast_ref::<TemporaryDirectoryError>();
+    let code = match (known, directory) {
+        (Some(error), _) => error.code,
+        (None, Some(error)) => error.code(),
+        // What no server said is what is not to be found.
+        (None, None) => ErrorCode::NotFound,
+    };
+    let advice = match (format, code) {
+        (FailureFormat::Text, ErrorCode::TokenInvalid | ErrorCode::RightMissing)
+            if known.is_some() =>
+        {
+            "; ask the owner of the cluster for a token that grants it (`bafs grant`)"
+        }
+        _ => "",
+    };
+    let failure = EnvironmentFailure {
+        code,
+        volume: volume.as_deref(),
+        detail: &format!("{error:#}{advice}"),
+    };
+    failure.format_line(format)
+}
+
 /// Runs `bafs mount`.
-pub(crate) fn run_mount(args: &MountArgs) -> Result<ExitCode> {
+pub(crate) fn run_mount(args: &MountArgs, output: Printer) -> Result<ExitCode> {
     check_mount_point(&args.directory)?;
     let wanted = MountRequest {
         volume: args.volume.clone(),
@@ -148,6 +175,7 @@ pub(crate) fn run_mount(args: &MountArgs) -> Result<ExitCode> {
         op_deadline_ms,
         // Programs on the host outlive the agent, and do not run again.
         agent_choices(args.explain, args.delegate, Durability::OnClose),
+        failure_format(output),
     ))
 }
 
@@ -414,6 +442,7 @@ mod tests {
         assert!(refusal(&["v:/a", "w:/b"]).is_none());
         for wrong in [
             &["v:/proc"][..],
+            &["v:/dev/shm/z"],
             &["v:/"],
             &["v:/a/../b"],
             &["v:/a", "w:/a"],
@@ -424,6 +453,29 @@ mod tests {
             assert!(UsageError::is_cause_of(&refused), "{refused}");
         }
         assert!(UsageError::is_cause_of(&parse_mount("work").unwrap_err()));
+    }
+
+    #[test]
+    fn start_errors_are_told_in_words() {
+        let told = |error: anyhow::Error, format| {
+            let volume = Some("v".to_owned());
+            format_start_error(&ExecStartError { volume, error }, format)
+        };
+        let missing = || anyhow!("no volume 'v' on any live node; see `bafs volume list`");
+        assert_eq!(
+            told(missing(), FailureFormat::Text),
+            "bafs: no volume 'v' on any live node; see `bafs volume list`"
+        );
+        let line = told(missing(), FailureFormat::Json);
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&line["code"], &line["volume"]), (&402.into(), &"v".into()));
+        let refused = bafs_proto::Error::new(ErrorCode::RightMissing, "the token grants nothing");
+        let refused = anyhow::Error::new(refused).context("cannot ask the catalog");
+        assert_eq!(
+            told(refused, FailureFormat::Text),
+            "bafs: cannot ask the catalog: the token grants nothing (RightMissing); ask the owner \
+             of the cluster for a token that grants it (`bafs grant`)"
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod logs;
 mod metrics;
 mod output;
 mod plan;
+mod policies;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -39,7 +40,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use bafs_proto::net::channel::{self, Channel};
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use args::{
@@ -62,7 +62,7 @@ const EXIT_STDOUT_CLOSED: u8 = 128 + 13;
 pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
-    let cli = Cli::parse();
+    let cli = Cli::from_process();
     let filter =
         EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
     // https://no-color.org
@@ -117,11 +117,12 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         // These three enter a private name space, which a process with threads may not.
         CliCommand::Agent(args) => return Ok(job::run_agent(&args)),
-        CliCommand::Exec(args) => return job::run_exec(&args),
-        CliCommand::Mount(args) => return job::run_mount(&args),
+        CliCommand::Exec(args) => return job::run_exec(&args, output),
+        CliCommand::Mount(args) => return job::run_mount(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => workflow_file::check_workflow(&args.workflow, output)?,
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
+        CliCommand::Policies => policies::run(output)?,
         CliCommand::Prefer(args) => run_control::prefer_pipeline(&args, output)?,
         CliCommand::Cancel(args) => run_control::cancel_pipeline(&args, output)?,
         CliCommand::Replay(args) => history::print_history(&args, output)?,

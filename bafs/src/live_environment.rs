@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_proto::message::{Advert, ServerKind};
+use bafs_sched::Settings;
 use bafs_sched::io::journal;
-use bafs_sched::logic::Settings;
-use bafs_sched::past_runs;
-use bafs_sched::planner::{Environment, NodeClass, RESTART_S_DEFAULT};
+use bafs_sim::past_runs;
+use bafs_sim::planner::{Environment, NodeClass, RESTART_S_DEFAULT};
 
 use crate::args::PlanArgs;
 use crate::client::ClusterClient;

@@ -1,12 +1,16 @@
 //! Temporary directories that say whether their owner lives, and removal of those whose owner was
 //! killed. Ends no process.
 
+use std::fmt;
 use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bafs_proto::ErrorCode;
 use nix::fcntl::OFlag;
+use nix::sys::statvfs::statvfs;
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 
@@ -15,6 +19,71 @@ const NAME_PREFIX: &str = "bafs-";
 
 /// File that its owner holds locked; the kernel unlocks it when the owner dies in any way.
 const OWNER_LOCK_NAME: &str = "owner.lock";
+
+/// Why there is no temporary directory: what failed, why, and what to do.
+#[derive(Debug)]
+pub(crate) struct TemporaryDirectoryError {
+    place: PathBuf,
+    error: io::Error,
+}
+
+impl TemporaryDirectoryError {
+    /// What went wrong, for programs.
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self.error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => ErrorCode::NotFound,
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => ErrorCode::RightMissing,
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ErrorCode::NoSpaceBytes,
+            _ => ErrorCode::ServerFault,
+        }
+    }
+}
+
+impl fmt::Display for TemporaryDirectoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = self.place.display();
+        match self.code() {
+            ErrorCode::NotFound => write!(
+                f,
+                "cannot create a directory in {place}: no such directory; set TMPDIR to a \
+                 directory that is there"
+            ),
+            ErrorCode::RightMissing => write!(
+                f,
+                "cannot create a directory in {place}: this user may not write there; set TMPDIR \
+                 to a directory where it may"
+            ),
+            ErrorCode::NoSpaceBytes => f.write_str(&full_disk_text(&self.place, &self.error)),
+            _ => write!(
+                f,
+                "cannot create a directory in {place}: {}; set TMPDIR to another directory",
+                self.error
+            ),
+        }
+    }
+}
+
+impl std::error::Error for TemporaryDirectoryError {}
+
+fn full_disk_text(place: &Path, error: &dyn fmt::Display) -> String {
+    format!(
+        "the disk of {} is full: {error}; make room there, or set TMPDIR to a directory on another \
+         disk",
+        place.display()
+    )
+}
+
+/// Says of a failure that the disk of a temporary directory is full, if it is.
+pub(crate) fn explain_full_disk(directory: &Path, error: anyhow::Error) -> anyhow::Error {
+    let is_full = statvfs(directory).is_ok_and(|disk| {
+        disk.blocks_available() == 0 || (disk.files() > 0 && disk.files_available() == 0)
+    });
+    let place = directory.parent().unwrap_or(directory);
+    match is_full {
+        true => anyhow::anyhow!(full_disk_text(place, &format_args!("{error:#}"))),
+        false => error,
+    }
+}
 
 /// A temporary directory of this process, removed when it is dropped.
 #[derive(Debug)]
@@ -38,12 +107,13 @@ impl LockedDirectory {
             .prefix(&prefix)
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(&place)
-            .with_context(|| format!("cannot create a directory in {}", place.display()))?;
+            .map_err(|error| TemporaryDirectoryError { place, error })?;
         directory.disable_cleanup(keep);
         let owner = if keep {
             None
         } else {
-            Some(create_lock(directory.path()).context("cannot lock a directory")?)
+            let owner = create_lock(directory.path()).context("cannot lock a directory");
+            Some(owner.map_err(|error| explain_full_disk(directory.path(), error))?)
         };
         Ok(Self {
             directory,
@@ -71,7 +141,7 @@ impl LockedDirectory {
 }
 
 /// The lock exists under its name only when it is held.
-fn create_lock(directory: &Path) -> std::io::Result<File> {
+fn create_lock(directory: &Path) -> io::Result<File> {
     let draft = directory.join("owner.draft");
     let file = File::create_new(&draft)?;
     file.lock()?;
@@ -125,6 +195,36 @@ mod tests {
     use nix::unistd::mkfifo;
 
     use super::*;
+
+    #[test]
+    fn temporary_directory_errors_say_what_to_do() {
+        for (kind, code, cause, remedy) in [
+            (
+                ErrorKind::NotFound,
+                ErrorCode::NotFound,
+                "cannot create a directory in /t: no such directory",
+                "; set TMPDIR to a directory that is there",
+            ),
+            (
+                ErrorKind::PermissionDenied,
+                ErrorCode::RightMissing,
+                "cannot create a directory in /t: this user may not write there",
+                "; set TMPDIR to a directory where it may",
+            ),
+            (
+                ErrorKind::StorageFull,
+                ErrorCode::NoSpaceBytes,
+                "the disk of /t is full: ",
+                "; make room there, or set TMPDIR to a directory on another disk",
+            ),
+        ] {
+            let (place, error) = (PathBuf::from("/t"), kind.into());
+            let told = TemporaryDirectoryError { place, error };
+            assert_eq!(told.code(), code);
+            let text = told.to_string();
+            assert!(text.starts_with(cause) && text.ends_with(remedy), "{text}");
+        }
+    }
 
     #[test]
     fn only_directories_of_dead_owners_are_removed() {

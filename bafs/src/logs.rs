@@ -5,11 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use bafs_sched::JobState;
 use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, read_index};
 use bafs_sched::io::{journal, user_commands};
-use bafs_sched::logic::JobState;
 use bafs_sched::replay::{describe_status, replay_history};
-use bafs_sched::workflow::find_nearest;
+use bafs_sim::strategy_selector::ModelSelector;
+use bafs_workflow::find_nearest;
 use serde::Serialize;
 
 use crate::args::LogsArgs;
@@ -208,7 +209,7 @@ fn find_only_run() -> Result<RunFiles> {
 /// Why there is no log of a job.
 fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[LoggedAttempt]) -> Result<String> {
     if let Some(path) = &run.journal {
-        let scheduler = replay_history(journal::read_history(path)?).1;
+        let scheduler = replay_history(journal::read_history(path)?, &ModelSelector).1;
         let workflow = scheduler.workflow();
         let Some(job) = user_commands::find_job(workflow, name) else {
             let names = workflow.jobs.iter().map(|job| job.name.as_str());
@@ -268,7 +269,7 @@ fn is_job_running(run: &RunFiles, name: &str) -> bool {
     let written = journal.filter(|path| history::is_journal_open(path));
     let history = written.and_then(|path| journal::read_history(path).ok());
     history.is_some_and(|history| {
-        let scheduler = replay_history(history).1;
+        let scheduler = replay_history(history, &ModelSelector).1;
         let job = user_commands::find_job(scheduler.workflow(), name);
         job.is_some_and(|job| scheduler.job_state(job) == JobState::Active)
     })

@@ -5,16 +5,16 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_sched::planner::{
+use bafs_sim::planner::{
     CanonicalWorkload, Environment, Plan, Shape, Shortage, Strategy, StrategyCandidate, Traversal,
     plan_workload,
 };
 
-use bafs_sched::sim::{
+use bafs_sim::simulator::{
     LoadModel, TrialResult, TrialScope, TrialsOutcome, build_canonical_workflow, compare_remote_io,
     decide_by_simulation,
 };
-use bafs_sched::workflow::Workflow;
+use bafs_workflow::Workflow;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
@@ -40,8 +40,8 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
     }
     if !environment.is_uniform() {
         remarks.push(
-            "nodes differ in more than processors and storage, or have latency, hash skew or a \
-             home link of their own: the model does not cover this"
+            "the model ignores nodes' differences other than processors and storage, latency, hash \
+             imbalance and home links of single nodes"
                 .to_owned(),
         );
     }
@@ -49,7 +49,7 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
     let untimed = match plan.shape.why_too_wide(&environment) {
         None => "never",
         Some(why) => {
-            remarks.push(format!("{why}: no times are predicted"));
+            remarks.push(format!("{why}, so no times are predicted"));
             "-"
         }
     };
@@ -94,9 +94,9 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
 fn too_many_jobs_message(environment: &Environment) -> String {
     let caveat = match environment.mtbf_s {
         None => "",
-        Some(_) => ", whose times ignore node failures",
+        Some(_) => "; its times ignore node failures",
     };
-    format!("too many jobs, or nodes with caches, to simulate: the model chooses{caveat}")
+    format!("too many jobs, or too many nodes with caches, to simulate: the model chooses{caveat}")
 }
 
 /// What is never chosen, but may be what the user wants.
@@ -122,7 +122,7 @@ fn remote_io_remark(plan: &Plan, tried: &[TrialResult]) -> Option<String> {
     (remote_s < chosen_s).then(|| {
         format!(
             "{source} remote I/O takes {remote_s:.0} s, less than any strategy with data on nodes; \
-             use `bafs run --remote-io` if home can serve every read"
+             use `bafs run --remote-io` if the home server can serve every read"
         )
     })
 }
@@ -250,7 +250,7 @@ fn request_for_workflow(workflow: Workflow, variability: f64) -> PlanRequest {
         }
         Err(why) => {
             let (shape, approximations) = Shape::from_largest_levels(&workflow, variability);
-            let mut remarks = vec![format!("{why}; predicted by its largest stage")];
+            let mut remarks = vec![format!("{why}; predicted by the largest level")];
             remarks.extend(approximations);
             PlanRequest {
                 shape,
@@ -300,7 +300,7 @@ fn simulate_candidates(
         PlanWorkload::Workflow(workflow, _) => workflow.clone(),
     };
     let doubts = decide_by_simulation(plan, doubt, (jobs, workflow), environment, &load);
-    let doubts = doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?;
+    let doubts = doubts.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))?;
     let TrialsOutcome::Completed(mut tried) = doubts else {
         return Ok(doubts);
     };
@@ -314,7 +314,7 @@ fn describe_trial(tried: &TrialResult) -> String {
     match (tried.simulated_s, &tried.failure) {
         (Some(seconds), _) => format!("simulated {name:<11} {seconds:.0} s\n"),
         (None, Some(why)) => format!("simulated {name:<11} failed: {why}\n"),
-        (None, None) => format!("simulated {name:<11} stopped: slower than the best so far\n"),
+        (None, None) => format!("simulated {name:<11} stopped early: slower than the best\n"),
     }
 }
 
@@ -394,7 +394,7 @@ mod tests {
 
     fn parse_test_workflow(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         parsed.unwrap().workflow
     }
 

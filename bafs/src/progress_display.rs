@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{ReadCounters, ServerKind};
-use bafs_sched::logic::Progress;
+use bafs_sched::Progress;
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use tokio::task::JoinHandle;
 

@@ -6,6 +6,7 @@ mod stop;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -15,12 +16,13 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{
+use bafs_sched::report::RunReport;
+use bafs_sched::{
     AllocationRules, IoMode, JobStartOrder, Outcome, Progress, Settings, StrategySelectorConfig,
 };
-use bafs_sched::report::RunReport;
-use bafs_sched::sim::{LoadModel, derive_simulated_plan};
-use bafs_sched::workflow::{Workflow, parse_duration};
+use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
+use bafs_sim::strategy_selector::ModelSelector;
+use bafs_workflow::{Workflow, parse_duration};
 
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
@@ -63,8 +65,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) settings: Settings,
     /// For people or for machines.
     pub(crate) output: Printer,
-    /// Kill a node when so many jobs are done.
-    pub(crate) kill_after_jobs: Option<u32>,
+    /// Jobs after which the run kills a node.
+    pub(crate) jobs_before_kill: Option<u32>,
     /// Where progress is published.
     pub(crate) published_progress: PublishedProgress,
     /// Gives the run up.
@@ -141,7 +143,7 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
             .as_deref()
             .map(|path| build_strategy_selector(path, workflow))
             .transpose()?,
-        checkpoint_policy: args.checkpoint.into(),
+        policies: args.policies.over(usual.policies.clone())?,
         ..usual
     })
 }
@@ -169,8 +171,7 @@ fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategyS
         mtbf_s: environment.mtbf_s,
         restart_s: environment.restart_s,
         variability_ppm: VARIABILITY_PPM,
-        simulated_plan: advice
-            .map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
+        simulated_plan: advice.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))?,
     })
 }
 
@@ -214,7 +215,7 @@ async fn run_on_throw_away_cluster(
         ),
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         output,
-        kill_after_jobs: None,
+        jobs_before_kill: None,
         published_progress: publish_progress(args)?,
         cancel: CancelHandle::default(),
     };
@@ -341,15 +342,16 @@ pub(crate) async fn run_on_cluster(
             address: cluster.home_address().to_owned(),
             root,
         }),
+        strategy_selector: Arc::new(ModelSelector),
         cancel_handle: way.cancel.clone(),
     };
     let display = ProgressDisplay::start(way.output, client);
-    let mut kill_at = way.kill_after_jobs.map(u64::from);
+    let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
     let progress = |progress: &Progress| {
         display.show_progress(progress);
         way.published_progress.publish(progress);
-        if kill_at.is_some_and(|jobs| progress.jobs_done >= jobs) {
-            kill_at = None;
+        if jobs_until_kill.is_some_and(|jobs| progress.jobs_done >= jobs) {
+            jobs_until_kill = None;
             kill_one_node(cluster);
         }
     };
@@ -390,6 +392,7 @@ async fn run_on_existing_cluster(
         journal,
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         file_home: None,
+        strategy_selector: Arc::new(ModelSelector),
         cancel_handle: cancel.clone(),
     };
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
@@ -507,7 +510,7 @@ mod tests {
     fn timeout_option_covers_nodes_space_and_results() {
         let text = "job a {\nexecutable = x\n}\n";
         let none = |_: &str| Err("no files".to_owned());
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = parsed.expect("a workflow").workflow;
         let waits = |options: &[&str]| {
             let settings = build_settings(&parse_run_args(options), &workflow).expect("settings");

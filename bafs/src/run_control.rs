@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use bafs_sched::UserCommand;
 use bafs_sched::io::{journal, user_commands};
-use bafs_sched::logic::UserCommand;
-use bafs_sched::workflow::JobIndex;
+use bafs_workflow::JobIndex;
 
 use crate::args::{CancelArgs, PreferArgs};
 use crate::history;

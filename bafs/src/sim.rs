@@ -7,12 +7,12 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use bafs_sched::logic::JobStartOrder;
-use bafs_sched::planner::{
+use bafs_sched::JobStartOrder;
+use bafs_sim::planner::{
     CanonicalWorkload, Environment, Shortage, Strategy, StrategyCandidate, StrategyChoice,
     plan_workload,
 };
-use bafs_sched::sim::{Policy, Scenario, Simulation, SimulationResult, StalledRunError};
+use bafs_sim::simulator::{Policy, Scenario, Simulation, SimulationResult, StalledRunError};
 use serde::Serialize;
 
 use self::workload::{MeasuredRun, Workload};
@@ -62,16 +62,20 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
     text.push_str(&format_table(&rows, &endless, chosen)?);
     match (planned, &plan.refusal) {
         (Some(choice), _) => {
-            write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
+            write!(
+                text,
+                "\nplanner's choice: {}: {}",
+                choice.strategy, choice.reason
+            )?;
         }
-        (None, Some(why)) if is_planned => write!(text, "\nno strategy is chosen: {why}")?,
+        (None, Some(why)) if is_planned => write!(text, "\nno strategy chosen: {why}")?,
         _ => {}
     }
     output.print_result(&text, &shown)?;
     if let Some(directory) = &args.plot {
         let written = write_charts(args, &workload, &environment, &rows, directory)?;
         let directory = directory.display();
-        output.print_remark(&format!("in {directory}: {}", written.join(", ")))?;
+        output.print_remark(&format!("wrote to {directory}: {}", written.join(", ")))?;
     }
     // Of several policies one may well be impossible: that is what they are compared for.
     if rows.iter().all(|row| row.simulated_s.is_none()) {
@@ -204,19 +208,19 @@ fn select_policies(
             format_bytes(missing_bytes)
         ),
         Some(Shortage::Node { missing_bytes }) => format!(
-            "keeps each scratch volume on one node, but the largest node lacks {} for one",
+            "keeps each scratch volume on one node, but the largest node lacks {} for it",
             format_bytes(missing_bytes)
         ),
         Some(Shortage::Cluster { missing_bytes }) => format!(
-            "keeps batch data in one cluster, but the largest lacks {} for them",
+            "keeps batch data in one cluster, but the largest cluster lacks {} for them",
             format_bytes(missing_bytes)
         ),
         Some(Shortage::Files { batch_files }) => format!(
-            "keeps batch data in one cluster, but none has enough nodes with space for their \
+            "keeps batch data in one cluster, but no cluster has enough nodes with space for their \
              {batch_files} files"
         ),
         Some(Shortage::Placement { missing_volumes }) => format!(
-            "keeps each scratch volume on one node, but {missing_volumes} of them fit on none"
+            "keeps each scratch volume on one node, but {missing_volumes} of them fit on no node"
         ),
     };
     bail!("--strategy {name} {why}; `bafs plan` lists the feasible strategies")
@@ -237,12 +241,13 @@ fn simulate_policy(
         Policy::Adaptive => workload.simulate_plan(environment)?,
         _ => None,
     };
+    let usual = Scenario::new(environment.clone(), policy, load, args.seed);
     let scenario = Scenario {
-        checkpoint: args.checkpoint.into(),
+        policies: args.policies.over(usual.policies.clone())?,
         slack_permille: slack_permille.unwrap_or(0),
         is_recorded: args.plot.is_some(),
         simulated_plan: advice,
-        ..Scenario::new(environment.clone(), policy, load, args.seed)
+        ..usual
     };
     let run = Simulation::new(workload.workflow.clone(), scenario).run();
     let run = match run {
@@ -384,9 +389,15 @@ mod tests {
         assert_eq!(row.simulated_s, None);
         let rows = [row];
         let table = format_table(&rows, &[], None).unwrap();
-        assert!(table.contains("FAILED: given up after"), "{table}");
+        assert!(
+            table.contains("FAILED: simulation stopped after"),
+            "{table}"
+        );
         let said = describe_first_failure(&rows, &[]);
-        assert!(said.starts_with(": policy need: given up after"), "{said}");
+        assert!(
+            said.starts_with(": policy need: simulation stopped after"),
+            "{said}"
+        );
     }
 
     /// Every node leaves before remote I/O is half done.
@@ -405,14 +416,14 @@ mod tests {
         // No run is known that comes to no end.
         let endless = [StalledPolicy {
             policy: remote.to_string(),
-            reason: "nothing is under way".to_owned(),
+            reason: "no event is pending".to_owned(),
         }];
         let row = simulate_policy(&args, &workload, &environment, &[], Policy::Need)
             .unwrap()
             .unwrap();
         let table = format_table(&[row], &endless, None).unwrap();
         assert!(
-            table.contains("need ") && table.contains("FAILED: nothing"),
+            table.contains("need ") && table.contains("FAILED: no event"),
             "{table}"
         );
     }

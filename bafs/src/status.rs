@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use bafs_sched::goodput::{TimeAccount, compute_goodput};
 use bafs_sched::io::journal;
-use bafs_sched::logic::{Outcome, Progress};
 use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
+use bafs_sched::{Outcome, Progress};
 use bafs_server::clock;
+use bafs_sim::strategy_selector::ModelSelector;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -74,7 +75,7 @@ pub(crate) fn show_status(args: &StatusArgs, output: Printer) -> Result<()> {
         let history = journal::read_history(&path)?;
         let workflow = history.header.workflow.clone();
         let has_begun = !history.records.is_empty();
-        let mut timeline = build_timeline(history);
+        let mut timeline = build_timeline(history, &ModelSelector);
         if has_begun && is_running && timeline.outcome.is_none() {
             // Nothing may have happened for long.
             let so_far_ms = clock::now().ms_since(timeline.began_at);
@@ -114,7 +115,7 @@ fn build_status(timeline: &Timeline, is_running: bool, ledger: TimeAccount) -> R
         let at = job.level as usize;
         stages.resize(stages.len().max(at + 1), (0, 0));
         stages[at].1 += 1;
-        stages[at].0 += u64::from(job.state == bafs_sched::logic::JobState::Done);
+        stages[at].0 += u64::from(job.state == bafs_sched::JobState::Done);
     }
     let open = || {
         let executions = timeline.executions.iter();

@@ -1,13 +1,13 @@
 //! Rates and sizes on the command line, such as `1MB/s`.
 
 use anyhow::{Context, Result};
-use bafs_sched::workflow::{self, parse_size};
+use bafs_workflow::parse_size;
 
 use crate::args::UsageError;
 
 /// Bytes per second from text such as `1MB/s`, `12 MiB/s` or `500KB`; not from bits.
 pub(crate) fn parse_rate(text: &str) -> Result<u64> {
-    workflow::parse_rate(text)
+    bafs_workflow::parse_rate(text)
         .map_err(|e| UsageError::from_reason(format!("'{text}' is not a rate such as 1MB/s: {e}")))
 }
 

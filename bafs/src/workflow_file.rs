@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use bafs_sched::workflow::{
+use bafs_workflow::{
     DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Workflow, WorkflowRejected, parse_workflow,
 };
 

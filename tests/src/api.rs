@@ -35,12 +35,12 @@ pub const READ_BYTES_MAX: u32 = 1 << 20;
 /// Day and night: no volume of a test expires by itself.
 const VOLUME_LIFETIME_MS: u64 = 24 * 3600 * 1000;
 
-/// What a cache volume shall be.
+/// The description of a cache volume.
 #[derive(Debug, Clone)]
 pub struct CacheSpec {
     /// Path below the home's export.
     pub path: String,
-    /// Cooperative cache; empty for one that stands alone.
+    /// Cooperative cache; empty for an independent one.
     pub cooperative: String,
     /// Most bytes it keeps.
     pub size_bytes: u64,
@@ -101,7 +101,7 @@ impl CacheListing {
     }
 }
 
-/// Who speaks: connections of its own, and a person's rights. Cheap to clone.
+/// The client: its own connections, and a user's rights. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ApiClient {
     pool: Pool,
@@ -121,7 +121,7 @@ impl ApiClient {
         Ok(Self { pool, token })
     }
 
-    /// The rights of who speaks.
+    /// The client's rights.
     pub fn token(&self) -> Token {
         self.token.clone()
     }
@@ -129,7 +129,7 @@ impl ApiClient {
     /// Makes a call, again while it fails for a moment, as on a machine that is out of breath.
     ///
     /// # Errors
-    /// What the server answers.
+    /// The server's error.
     pub async fn call<C: Call + Clone>(
         &self,
         address: &str,
@@ -146,7 +146,7 @@ impl ApiClient {
     /// Makes a cache volume.
     ///
     /// # Errors
-    /// What the node answers, also as the volume's fault.
+    /// The node's error, also as the volume's fault.
     pub async fn create_cache(
         &self,
         node: &str,
@@ -197,7 +197,7 @@ impl ApiClient {
     /// Lists the source again.
     ///
     /// # Errors
-    /// What the node answers.
+    /// The node's error.
     pub async fn invalidate_cache(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
         let call = InvalidateVolume {
             volume: volume.id,
@@ -209,17 +209,17 @@ impl ApiClient {
     /// Deletes a volume.
     ///
     /// # Errors
-    /// What the node answers.
+    /// The node's error.
     pub async fn delete_volume(&self, volume: &CacheVolume) -> Result<()> {
         let id = volume.id;
         self.call(&volume.node, DeleteVolume { volume: id }).await?;
         Ok(())
     }
 
-    /// What the node says of a volume.
+    /// The node's status of a volume.
     ///
     /// # Errors
-    /// What the node answers.
+    /// The node's error.
     pub async fn read_status(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
         let id = volume.id;
         Ok(self.call(&volume.node, GetVolume { volume: id }).await?)
@@ -228,7 +228,7 @@ impl ApiClient {
     /// Counters of a server.
     ///
     /// # Errors
-    /// What the server answers.
+    /// The server's error.
     pub async fn read_counters(&self, address: &str) -> Result<BTreeMap<String, u64>> {
         Ok(self.call(address, ReadCounters).await?.values)
     }
@@ -236,7 +236,7 @@ impl ApiClient {
     /// The list of files of a cache volume.
     ///
     /// # Errors
-    /// What the node answers.
+    /// The node's error.
     pub async fn list_files(&self, volume: &CacheVolume) -> Result<CacheListing> {
         let mut entries: Vec<SourceEntry> = Vec::new();
         loop {
@@ -257,11 +257,11 @@ impl ApiClient {
         }
     }
 
-    /// Reads `count` blocks as an agent does: what fails for a moment is asked for again. The
-    /// digests are compared with the bytes.
+    /// Reads `count` blocks as an agent does: repeats transient failures. The digests are compared
+    /// with the bytes.
     ///
     /// # Errors
-    /// What the node answers; bytes that do not match.
+    /// The node's error, or bytes that do not match.
     pub async fn read_blocks(
         &self,
         volume: &CacheVolume,
@@ -327,7 +327,7 @@ impl ApiClient {
     /// Starts `sh -c script` on a node, with a cache volume or a home directory at `/data`.
     ///
     /// # Errors
-    /// What the node answers.
+    /// The node's error.
     pub async fn start_job(
         &self,
         node: &str,
@@ -337,10 +337,10 @@ impl ApiClient {
         self.start_job_with(node, target, script, |_| ()).await
     }
 
-    /// The same, after `change` has changed what the job shall be.
+    /// The same, after `change` has changed the job's description.
     ///
     /// # Errors
-    /// What the node answers.
+    /// The node's error.
     pub async fn start_job_with(
         &self,
         node: &str,
@@ -383,7 +383,7 @@ impl ApiClient {
     /// Waits for the end of a job.
     ///
     /// # Errors
-    /// What the node answers; a job that it does not know.
+    /// The node's error, or an unknown job.
     pub async fn wait_for_job(&self, node: &str, execution: ExecutionId) -> Result<JobReport> {
         loop {
             let call = WatchJobs {
@@ -423,7 +423,7 @@ impl BlockingClient {
         })
     }
 
-    /// Who speaks.
+    /// The client.
     pub fn client(&self) -> &ApiClient {
         &self.client
     }
@@ -433,7 +433,7 @@ impl BlockingClient {
         self.runtime.block_on(future)
     }
 
-    /// Runs many things at once, waits for all, and returns what they did, in their order.
+    /// Runs many tasks at once, waits for all, and returns their results in order.
     ///
     /// # Errors
     /// The first failure, in their order.

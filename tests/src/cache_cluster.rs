@@ -61,7 +61,7 @@ impl CacheCluster {
     /// A cache volume on each of these nodes, made at once.
     ///
     /// # Errors
-    /// What a node answers.
+    /// The node's error.
     pub fn create_caches(&self, nodes: &[String], spec: &CacheSpec) -> Result<Vec<CacheVolume>> {
         let home = self.test_cluster.cluster.home_address().to_owned();
         self.client.run_all(nodes.iter().cloned().map(|node| {
@@ -74,7 +74,7 @@ impl CacheCluster {
     /// Deletes volumes.
     ///
     /// # Errors
-    /// What a node answers.
+    /// The node's error.
     pub fn delete_volumes(&self, volumes: &[CacheVolume]) -> Result<()> {
         volumes.iter().try_for_each(|volume| {
             self.client
@@ -121,7 +121,7 @@ impl CacheCluster {
     /// Reads a cache volume once from its first byte to its last, and compares it with `content`.
     ///
     /// # Errors
-    /// Wrong bytes, or what the node answers.
+    /// Wrong bytes, or the node's error.
     pub fn check_scan(&self, volume: &CacheVolume, content: &Content) -> Result<()> {
         let scan = count_wrong_bytes(self.new_reader()?, volume.clone(), content);
         let wrong = self.client.block_on(scan)?;
@@ -150,7 +150,7 @@ impl CacheCluster {
 /// Reads all of a volume by the volume API, and counts the bytes that are not the content's.
 ///
 /// # Errors
-/// What the node answers.
+/// The node's error.
 pub async fn count_wrong_bytes(
     api_client: ApiClient,
     volume: CacheVolume,
@@ -165,7 +165,7 @@ pub async fn count_wrong_bytes(
 /// Runs a job of [`CacheCluster::compare_script`], and returns its number of wrong bytes.
 ///
 /// # Errors
-/// What the node answers; a job that ends in another way.
+/// The node's error; a job that ends in another way.
 pub async fn run_compare_job(
     api_client: ApiClient,
     node: String,

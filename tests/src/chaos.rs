@@ -1,6 +1,6 @@
 //! A chaos run with real processes: nodes are killed, stopped, restarted and lose their disks,
 //! their links are cut, their disks are full, home stops, the catalog and the scheduler are killed,
-//! several at once, while a workflow runs. Then it looks at what came home and what is left.
+//! several at once, while a workflow runs. Then it checks the files at home and the leftovers.
 //!
 //! Links and disks can fail only where the run may have a network and mounts of its own.
 
@@ -27,32 +27,32 @@ const SLOTS: u32 = 2 * NODES.len() as u32;
 /// back, keeps volumes until their lifetime ends.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
-/// So much of what the scheduler said is told.
+/// Most bytes of the scheduler's output in the report.
 const OUTPUT_TAIL_LINES: usize = 20;
 
-/// A run that takes longer is given up.
+/// A longer run is stopped.
 const RUN_TIMEOUT_S: u64 = 600;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct ChaosOutcome {
     /// Whether every job is done and every file at home.
     pub is_complete: bool,
     /// Whether all files are those of a run without faults.
     pub is_identical: bool,
-    /// Volumes and agents that should not be there.
+    /// Leftover volumes and agents.
     pub leftovers: Vec<String>,
-    /// The end of what the scheduler said, if the run is not complete.
+    /// The end of the scheduler's output, if the run is not complete.
     pub output_tail: String,
     /// How long it took.
     pub seconds: f64,
-    /// What failed, in order.
+    /// The failed servers, in order.
     pub faults: Vec<String>,
     /// Why links and disks could not fail, if so.
     pub isolation_obstacle: Option<String>,
 }
 
-/// Each job passes on what the one before wrote and adds its own line; a cache is read by all. With
+/// Each job passes on its predecessor's output with a line of its own; all jobs read a cache. With
 /// all slots in use, and nothing failing, the jobs take `least` together.
 fn workflow_text(least: Duration) -> String {
     let sleep_s = (least * SLOTS).as_secs_f64() / f64::from(WIDTH * DEPTH);
@@ -81,7 +81,7 @@ fn workflow_text(least: Duration) -> String {
     text
 }
 
-/// What each file must be, made without BAFS.
+/// The expected content of each file, made without BAFS.
 fn expected_result(data: &[u8], p: u32) -> Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), data)?;
@@ -217,10 +217,9 @@ fn wipe_store(world: &TestCluster, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is down comes back so long after it failed, at most, in milliseconds.
+/// Longest absence after a failure, in milliseconds.
 const DOWNTIME_MS_MAX: u64 = 9_000;
-/// So many of a node's process and its home and catalog may be down at once: of six nodes some
-/// must be left to go on.
+/// How many nodes, home and catalog processes may be down at once: some of six nodes must continue.
 const SERVERS_DOWN_MAX: usize = 3;
 
 /// How a process comes back.
@@ -228,7 +227,7 @@ const SERVERS_DOWN_MAX: usize = 3;
 enum Recovery {
     /// It is started again.
     RestartServer,
-    /// It goes on.
+    /// It continues.
     ResumeServer,
     /// Its link carries packets again.
     RestoreLink,
@@ -236,7 +235,7 @@ enum Recovery {
     FreeDisk,
 }
 
-/// What somebody else fills a node's disk with.
+/// The file with which another user fills a node's disk.
 const FILLER_FILE: &str = "filler";
 
 /// Things that fail.
@@ -265,7 +264,7 @@ impl ChaosFaults<'_> {
                 continue;
             }
             next_ms = now_ms() + 300 + rng.next_below(2_500);
-            // All is back while the run goes on: a node that is away at its end keeps volumes
+            // All servers return during the run: a node that is absent at its end keeps volumes
             // until their lifetime ends.
             let until_ms = now_ms() + 200 + rng.next_below(DOWNTIME_MS_MAX);
             self.inject_fault(&mut rng, until_ms.min(end_ms))?;

@@ -1,4 +1,4 @@
-//! Bytes that are known everywhere without being stored: what is at an offset follows from a seed.
+//! Known content without storage: the bytes at an offset follow from a seed.
 
 use std::fs::File;
 use std::io::Write;
@@ -42,7 +42,7 @@ impl Content {
         written.with_context(|| path.display().to_string())
     }
 
-    /// How many bytes of what was read at an offset are wrong; what is beyond the end is.
+    /// How many bytes read at an offset are wrong; bytes beyond the end are.
     pub fn count_wrong_bytes(&self, offset: u64, found: &[u8]) -> u64 {
         let start = usize::try_from(offset).map_or(self.bytes.len(), |o| o.min(self.bytes.len()));
         let expected = &self.bytes[start..(start + found.len()).min(self.bytes.len())];

@@ -13,7 +13,7 @@ use crate::{TestCluster, mount_obstacle, printed_text, report_skip};
 /// A cluster of one node of this size; `None` where a test must skip itself.
 ///
 /// # Errors
-/// What does not start.
+/// The failure to start.
 pub fn start_cluster(test: &str, size: &str) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
@@ -29,7 +29,7 @@ pub fn job_command(world: &TestCluster, options: &[&str], script: &str) -> Comma
     job_command_with_mount(world, "v:/vol", options, script)
 }
 
-/// As `job`, with the volume mounted as `mount` says.
+/// As `job`, with the volume mounted with the options of `mount`.
 pub fn job_command_with_mount(
     world: &TestCluster,
     mount: &str,
@@ -47,7 +47,7 @@ pub fn job_command_with_mount(
 /// Runs a job, which must succeed and print this; its volume must be reached in this `way`.
 ///
 /// # Errors
-/// What differs.
+/// The first difference.
 pub fn check_job(
     world: &TestCluster,
     options: &[&str],
@@ -61,7 +61,7 @@ pub fn check_job(
 /// As [`check_job`], of a job that is given.
 ///
 /// # Errors
-/// What differs.
+/// The first difference.
 pub fn check_command(mut job: Command, way: &str, script: &str, expected: &str) -> Result<()> {
     let output = job.output().context("bafs exec runs")?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -83,18 +83,18 @@ pub fn check_command(mut job: Command, way: &str, script: &str, expected: &str) 
 /// many requests, of which the kernel sends several at once, and they must stay in order.
 ///
 /// # Errors
-/// What differs.
+/// The first difference.
 pub fn check_direct_appends(world: &TestCluster, way: &str) -> Result<()> {
     let script = "cd /vol; head -c 12M /dev/urandom > a; for turn in 1 2 3; do rm -f b; \
         dd if=a of=b bs=6M oflag=append,direct conv=notrunc 2>/dev/null; cmp a b; done; echo same";
     check_job(world, &[], way, script, "same")
 }
 
-/// Has processes open, make and remove the same few names at once: every call does what it does on
-/// a directory of the host.
+/// Has processes open, make and remove the same few names at once: every call behaves as in a
+/// directory of the host.
 ///
 /// # Errors
-/// What differs.
+/// The first difference.
 pub fn check_name_races(world: &TestCluster, way: &str) -> Result<()> {
     let script = "cd /vol; mkdir races; cd races; \
         write() { i=0; while [ $i -lt 600 ]; do i=$((i+1)); \
@@ -107,7 +107,7 @@ pub fn check_name_races(world: &TestCluster, way: &str) -> Result<()> {
     check_job(world, &[], way, script, "over")
 }
 
-/// A job that has said `ready` and goes on.
+/// A job that has printed `ready` and runs on.
 #[derive(Debug)]
 pub struct ExecJob(Child);
 
@@ -148,10 +148,10 @@ impl ExecJob {
         Ok(())
     }
 
-    /// Waits for its end, which comes within seconds, and tells what it said.
+    /// Waits for its end, which comes within seconds, and returns its output.
     ///
     /// # Errors
-    /// When it goes on.
+    /// When it does not end.
     pub fn wait_for_end(mut self) -> Result<Output> {
         for _ in 0..200 {
             if self.0.try_wait()?.is_some() {

@@ -19,10 +19,10 @@ impl Drop for ExternalServer {
     }
 }
 
-/// A port that nobody listens at now.
+/// An unused port.
 ///
 /// # Errors
-/// As the system says.
+/// The system's error.
 pub fn find_free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -45,11 +45,11 @@ fn start_server(command: &mut Command, port: u16) -> Result<ExternalServer> {
     anyhow::bail!("{command:?} does not listen")
 }
 
-/// nginx, and the ports at which it shows `root`: plainly to everybody, and by TLS, with the
-/// certificate `own/certificate`, to who has the token `sesame`.
+/// nginx, and the ports at which it serves `root`: by plain HTTP to all clients, and by TLS, with
+/// the certificate `own/certificate`, to clients with the token `sesame`.
 ///
 /// # Errors
-/// What does not start.
+/// The failure to start.
 pub fn start_nginx(own: &Path, root: &Path) -> Result<(ExternalServer, u16, u16)> {
     let (port, tls) = (find_free_port()?, find_free_port()?);
     let (certificate, key) = (own.join("certificate"), own.join("certificate.key"));
@@ -95,7 +95,7 @@ pub fn start_nginx(own: &Path, root: &Path) -> Result<(ExternalServer, u16, u16)
 /// OpenSSH's server and the settings by which nodes reach it.
 ///
 /// # Errors
-/// What does not start.
+/// The failure to start.
 pub fn start_sshd(own: &Path) -> Result<(ExternalServer, u16, String)> {
     let port = find_free_port()?;
     let at = |name: &str| own.join(name).display().to_string();
@@ -128,7 +128,7 @@ pub fn start_sshd(own: &Path) -> Result<(ExternalServer, u16, String)> {
 /// pyftpdlib, which shows `root`, and the settings by which nodes reach it.
 ///
 /// # Errors
-/// What does not start.
+/// The failure to start.
 pub fn start_ftp_server(root: &Path) -> Result<(ExternalServer, u16, String)> {
     let port = find_free_port()?;
     let mut command = Command::new("/usr/bin/python3");
@@ -144,7 +144,7 @@ pub fn start_ftp_server(root: &Path) -> Result<(ExternalServer, u16, String)> {
 /// it; `None` when it was not built here.
 ///
 /// # Errors
-/// What does not start.
+/// The failure to start.
 pub fn start_object_store(root: &Path) -> Result<Option<(ExternalServer, String)>> {
     let Some(program) = crate::find_tool("s3s-fs") else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! What whole-system tests share: clusters of real processes, the program, skips said aloud.
+//! Common parts of whole-system tests: clusters of real processes, the program, and visible skips.
 
 pub mod api;
 pub mod bench;
@@ -25,7 +25,7 @@ use anyhow::{Context, Result};
 use bafs::cluster::{Cluster, ClusterSpec};
 use tempfile::TempDir;
 
-/// The `bafs` program: what `BAFS_BIN` names, else the one built beside this test.
+/// The `bafs` program: the one in `BAFS_BIN`, else the one built beside this test.
 ///
 /// # Panics
 /// When it has not been built.
@@ -64,7 +64,7 @@ pub fn mount_obstacle() -> Option<String> {
         .arg("doctor")
         .output()
         .expect("the program runs");
-    // Anything else is well enough for jobs, though perhaps a mount of somebody is dead.
+    // Any other finding allows jobs to run; another user's mount may be dead.
     let missing = doctor.status.code() == Some(1);
     missing.then(|| String::from_utf8_lossy(&doctor.stdout).into_owned())
 }
@@ -96,7 +96,7 @@ pub fn passthrough_obstacle(directory: &Path) -> Option<&'static str> {
 pub struct TestCluster {
     /// The processes. Dropped first: servers end before their files go.
     pub cluster: Cluster,
-    /// What `bafs://home/` shows.
+    /// The directory of `bafs://home/`.
     pub home: TempDir,
 }
 
@@ -117,7 +117,7 @@ impl TestCluster {
         Self::start_with_spec(node_sizes, |spec| spec.home_rate = limit.map(str::to_owned))
     }
 
-    /// Starts a cluster after `change` has changed what it shall be.
+    /// Starts a cluster after `change` has changed its configuration.
     ///
     /// # Errors
     /// A process that does not start.
@@ -175,7 +175,7 @@ impl TestCluster {
     /// Runs a command that must succeed, and returns its JSON.
     ///
     /// # Errors
-    /// What the command said when it failed.
+    /// The command's error output.
     pub fn run_json(&self, args: &[&str]) -> Result<serde_json::Value> {
         let output = self.bafs_command(args).arg("--json").output()?;
         anyhow::ensure!(

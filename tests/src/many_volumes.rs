@@ -1,4 +1,4 @@
-//! A job with very many volumes, and what its agent takes for them. Asserts nothing.
+//! A job with very many volumes, and the resources of its agent. Asserts nothing.
 
 use std::fs;
 use std::process::Stdio;

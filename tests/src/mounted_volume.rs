@@ -22,10 +22,10 @@ use tempfile::TempDir;
 use crate::uring::RingSetting;
 use crate::{TestCluster, mounts_matching};
 
-/// What a mount says whose requests come by rings.
+/// A mount's output if its requests use rings.
 pub const RING_MESSAGE: &str = "through a ring per processor";
 
-/// What a mount says whose kernel collects writes.
+/// A mount's output in write-back mode.
 pub const WRITE_BACK_MESSAGE: &str = "it caches writes";
 
 /// The way from a program to its bytes.
@@ -35,7 +35,7 @@ pub enum DataPath {
     Inline,
     /// The same, and the kernel keeps nothing.
     Uncached,
-    /// Agent and node are processes of their own: what `bafs mount` shows.
+    /// Agent and node are separate processes, as with `bafs mount`.
     AgentProcess,
     /// The same as on another machine: the node's door is shut, and agents use the network.
     Network,
@@ -50,7 +50,7 @@ pub enum DataPath {
 }
 
 impl DataPath {
-    /// All that every machine has.
+    /// The variants that every machine supports.
     pub const ALL: [Self; 4] = [
         Self::Inline,
         Self::Uncached,
@@ -58,7 +58,7 @@ impl DataPath {
         Self::Network,
     ];
 
-    /// Those by which the kernel collects writes.
+    /// The variants with write-back.
     pub const WRITE_BACK: [Self; 2] = [Self::WriteBack, Self::WriteBackNetwork];
 
     fn has_rings(self) -> bool {
@@ -93,7 +93,7 @@ impl MountedVolume {
     /// Shows an empty volume of 2 GB and 100,000 files, open to every user.
     ///
     /// # Errors
-    /// What could not be started or mounted.
+    /// The failed start or mount.
     pub fn start(way: DataPath) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
@@ -137,7 +137,7 @@ impl MountedVolume {
         self.directory.path()
     }
 
-    /// What is served by this process.
+    /// The services of this process.
     pub fn in_process_mount(&self) -> Option<&FuseMount> {
         match &self.mount {
             VolumeMount::InProcess { mounted, .. } => mounted.as_ref(),

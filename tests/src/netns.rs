@@ -1,5 +1,5 @@
 //! Network name spaces on one bridge: links are cut both ways or one way, between any of them, and
-//! lose packets. What lives in them is `cluster.rs`. Needs root.
+//! lose packets. `cluster.rs` starts the servers in them. Needs root.
 //!
 //! Name spaces have no names on this machine: they end with the last process and the last file that
 //! holds them, so nothing is left even where a test is killed.
@@ -19,7 +19,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 pub use self::cluster::{NamespaceCluster, SCHEDULER_HOST};
 use crate::printed_text;
 
-/// The network that all are in; nobody else is.
+/// The network of all name spaces, and of nothing else.
 const NETWORK_PREFIX: &str = "10.77.0";
 
 /// Each name space has this link to the bridge.
@@ -36,7 +36,7 @@ pub fn namespace_obstacle() -> Option<String> {
     tried.err().map(|error| format!("{error:#}"))
 }
 
-/// Name spaces on one bridge, and what does not pass between them.
+/// Name spaces on one bridge, and the blocked links between them.
 #[derive(Debug)]
 pub struct Network {
     bridge_namespace: File,
@@ -54,10 +54,10 @@ struct NetworkHost {
 }
 
 impl Network {
-    /// A bridge to which nobody is linked.
+    /// A bridge without links.
     ///
     /// # Errors
-    /// What is not permitted here.
+    /// The missing permission.
     pub fn new() -> Result<Self> {
         let bridge = new_namespace()?;
         run_in_namespace(&bridge, || {
@@ -75,7 +75,7 @@ impl Network {
     /// Adds a name space with a link to the bridge; its address is [`Self::address`].
     ///
     /// # Errors
-    /// What is not permitted here.
+    /// The missing permission.
     pub fn add_host(&mut self, name: &str) -> Result<()> {
         let host = NetworkHost {
             namespace: new_namespace()?,
@@ -214,7 +214,7 @@ impl Network {
             let which = if *percent < 100 { &some } else { "" };
             drops += &format!("iifname {LINK_NAME} {which} drop;\n");
         }
-        // Made and removed first, so that it is there to be removed; all at once.
+        // Created and removed first, so that the removal never fails; all at once.
         let rules = format!(
             "table ip cut {{}}\ndelete table ip cut\ntable ip cut {{\nchain arriving {{\n\
              type filter hook input priority 0;\n{drops}}}\n}}\n"
@@ -230,7 +230,7 @@ impl Network {
     }
 }
 
-/// A program that is killed when nobody holds it any more.
+/// A program that is killed on drop.
 #[derive(Debug)]
 pub struct ChildGuard(Child);
 
@@ -311,8 +311,7 @@ mod tests {
     use super::*;
 
     fn has_connectivity(network: &Network, source: &str, target: &str) -> bool {
-        // A packet that arrives at a port where nobody listens is refused; one that does not is
-        // not.
+        // A packet to an unused port is refused; a lost packet is not.
         let address = network.address(target).unwrap();
         let script = format!("exec 3<>/dev/tcp/{address}/9");
         let mut command = Command::new("timeout");

@@ -1,13 +1,13 @@
 //! Random numbers that follow a seed, for tests that must be able to run the same again.
 
-use bafs_sched::seeded_rng;
+use bafs_sim::seeded_rng;
 
 /// A source of random numbers.
 #[derive(Debug, Clone)]
 pub struct SeededRng(seeded_rng::SeededRng);
 
 impl SeededRng {
-    /// A source that follows `SEED` if the environment has it, else `seed`; it says which.
+    /// A source seeded by the variable `SEED`, else by `seed`; prints its seed.
     ///
     /// # Panics
     /// When `SEED` is no number.

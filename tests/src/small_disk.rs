@@ -1,4 +1,4 @@
-//! Nodes whose stores are on small disks that nobody else sees. Judges nothing.
+//! Nodes with stores on small private disks. Judges nothing.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -9,9 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{TestCluster, bafs_program};
 
-/// Starts a node named `small` that offers 500 MB. Its store is in `store`, on a file system that
-/// nobody else sees, mounted as `disk` says (words for `mount`; root may do that). It ends with its
-/// input.
+/// Starts a node named `small` that offers 500 MB. Its store is in `store`, on a private file
+/// system, mounted with the options `disk` (words for `mount`; needs root). It ends with its input.
 ///
 /// # Errors
 /// The node does not start.

@@ -1,5 +1,5 @@
-//! Lets the kernel ask by rings (FUSE over io_uring) while a test mounts something. Mounts of
-//! others stay as they are: only who asks for rings gets them.
+//! Lets the kernel ask by rings (FUSE over io_uring) while a test mounts something. Other mounts
+//! are unaffected: only requested mounts get rings.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -22,7 +22,7 @@ pub fn uring_obstacle() -> Option<String> {
     })
 }
 
-/// Whether a test can have rings; otherwise it is skipped, and said to be.
+/// Whether a test can have rings; otherwise it is skipped, with a message.
 pub fn can_use_rings(test: &str) -> bool {
     let missing = uring_obstacle();
     if let Some(reason) = &missing {
@@ -32,7 +32,7 @@ pub fn can_use_rings(test: &str) -> bool {
 }
 
 /// Whether new mounts get rings is set until this is dropped; then it is as it was before. A mount
-/// keeps what it has.
+/// keeps its rings.
 #[derive(Debug)]
 pub struct RingSetting {
     previous_value: String,

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal::read_history;
-use bafs_sched::logic::{Event, Scheduler};
+use bafs_sched::{Event, Scheduler};
+use bafs_sim::strategy_selector::ModelSelector;
 use bafs_tests::netns::{self, ChildGuard, NamespaceCluster, SCHEDULER_HOST};
 use bafs_tests::{mount_obstacle, report_skip};
 
@@ -60,7 +61,12 @@ fn expected_result() -> String {
 fn count_completions(journal: &Path) -> BTreeMap<String, u32> {
     let history = read_history(journal).expect("a journal");
     let header = history.header;
-    let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let mut scheduler = Scheduler::with_strategy_selector(
+        header.run,
+        header.workflow,
+        header.settings,
+        &ModelSelector,
+    );
     let mut counts = BTreeMap::new();
     for (now, event) in history.records {
         if let Event::JobEnded { execution, report } = &event

@@ -118,7 +118,7 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
     let world = TestCluster::start_with_spec(&["30MB", "30MB"], |spec| spec.has_metrics = true)?;
     world.wait_for_servers(3)?;
     world.write_home("data/one", &vec![7; 2_000_000])?;
-    let (run_at, port) = (
+    let (run_address, port) = (
         format!("127.0.0.1:{}", find_free_port()?),
         find_free_port()?,
     );
@@ -126,12 +126,17 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
         .iter()
         .map(|server| world.cluster.metrics_address(server).to_owned())
         .collect();
-    targets.push(run_at.clone());
+    targets.push(run_address.clone());
     let directory = tempfile::tempdir()?;
     let _prometheus = start_prometheus(directory.path(), &targets, port)?;
     let server = format!("http://127.0.0.1:{port}");
     let workflow = world.write_workflow(WORKFLOW)?;
-    let mut run = world.bafs_command(&["run", &workflow.to_string_lossy(), "--metrics", &run_at]);
+    let mut run = world.bafs_command(&[
+        "run",
+        &workflow.to_string_lossy(),
+        "--metrics",
+        &run_address,
+    ]);
     let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut was_running = false;
     let mut up = Vec::new();
@@ -142,7 +147,7 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
         };
         was_running = running
             .iter()
-            .any(|(at, jobs)| *at == run_at && *jobs == 1.0);
+            .any(|(at, jobs)| *at == run_address && *jobs == 1.0);
         up = query_prometheus(&server, "up == 1")?;
         if was_running && up.len() == targets.len() {
             break;

@@ -157,3 +157,30 @@ fn cluster_without_results_is_removed_after_failure() -> Result<()> {
     ensure!(is_gone_or_empty(&directory.path().join("temporary")), told);
     Ok(())
 }
+
+#[test]
+fn cluster_names_a_full_temporary_disk() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        report_skip("cluster_names_a_full_temporary_disk", "it mounts as root");
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let workflow = directory.path().join("test.bafs");
+    std::fs::write(&workflow, "job j {\nexecutable = /bin/true\n}\n")?;
+    let small = directory.path().join("small");
+    std::fs::create_dir(&small)?;
+    // Four pages: fewer than a cluster has identities.
+    let script = "mount -t tmpfs -o size=16k none \"$TMPDIR\" && exec \"$0\" run \"$1\" --local 1";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .arg(bafs_program())
+        .arg(&workflow)
+        .env("TMPDIR", &small)
+        .output()?;
+    let text = printed_text(&output);
+    ensure!(output.status.code() == Some(1), text);
+    let full = format!("the disk of {} is full: ", small.display());
+    ensure!(text.contains(&full), text);
+    ensure!(text.contains("; make room there, or set TMPDIR to"), text);
+    Ok(())
+}

@@ -6,8 +6,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_sched::Event;
 use bafs_sched::io::journal;
-use bafs_sched::logic::Event;
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// Pipelines of two jobs whose second volume is larger than their first, so that whoever begins as

@@ -175,6 +175,7 @@ fn cluster_commands_distinguish_usage_errors_by_exit_code() -> Result<()> {
     for args in [
         &["exec", "--mount", "work", "--", "/bin/true"][..],
         &["exec", "--mount", "work:/proc", "--", "/bin/true"],
+        &["exec", "--mount", "work:/dev/shm/z", "--", "/bin/true"],
         &[&create[..], &["1"]].concat(),
         &[&create[..], &["0"]].concat(),
         &["run", &workflow, "--resource-timeout", "x"],
@@ -190,15 +191,25 @@ fn cluster_commands_distinguish_usage_errors_by_exit_code() -> Result<()> {
         ensure!(output.status.code() == Some(2), "{args:?}: {text}");
         ensure!(text.contains("bafs: "), "{args:?}: {text}");
     }
-    let exec = |catalog: &str| {
-        let mut command = world.bafs_command(&["exec", "--mount", "nosuch:/a", "--", "/bin/true"]);
+    let exec = |catalog: &str, more: &[&str]| {
+        let mut command = world.bafs_command(&["exec", "--mount", "nosuch:/a"]);
+        command.args(more).args(["--", "/bin/true"]);
         command.env("BAFS_CATALOG", catalog).output()
     };
+    let output = exec(world.cluster.catalog_address(), &[])?;
+    let words = "bafs: no volume 'nosuch' on any live node; see `bafs volume list`\n";
+    ensure!(output.stderr == words.as_bytes(), printed_text(&output));
+    let mut command = world.bafs_command(&["exec", "--", "/bin/true"]);
+    let output = command.env("TMPDIR", "/no/such").output()?;
+    let words = "bafs: cannot create a directory in /no/such: no such directory; set TMPDIR to a \
+                 directory that is there\n";
+    ensure!(output.stderr == words.as_bytes(), printed_text(&output));
+    ensure!(output.status.code() == Some(75), printed_text(&output));
     for (catalog, reason) in [
         (world.cluster.catalog_address(), "NotFound"),
         ("127.0.0.1:9", "Unreachable"),
     ] {
-        let output = exec(catalog)?;
+        let output = exec(catalog, &["--json"])?;
         let text = printed_text(&output);
         ensure!(output.status.code() == Some(75), text);
         let line: serde_json::Value = serde_json::from_slice(&output.stderr)?;

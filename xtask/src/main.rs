@@ -7,6 +7,7 @@
 mod bench;
 mod ci;
 mod demo;
+mod house;
 mod measurements;
 mod programs;
 mod setup;
@@ -54,6 +55,12 @@ enum XtaskCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure how the code is built: import circles, sizes, policies.
+    House {
+        /// `--json` prints a JSON object on the last line.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Write the generated pages of docs/reference.
     Reference,
     /// Write the page of measurements from the recorded figures.
@@ -87,6 +94,7 @@ fn main() -> ExitCode {
         XtaskCommand::Ci => ci::run_ci(),
         XtaskCommand::Tidy => tidy::run_tidy(),
         XtaskCommand::Prose { arguments } => tidy::run_prose(&arguments),
+        XtaskCommand::House { arguments } => house::run_and_print(&arguments),
         XtaskCommand::Reference => tidy::reference(tidy::Reference::Written),
         XtaskCommand::Measurements => measurements::write_page(),
         XtaskCommand::Setup { purpose } => setup::ensure_packages(purpose),

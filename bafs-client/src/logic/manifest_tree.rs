@@ -390,19 +390,28 @@ mod tests {
         names
     }
 
-    #[test]
-    fn a_manifest_becomes_a_tree() {
-        let tree = build(vec![
+    fn sample_tree() -> ManifestTree {
+        build(vec![
             entry("", SourceKind::Directory, 4096),
             entry("db", SourceKind::Directory, 4096),
             entry("db/a.phr", SourceKind::File, 10),
             entry("db/link", SourceKind::Symlink(b"a.phr".to_vec()), 5),
             entry("q/deep/1.fa", SourceKind::File, 5000),
         ])
-        .unwrap();
+        .unwrap()
+    }
+
+    #[test]
+    fn listing_continues_after_its_cookie() {
+        let tree = sample_tree();
         assert_eq!(names(&tree, InodeNo::ROOT, 0), [".", "..", "db", "q"]);
         assert_eq!(names(&tree, InodeNo::ROOT, 3), ["q"]);
         assert_eq!(names(&tree, InodeNo::ROOT, 4), Vec::<String>::new());
+    }
+
+    #[test]
+    fn entries_have_the_attributes_of_the_manifest() {
+        let tree = sample_tree();
         let db = tree.lookup(InodeNo::ROOT, b"db").unwrap();
         assert_eq!(
             (db.mode, db.nlink, db.uid, db.gid),
@@ -410,33 +419,47 @@ mod tests {
         );
         let file = tree.lookup(db.ino, b"a.phr").unwrap();
         assert_eq!((file.mode, file.size, file.nlink), (S_IFREG | 0o644, 10, 1));
-        assert_eq!(
-            file.mtime,
-            FileTime {
-                seconds: -1,
-                nanoseconds: 999_999_999
-            }
-        );
-        assert_eq!(
-            tree.file(file.ino),
-            Some(ManifestFile {
-                index: FileIndex(2),
-                size: 10
-            })
-        );
+        let mtime = FileTime {
+            seconds: -1,
+            nanoseconds: 999_999_999,
+        };
+        assert_eq!(file.mtime, mtime);
+        assert_eq!(tree.stat().size_bytes, 5015);
+    }
+
+    #[test]
+    fn inodes_lead_back_to_manifest_entries() {
+        let tree = sample_tree();
+        let db = tree.lookup(InodeNo::ROOT, b"db").unwrap();
+        let file = tree.lookup(db.ino, b"a.phr").unwrap();
+        let expected = ManifestFile {
+            index: FileIndex(2),
+            size: 10,
+        };
+        assert_eq!(tree.file(file.ino), Some(expected));
         assert_eq!(tree.path(file.ino), Some("db/a.phr"));
         let link = tree.lookup(db.ino, b"link").unwrap();
         assert_eq!(tree.symlink(link.ino), Some(&b"a.phr"[..]));
-        let deep = tree
-            .lookup(tree.lookup(InodeNo::ROOT, b"q").unwrap().ino, b"deep")
-            .unwrap();
+    }
+
+    #[test]
+    fn missing_directories_are_added_and_counted() {
+        let tree = sample_tree();
+        let parent = tree.lookup(InodeNo::ROOT, b"q").unwrap();
+        let deep = tree.lookup(parent.ino, b"deep").unwrap();
         assert_eq!(tree.lookup(deep.ino, b"..").unwrap().nlink, 3);
+        assert_eq!(tree.attr(InodeNo::ROOT).unwrap().nlink, 4);
+    }
+
+    #[test]
+    fn unknown_names_and_inodes_are_not_found() {
+        let tree = sample_tree();
+        let db = tree.lookup(InodeNo::ROOT, b"db").unwrap();
+        let file = tree.lookup(db.ino, b"a.phr").unwrap();
         assert_eq!(tree.lookup(InodeNo::ROOT, b"none"), None);
         assert_eq!(tree.lookup(file.ino, b"x"), None);
         assert_eq!(tree.attr(InodeNo(0)), None);
         assert_eq!(tree.attr(InodeNo(99)), None);
-        assert_eq!(tree.attr(InodeNo::ROOT).unwrap().nlink, 4);
-        assert_eq!(tree.stat().size_bytes, 5015);
     }
 
     #[test]

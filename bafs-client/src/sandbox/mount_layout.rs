@@ -12,10 +12,32 @@ pub(super) enum PathKind {
     File,
 }
 
+/// What is in the place of a directory, so that nothing can be mounted on it or below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MountObstacle {
+    File,
+    DanglingLink,
+    CircularLink,
+}
+
+impl MountObstacle {
+    /// The end of a sentence that begins with the path.
+    pub(super) fn description(self) -> &'static str {
+        match self {
+            Self::File => "is a file",
+            Self::DanglingLink => "is a symbolic link that leads nowhere",
+            Self::CircularLink => "is a symbolic link that leads back to itself",
+        }
+    }
+}
+
 /// The little that the layout must know of the host.
 pub(super) trait HostTree {
     /// The path without symbolic links and what is there; `None` if there is nothing.
     fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)>;
+
+    /// What is at `path`, a name in a directory without symbolic links, in place of a directory.
+    fn obstacle_at(&self, path: &Path) -> Option<MountObstacle>;
 }
 
 /// One volume's place: `existing` is a real host path, `missing` the names to add below it.
@@ -34,6 +56,16 @@ impl MountPlacement {
     }
 }
 
+/// What is in the way of a volume, and where: a stand-in that hid it would keep the job from
+/// writing to the directory above, and nobody asked for that.
+pub(super) fn find_obstacle(
+    host: &impl HostTree,
+    place: &MountPlacement,
+) -> Option<(PathBuf, MountObstacle)> {
+    let path = place.existing.join(place.missing.first()?);
+    host.obstacle_at(&path).map(|obstacle| (path, obstacle))
+}
+
 /// The stand-ins: for each host directory the names that it must not show, because
 /// something new takes their place. Parents come before their children.
 pub(super) type ShadowedNames = BTreeMap<PathBuf, BTreeSet<OsString>>;
@@ -42,7 +74,7 @@ pub(super) type ShadowedNames = BTreeMap<PathBuf, BTreeSet<OsString>>;
 ///
 /// When all of `path` exists and is of the volume's own kind, nothing is missing and the
 /// volume simply covers it. A file, or a link to nowhere, in place of a needed directory
-/// counts as missing: a stand-in of the directory above it hides it.
+/// counts as missing: [`find_obstacle`] tells them apart.
 pub(super) fn find_placement(host: &impl HostTree, path: &Path, kind: PathKind) -> MountPlacement {
     if let Some((existing, found)) = host.resolve(path)
         && found == kind
@@ -106,6 +138,17 @@ mod tests {
             let found = self.0.iter().find(|(known, _)| Path::new(known) == real)?;
             Some((real, found.1))
         }
+
+        fn obstacle_at(&self, path: &Path) -> Option<MountObstacle> {
+            match (
+                self.resolve(path),
+                self.1.iter().any(|(link, _)| Path::new(link) == path),
+            ) {
+                (Some((_, PathKind::File)), _) => Some(MountObstacle::File),
+                (None, true) => Some(MountObstacle::DanglingLink),
+                _ => None,
+            }
+        }
     }
 
     const HOST: FakeHostTree = FakeHostTree(
@@ -144,6 +187,24 @@ mod tests {
         check("/nowhere/in", "/", &["nowhere", "in"]);
         check("/etc/passwd", "/etc", &["passwd"]);
         check("/etc/passwd/in", "/etc", &["passwd", "in"]);
+    }
+
+    #[test]
+    fn files_and_dangling_links_are_obstacles() {
+        let found = |path: &str| {
+            let place = find_placement(&HOST, Path::new(path), PathKind::Directory);
+            let (at, obstacle) = find_obstacle(&HOST, &place)?;
+            Some((at.display().to_string(), obstacle))
+        };
+        let file = Some(("/etc/passwd".to_owned(), MountObstacle::File));
+        assert_eq!(found("/etc/passwd"), file);
+        assert_eq!(found("/etc/passwd/in"), file);
+        let link = Some(("/nowhere".to_owned(), MountObstacle::DanglingLink));
+        assert_eq!(found("/nowhere"), link);
+        assert_eq!(found("/nowhere/in"), link);
+        for free in ["/tmp", "/lib", "/lib/xyz", "/data/in"] {
+            assert_eq!(found(free), None, "{free}");
+        }
     }
 
     #[test]

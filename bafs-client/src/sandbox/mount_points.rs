@@ -25,7 +25,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::mount_layout::{HostTree, MountPlacement, PathKind, find_placement};
+use super::mount_layout::{HostTree, MountPlacement, PathKind, find_obstacle, find_placement};
 use super::plan::VolumeBind;
 use super::privilege::is_root_of_machine;
 
@@ -122,6 +122,10 @@ impl MountPoints {
                 true => PathKind::Directory,
                 false => PathKind::File,
             };
+            // Whoever mounts it says why it cannot be.
+            if find_obstacle(host, &find_placement(host, &volume.path, kind)).is_some() {
+                continue;
+            }
             // What others remove at this moment is looked for again.
             for _ in 0..LOCK_ATTEMPTS {
                 match points.prepare_placement(
@@ -490,6 +494,8 @@ fn is_local(directory: &OwnedFd) -> io::Result<bool> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::mount_layout::MountObstacle;
+    use super::super::root::HostRoot;
     use super::*;
 
     struct PlainHostTree;
@@ -502,6 +508,10 @@ mod tests {
                 false => PathKind::File,
             };
             Some((real, kind))
+        }
+
+        fn obstacle_at(&self, path: &Path) -> Option<MountObstacle> {
+            HostRoot.obstacle_at(path)
         }
     }
 

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
+use bafs_proto::path::{KERNEL_DIRECTORY_OBJECTION, is_in_kernel_directory};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -157,9 +158,12 @@ pub enum PlanError {
         /// The path as given.
         path: PathBuf,
     },
-    /// `/proc` shows the job's processes and cannot hold a volume.
-    #[error("mount path {} of volume {volume} is in /proc, which belongs to the kernel; give \
-             another path", path.display())]
+    /// The kernel fills the directory; a volume there would hide it from the job.
+    #[error(
+        "the mount path '{}' {KERNEL_DIRECTORY_OBJECTION}; give volume {volume} another path, such \
+         as /data",
+        path.display()
+    )]
     KernelPath {
         /// The volume's name.
         volume: String,
@@ -245,7 +249,7 @@ fn check_path(volume: &VolumeBind) -> Result<(), PlanError> {
             path,
         });
     }
-    if path.starts_with("/proc") {
+    if is_in_kernel_directory(&path) {
         return Err(PlanError::KernelPath {
             volume: volume.name.clone(),
             path,
@@ -374,11 +378,12 @@ mod tests {
                 "{path:?}: {answer:?}"
             );
         }
-        for path in ["/proc", "/proc/x"] {
-            assert!(matches!(
-                plan(&[path]).check(),
-                Err(PlanError::KernelPath { .. })
-            ));
+        assert_eq!(plan(&["/device"]).check(), Ok(()));
+        for path in ["/proc", "/proc/x", "/sys/x", "/dev", "/dev//shm/z"] {
+            let refused = plan(&[path]).check().unwrap_err();
+            assert!(matches!(refused, PlanError::KernelPath { .. }), "{refused}");
+            let words = format!("the mount path '{path}' lies under /proc, /sys or /dev;");
+            assert!(refused.to_string().starts_with(&words), "{refused}");
         }
     }
 

@@ -10,11 +10,12 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
+use bafs_proto::path::{KERNEL_DIRECTORY_OBJECTION, is_in_kernel_directory};
 use nix::errno::Errno;
 use nix::unistd::pivot_root;
 
 use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
-use super::mount_layout::{self, HostTree, MountPlacement, PathKind, ShadowedNames};
+use super::mount_layout::{self, HostTree, MountObstacle, MountPlacement, PathKind, ShadowedNames};
 use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::{VolumeBind, check_overlaps};
@@ -50,13 +51,12 @@ pub(super) fn enter_root(
         .iter()
         .map(find_source)
         .collect::<Result<Vec<_>, _>>()?;
-    let places: Vec<_> = volumes
+    let shown = MaskedHostTree(&HostRoot, &privates);
+    let places = volumes
         .iter()
         .zip(&sources)
-        .map(|(volume, (_, kind))| {
-            mount_layout::find_placement(&MaskedHostTree(&HostRoot, &privates), &volume.path, *kind)
-        })
-        .collect();
+        .map(|(volume, (_, kind))| place_volume(&shown, volume, *kind))
+        .collect::<Result<Vec<_>, _>>()?;
     // Symbolic links of the host can make two different paths one.
     let targets: Vec<_> = places.iter().map(MountPlacement::target).collect();
     check_overlaps(
@@ -104,6 +104,7 @@ pub(super) fn enter_root(
     for (index, (volume, place)) in volumes.iter().zip(&places).enumerate() {
         install_volume(volume, place, sources[index].1, &staging_path(index))?;
     }
+    notes.warn_of_hidden(volumes, &targets, &privates);
     install_process_list(&mut notes)?;
     for directory in shadows.keys() {
         seal_directory(directory)?;
@@ -112,6 +113,33 @@ pub(super) fn enter_root(
     shadows.remove(base);
     notes.warn_of_replaced(&shadows);
     Ok(notes)
+}
+
+/// Finds the place of a volume, and refuses one that no directory can have.
+fn place_volume(
+    host: &impl HostTree,
+    volume: &VolumeBind,
+    kind: PathKind,
+) -> Result<MountPlacement, NotStarted> {
+    let place = mount_layout::find_placement(host, &volume.path, kind);
+    let objection = match mount_layout::find_obstacle(host, &place) {
+        Some((path, obstacle)) => format!(
+            "{} {}: volumes are mounted on directories",
+            path.display(),
+            obstacle.description()
+        ),
+        // Symbolic links of the host may lead there.
+        None if is_in_kernel_directory(&place.target()) => format!(
+            "the mount path '{}' {KERNEL_DIRECTORY_OBJECTION}",
+            place.target().display()
+        ),
+        None => return Ok(place),
+    };
+    Err(NotStarted {
+        reason: NotStartedReason::PathUnusable,
+        errno: None,
+        message: format!("{objection}; give volume {} another path", volume.name),
+    })
 }
 
 /// The host directories that the job does not see, from before the root is left.
@@ -192,6 +220,20 @@ impl HostTree for HostRoot {
         let real = fs::canonicalize(path).ok()?;
         let kind = kind_of(fs::symlink_metadata(&real).ok()?.file_type());
         Some((real, kind))
+    }
+
+    fn obstacle_at(&self, path: &Path) -> Option<MountObstacle> {
+        fs::symlink_metadata(path).ok()?;
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => None,
+            Ok(_) => Some(MountObstacle::File),
+            Err(error) => match errno_of(&error) {
+                Errno::ELOOP => Some(MountObstacle::CircularLink),
+                Errno::ENOENT | Errno::ENOTDIR => Some(MountObstacle::DanglingLink),
+                // Nobody knows what is there.
+                _ => None,
+            },
+        }
     }
 }
 
@@ -392,6 +434,35 @@ impl RootNotes {
         // What vanished while we looked was nobody's loss.
         if error.kind() != io::ErrorKind::NotFound && self.missing.len() < NOTES_MAX {
             self.missing.push(format!("{}: {error}", path.display()));
+        }
+    }
+
+    /// Tells of the job's own directories that volumes above them hide.
+    fn warn_of_hidden(
+        &mut self,
+        volumes: &[VolumeBind],
+        targets: &[PathBuf],
+        privates: &[PrivateDirectory],
+    ) {
+        for private in privates {
+            let hides = |target: &Path| {
+                target != private.target
+                    && private.target.starts_with(target)
+                    && !path_below(NEW_ROOT, &private.target).is_dir()
+            };
+            let hidden_by = volumes
+                .iter()
+                .zip(targets)
+                .find(|(_, target)| hides(target));
+            if let Some((volume, _)) = hidden_by {
+                self.warnings.push(format!(
+                    "this job has no {}: the volume {} at {} hides it; mount the volume at another \
+                     path, or create the directory in the volume",
+                    private.target.display(),
+                    volume.name,
+                    volume.path.display()
+                ));
+            }
         }
     }
 

@@ -130,7 +130,7 @@ impl Sandbox {
             progress: Mutex::default(),
             changed: Condvar::new(),
         });
-        let (started, wait_started) = mpsc::channel();
+        let (started, start_receiver) = mpsc::channel();
         let (finished, report) = oneshot::channel();
         let watched = Arc::clone(&shared);
         // The stages die with the thread that started them: it must be one that lives as long
@@ -158,7 +158,7 @@ impl Sandbox {
                     Err(error) => drop(started.send(Err(error))),
                 }
             })?;
-        wait_started.recv().map_err(io::Error::other)??;
+        start_receiver.recv().map_err(io::Error::other)??;
         Ok(RunningJob {
             control: JobControl(shared),
             report,
@@ -285,7 +285,7 @@ impl JobControl {
             // An init that is not known yet meets the end of the socket, or this mark when it
             // becomes known. The outer stage then ends by itself: it waits for init.
             let _ = self.0.socket.shutdown(Shutdown::Write);
-            progress.kill_init = true;
+            progress.is_kill_pending = true;
             kill_stage(progress.init.as_ref());
             progress = self.0.wait_ended(progress, KILL_GRACE);
         }
@@ -321,7 +321,7 @@ struct JobProgress {
     phase: JobPhase,
     kill_reason: Option<String>,
     /// Init is to be killed as soon as it is known.
-    kill_init: bool,
+    is_kill_pending: bool,
     /// Signals for the job that came before it ran.
     early_signals: Vec<Signal>,
     /// The outer stage, as long as it may be alive.
@@ -399,7 +399,7 @@ impl RunningJobState {
     fn record_init(&self, number: i32) {
         let init = Pid::from_raw(number).and_then(open_process_descriptor);
         let mut progress = self.lock();
-        if progress.kill_init {
+        if progress.is_kill_pending {
             kill_stage(init.as_ref());
         }
         progress.init = init;

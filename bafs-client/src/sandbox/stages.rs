@@ -194,14 +194,8 @@ fn start_job(order: &JobOrder, passed: Vec<OwnedFd>) -> Result<(Pid, RootNotes),
     if plan.session == JobSession::NewSession {
         setsid().map_err(|errno| refusal("start a session", errno))?;
     }
-    env::set_current_dir(&plan.working_directory).map_err(|error| NotStarted {
-        reason: NotStartedReason::DirectoryUnusable,
-        errno: error.raw_os_error(),
-        message: format!(
-            "cannot enter working directory {}: {error}",
-            plan.working_directory.display()
-        ),
-    })?;
+    env::set_current_dir(&plan.working_directory)
+        .map_err(|error| working_directory_error(plan, &error))?;
     make_directories(&order.streams[1..], &order.plan.volumes)?;
     let streams = open_streams(&order.streams, passed)?;
     // Blocked signals would be inherited; init itself gets none that it does not handle.
@@ -209,6 +203,38 @@ fn start_job(order: &JobOrder, passed: Vec<OwnedFd>) -> Result<(Pid, RootNotes),
         .thread_set_mask()
         .map_err(|errno| refusal("unblock signals", errno))?;
     spawn_job(plan, streams).map(|job| (job, notes))
+}
+
+/// Why the working directory cannot be entered; a volume may be mounted over it.
+fn working_directory_error(plan: &JobPlan, error: &io::Error) -> NotStarted {
+    let directory = &plan.working_directory;
+    let is_above = |volume: &&VolumeBind| {
+        // A symbolic link may lead to the mount point.
+        let real = std::fs::canonicalize(&volume.path);
+        [Some(volume.path.clone()), real.ok()]
+            .into_iter()
+            .flatten()
+            .any(|point| directory.starts_with(point))
+    };
+    let hidden_by = plan.volumes.iter().find(is_above);
+    let message = match hidden_by {
+        Some(volume) if error.kind() == io::ErrorKind::NotFound => format!(
+            "the volume {} at {} hides the working directory {}; start in another directory, mount \
+             the volume at another path, or create the directory in the volume",
+            volume.name,
+            volume.path.display(),
+            directory.display()
+        ),
+        _ => format!(
+            "cannot enter working directory {}: {error}",
+            directory.display()
+        ),
+    };
+    NotStarted {
+        reason: NotStartedReason::DirectoryUnusable,
+        errno: error.raw_os_error(),
+        message,
+    }
 }
 
 /// Gives the job the number of open files that the agent was started with.

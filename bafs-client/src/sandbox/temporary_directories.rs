@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::mount_layout::{HostTree, PathKind};
+use super::mount_layout::{HostTree, MountObstacle, PathKind};
 use super::plan::exact_path;
 
 /// Directories on disk that are a job's own, and what each is called among the job's own.
@@ -123,6 +123,17 @@ pub(super) struct MaskedHostTree<'a, H>(pub(super) &'a H, pub(super) &'a [Privat
 impl<H: HostTree> HostTree for MaskedHostTree<'_, H> {
     fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)> {
         let (real, kind) = self.0.resolve(path)?;
+        self.is_shown(&real).then_some((real, kind))
+    }
+
+    fn obstacle_at(&self, path: &Path) -> Option<MountObstacle> {
+        self.is_shown(path).then(|| self.0.obstacle_at(path))?
+    }
+}
+
+impl<H> MaskedHostTree<'_, H> {
+    /// Whether the job sees what is at a path without symbolic links.
+    fn is_shown(&self, real: &Path) -> bool {
         let is_shown = |private: &PrivateDirectory| match real.strip_prefix(&private.target) {
             Ok(below) => match below.components().next() {
                 Some(Component::Normal(first)) => private.entries.contains(first),
@@ -130,7 +141,7 @@ impl<H: HostTree> HostTree for MaskedHostTree<'_, H> {
             },
             Err(_) => true,
         };
-        self.1.iter().all(is_shown).then_some((real, kind))
+        self.1.iter().all(is_shown)
     }
 }
 

@@ -27,6 +27,10 @@ pub(crate) const CASES: &[Case] = &[
         "volumes_appear_inside_host_directories",
         volumes_appear_inside_host_directories,
     ),
+    (
+        "files_and_broken_links_cannot_be_mounted_on",
+        files_and_broken_links_cannot_be_mounted_on,
+    ),
     ("a_file_can_be_a_volume", a_file_can_be_a_volume),
     (
         "a_read_only_volume_refuses_writes",
@@ -63,6 +67,10 @@ pub(crate) const CASES: &[Case] = &[
     (
         "unusual_working_directories_are_handled",
         unusual_working_directories_are_handled,
+    ),
+    (
+        "a_volume_over_the_working_directory_is_named",
+        a_volume_over_the_working_directory_is_named,
     ),
     ("the_sandbox_check_passes", the_sandbox_check_passes),
 ];
@@ -117,20 +125,57 @@ fn volumes_appear_inside_host_directories(user: AgentUser) {
     fs::write(run.join("sub/deep/file"), "deep\n").unwrap();
     fs::write(run.join("plain"), "plain\n").unwrap();
     std::os::unix::fs::symlink("plain", run.join("link")).unwrap();
-    std::os::unix::fs::symlink("/nowhere", run.join("dangling")).unwrap();
     std::os::unix::fs::chown(run.join("sub"), Some(user.uid()), None).unwrap();
-    let mut world = world
-        .with_volume(run.join("data"))
-        .with_volume(run.join("dangling/below"));
+    let mut world = world.with_volume(run.join("data"));
     world.task.plan.working_directory = run.clone();
     assert_eq!(world.expect_output(), "volume 0\ndeep\nplain\nplain\n");
     assert!(!run.join("data").exists());
-    assert_eq!(
-        fs::read_link(run.join("dangling")).unwrap(),
-        Path::new("/nowhere")
-    );
     // The entries are the host's own: what the job does in them lasts.
     assert_eq!(fs::read_to_string(run.join("sub/new")).unwrap(), "new\n");
+}
+
+fn files_and_broken_links_cannot_be_mounted_on(user: AgentUser) {
+    for (path, objection) in [
+        ("file", "file is a file:"),
+        ("file/below", "file is a file:"),
+        ("to-file", "to-file is a file:"),
+        (
+            "dangling",
+            "dangling is a symbolic link that leads nowhere:",
+        ),
+        (
+            "dangling/below",
+            "dangling is a symbolic link that leads nowhere:",
+        ),
+        (
+            "circular",
+            "circular is a symbolic link that leads back to itself:",
+        ),
+        (
+            "to-dev/x",
+            "the mount path '/dev/x' lies under /proc, /sys or /dev",
+        ),
+    ] {
+        let world = SandboxFixture::new(user, "true");
+        fs::write(world.path("file"), "x").unwrap();
+        for (link, target) in [
+            ("to-file", "file"),
+            ("dangling", "/nowhere"),
+            ("circular", "circular"),
+            ("to-dev", "/dev"),
+        ] {
+            std::os::unix::fs::symlink(target, world.path(link)).unwrap();
+        }
+        let at = world.path(path);
+        let world = world.with_volume(at);
+        let SandboxOutcome::NotStarted(refusal) = world.run().report.outcome else {
+            panic!("{path}")
+        };
+        assert_eq!(refusal.reason, NotStartedReason::PathUnusable);
+        assert!(refusal.message.contains(objection), "{path}: {refusal}");
+        assert!(refusal.message.ends_with("give volume v0 another path"));
+        assert_eq!(fs::read_to_string(world.path("file")).unwrap(), "x");
+    }
 }
 
 fn a_file_can_be_a_volume(user: AgentUser) {
@@ -307,6 +352,29 @@ fn unusual_working_directories_are_handled(user: AgentUser) {
     };
     assert_eq!(refusal.reason, NotStartedReason::DirectoryUnusable);
     assert_eq!(refusal.errno, Some(nix::errno::Errno::ENOENT as i32));
+    assert!(refusal.message.starts_with("cannot enter"), "{refusal}");
+}
+
+fn a_volume_over_the_working_directory_is_named(user: AgentUser) {
+    for point in ["above", "link"] {
+        let world = SandboxFixture::new(user, "pwd");
+        let directory = world.path("above/below");
+        fs::create_dir_all(&directory).unwrap();
+        std::os::unix::fs::symlink("above", world.path("link")).unwrap();
+        let path = world.path(point);
+        let mut world = world.with_volume(&path);
+        world.task.plan.working_directory = directory.clone();
+        let SandboxOutcome::NotStarted(refusal) = world.run().report.outcome else {
+            panic!()
+        };
+        assert_eq!(refusal.reason, NotStartedReason::DirectoryUnusable);
+        let words = format!(
+            "the volume v0 at {} hides the working directory {}; start in another directory",
+            path.display(),
+            directory.display()
+        );
+        assert!(refusal.message.starts_with(&words), "{refusal}");
+    }
 }
 
 fn the_sandbox_check_passes(user: AgentUser) {

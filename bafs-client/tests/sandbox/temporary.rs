@@ -43,10 +43,29 @@ pub(crate) const CASES: &[Case] = &[
         killed_jobs_leave_no_mount_point,
     ),
     (
+        "a_volume_over_var_tmp_causes_a_warning",
+        a_volume_over_var_tmp_causes_a_warning,
+    ),
+    (
         "unwritable_parents_cause_a_warning",
         unwritable_parents_cause_a_warning,
     ),
 ];
+
+fn a_volume_over_var_tmp_causes_a_warning(user: AgentUser) {
+    let world = SandboxFixture::new(user, "true");
+    let warnings = world
+        .with_temporary()
+        .with_volume("/var")
+        .run()
+        .report
+        .warnings;
+    let words = "this job has no /var/tmp: the volume v0 at /var hides it; mount the volume at";
+    assert!(
+        warnings.iter().any(|it| it.starts_with(words)),
+        "{warnings:?}"
+    );
+}
 
 fn concurrent_jobs_have_distant_process_ids(user: AgentUser) {
     // All live at once, and each gives out ids for a while.

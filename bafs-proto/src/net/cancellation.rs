@@ -3,13 +3,13 @@
 
 use tokio::sync::watch;
 
-/// Kept while the caller waits; the caller has gone when it is dropped.
+/// Held while the caller waits, and dropped when it leaves.
 #[derive(Debug)]
 pub struct CancelGuard {
     _alive: watch::Sender<()>,
 }
 
-/// What the service of a request knows of its caller.
+/// The caller's state, as the service of a request sees it.
 #[derive(Debug, Clone)]
 pub struct Cancellation(watch::Receiver<()>);
 
@@ -20,7 +20,7 @@ impl Cancellation {
         (CancelGuard { _alive: alive }, Self(seen))
     }
 
-    /// Returns when nobody waits for the answer any more.
+    /// Returns when the caller no longer waits for the answer.
     pub async fn cancelled(mut self) {
         while self.0.changed().await.is_ok() {}
     }

@@ -1,5 +1,5 @@
 //! Which transport carries calls: QUIC or TLS over TCP. Servers listen for both at one port number;
-//! who connects chooses.
+//! the client chooses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::time::Deadline;
 
-/// Longest time for TCP to get through to a server that is near.
+/// Longest time for a TCP connection to a server on a local network.
 const TCP_CONNECT_TIMEOUT_MAX: Duration = Duration::from_millis(1_500);
 
 /// Pause until TCP is tried again at a server that may be starting.
@@ -30,8 +30,7 @@ const PORT_ATTEMPTS_MAX: u32 = 32;
 /// Transport by which a process reaches servers (`--channel`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Channel {
-    /// TCP to servers on networks that this machine is attached to, where it gets through; else
-    /// QUIC.
+    /// TCP to reachable servers on networks of this machine; otherwise QUIC.
     #[default]
     Auto,
     /// QUIC only; a server does not listen for TCP.
@@ -53,13 +52,13 @@ impl Channel {
 
 static CONFIGURED_CHANNEL: OnceLock<Channel> = OnceLock::new();
 
-/// Says once, before the first connection, how this process talks; `Auto` if nobody does.
+/// Sets the channel of this process, once, before the first connection. The default is `Auto`.
 pub fn set_channel(channel: Channel) {
     // The first word counts.
     let _ = CONFIGURED_CHANNEL.set(channel);
 }
 
-/// What [`set_channel`] was told, if anything.
+/// The channel that [`set_channel`] set, if any.
 pub fn configured_channel() -> Option<Channel> {
     CONFIGURED_CHANNEL.get().copied()
 }
@@ -69,13 +68,13 @@ pub fn current_channel() -> Channel {
     configured_channel().unwrap_or_default()
 }
 
-/// Connects to servers over QUIC or TCP, as the [`Channel`] of the process says.
+/// Connects to servers over QUIC or TCP, according to the [`Channel`] of the process.
 #[derive(Debug)]
 pub struct Dialer {
     channel: Channel,
     quic: QuicDialer,
     tcp: TlsTcpDialer,
-    /// Servers that TCP does not reach, and until when that is believed.
+    /// Servers that TCP does not reach, each with the end of the time for which this is assumed.
     tcp_unreachable: Mutex<BTreeMap<SocketAddr, Deadline>>,
 }
 
@@ -109,8 +108,8 @@ impl Dialer {
         if !routes::is_directly_attached(target.ip()) || self.is_tcp_unreachable(target) {
             return self.quic.dial(address, deadline).await;
         }
-        // Half of the time is kept for the other way: what takes a TCP connection need not be the
-        // server, nor let more than its first packets through.
+        // Half of the time is reserved for the other channel: the peer that accepts a TCP
+        // connection need not be the server, and a firewall may pass only the first packets.
         let within = TCP_CONNECT_TIMEOUT_MAX.min(deadline.remaining() / 4);
         let no_way = match self.tcp.connect(address, target, within).await {
             Ok(connection) => return Ok(connection),
@@ -197,8 +196,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address` (`host:port`, port 0 for any) as the [`current_channel`] channel says.
-    /// Must be called within a tokio runtime.
+    /// Listens at `address` (`host:port`, port 0 for any) on the [`current_channel`] channel. Must
+    /// be called within a tokio runtime.
     ///
     /// # Errors
     /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.

@@ -1,5 +1,4 @@
-//! Connections that are being secured, which anybody may begin: so many at once, and each within
-//! its time.
+//! Handshakes in progress, which any client may begin: their number and their time are bounded.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,8 +8,8 @@ use tokio::task::AbortHandle;
 use super::hello::HELLO_TIMEOUT_MS;
 use crate::error::{Error, ErrorCode, Result};
 
-/// Connections that are being secured at once; for one more the oldest goes, which takes
-/// longest and is the least likely to be a friend.
+/// Handshakes in progress at once. One more evicts the oldest, which is the slowest and the least
+/// likely to be legitimate.
 const HANDSHAKES_MAX: usize = 256;
 
 /// The handshakes of a listener, the oldest first.
@@ -18,13 +17,13 @@ const HANDSHAKES_MAX: usize = 256;
 pub(super) struct Handshakes(VecDeque<AbortHandle>);
 
 impl Handshakes {
-    /// Those that go on.
+    /// Handshakes in progress.
     pub(super) fn count(&mut self) -> usize {
         self.0.retain(|handshake| !handshake.is_finished());
         self.0.len()
     }
 
-    /// Runs `greeting` beside the others, and then `serving` with what it gave.
+    /// Runs `greeting` concurrently with other handshakes, and then `serving` with its result.
     pub(super) fn start<T: Send + 'static, S: Future<Output = Error> + Send + 'static>(
         &mut self,
         greeting: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,5 +1,5 @@
-//! How connections begin, whatever carries them: a name becomes an address, and both ends say
-//! what they are.
+//! How connections begin, on any channel: a name is resolved to an address, and both ends exchange
+//! a hello.
 
 use std::net::SocketAddr;
 
@@ -15,29 +15,28 @@ use crate::message::Hello;
 /// Time for the peer to say hello, in milliseconds.
 pub(super) const HELLO_TIMEOUT_MS: u64 = 5_000;
 
-/// A peer that says nothing for so long is taken for gone, in milliseconds; the next call connects
-/// afresh.
+/// A peer that sends nothing for so long counts as lost, in milliseconds; the next call reconnects.
 pub(super) const IDLE_TIMEOUT_MS: u32 = 5_000;
 
 /// How often a quiet connection is kept alive, in milliseconds.
 pub(super) const KEEP_ALIVE_INTERVAL_MS: u64 = 1_000;
 
 /// Time for a request to arrive whole and for a reply to be taken, in milliseconds: the largest
-/// frame at 10 kB/s. Callers give up by their own deadlines long before; this is for a peer that
-/// lives and takes nothing, which must not keep memory for ever.
+/// frame at 10 kB/s. Callers time out long before, by their own deadlines. This bounds the memory
+/// that a live peer occupies without reading.
 pub(super) const FRAME_TIMEOUT_MS: u64 = 600_000;
 
-/// What a server answers to a [`Hello`] of its own version; any other gets an error, so this may
-/// change with the version.
+/// A server's answer to a [`Hello`] of its own version. Any other version gets an error, so this
+/// type may change with the version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HelloReply {
-    /// What it says as its peer does.
+    /// Its own hello.
     pub(super) hello: Hello,
-    /// Which server it is, if it says so: homes do, which others may take the place of.
+    /// The server's id, if it has one: homes do, because another home may replace them.
     pub(super) server: Option<ServerId>,
 }
 
-/// What a process with this identity says.
+/// The hello of a process with this identity.
 pub(super) fn own_hello(identity: &Identity) -> Hello {
     Hello {
         version: PROTOCOL_VERSION,
@@ -64,7 +63,7 @@ pub(super) fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
     Ok(())
 }
 
-/// What a server answers to a hello: who it is, or why it has nothing to do with the peer.
+/// The server's answer to a hello: its identity, or the reason why it rejects the peer.
 pub(super) fn reply_to_hello(
     ours: &Hello,
     theirs: &Result<Hello>,
@@ -117,7 +116,7 @@ pub(super) fn peer_closed_error() -> Error {
     Error::new(ErrorCode::Unreachable, "the peer closed the connection")
 }
 
-/// The library says what broke, and only below that why.
+/// The library's outer error names the layer; the cause is in its sources.
 pub(super) fn connection_error(error: &(dyn std::error::Error + 'static)) -> Error {
     let end = error.downcast_ref::<std::io::Error>();
     if end.is_some_and(|end| end.kind() == std::io::ErrorKind::UnexpectedEof) {

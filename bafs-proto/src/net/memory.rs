@@ -36,7 +36,7 @@ impl MemoryNetwork {
         Self::default()
     }
 
-    /// Puts a service at an address, in place of what was there.
+    /// Puts a service at an address and replaces any earlier one.
     pub fn listen(&self, address: &str, service: Arc<dyn Service>) {
         self.lock().services.insert(address.to_owned(), service);
     }

@@ -1,28 +1,28 @@
-//! What a server holds of requests at once: a bound for each connection, and one for all of them
-//! in a process. Whoever finds no room is told so and comes again; over QUIC requests wait a moment
-//! for it, in the window of their connection.
+//! Memory that a server uses for requests at once: a bound for each connection, and one for all
+//! connections of a process. Without space a caller is rejected and retries; over QUIC requests
+//! first wait a moment in the window of their connection.
 
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What is said to who finds no room.
+/// The error message for a caller without space.
 pub(super) const TOO_MANY_CALLS: &str = "too many calls are in progress";
 
-/// What one call weighs at least on its connection, in KiB.
+/// Least memory that one call is charged on its connection, in KiB.
 pub(super) const CALL_WEIGHT_KIB_MIN: usize = 128;
 
 /// Calls and request bodies that a server takes at once on one connection, in KiB.
 pub(super) const CONNECTION_BUDGET_KIB: usize = 64 << 10;
 
-/// The same over all connections of a process when nobody says otherwise.
+/// Default of the bound over all connections of a process.
 const PROCESS_BUDGET_KIB_DEFAULT: usize = 512 << 10;
 
 /// With less than this some largest requests would never be taken.
 const PROCESS_BUDGET_KIB_MIN: usize = 16 << 10;
 
-/// An eighth of all is kept for requests of at most so many bytes: large ones, of which some come
-/// slowly, never keep them out.
+/// An eighth of the memory is reserved for requests of at most so many bytes: large, slow requests
+/// never block them.
 const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
 const SMALL_REQUEST_DIVISOR: usize = 8;
 
@@ -38,7 +38,7 @@ pub(super) struct ProcessBudget {
 }
 
 impl ProcessBudget {
-    /// Room for so many KiB in all.
+    /// Space for so many KiB in all.
     pub(super) fn new(kib: usize) -> Self {
         let kept = kib / SMALL_REQUEST_DIVISOR;
         Self {
@@ -68,9 +68,9 @@ impl ProcessBudget {
     }
 }
 
-/// Bounds what the servers of this process hold of requests, in bytes, for as long as it lives.
-/// Only the first call counts; without one the default holds. A few megabytes are the least with
-/// which anything works.
+/// Bounds the memory for requests in this process, in bytes, for the rest of its life. Only the
+/// first call counts; without one the default holds. A few megabytes are the least with which
+/// anything works.
 pub fn set_request_memory_max(bytes_max: u64) {
     let kib = usize::try_from(bytes_max / 1024).unwrap_or(usize::MAX);
     let kib = kib.clamp(PROCESS_BUDGET_KIB_MIN, Semaphore::MAX_PERMITS);
@@ -102,7 +102,7 @@ impl ConnectionBudget {
         }
     }
 
-    /// Room for so many KiB on the connection and on all of them.
+    /// Space for so many KiB on the connection and on all of them.
     #[cfg(test)]
     pub(super) fn with_budgets(connection_kib: usize, all: &ProcessBudget) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl ConnectionBudget {
         }
     }
 
-    /// A place for a request of so many bytes, if there is room.
+    /// A permit for a request of so many bytes, if there is space.
     pub(super) fn try_reserve(&self, bytes: usize) -> Option<BudgetPermit> {
         let on_connection = self
             .connection
@@ -123,7 +123,7 @@ impl ConnectionBudget {
         ]))
     }
 
-    /// A place for a request of so many bytes, as soon as there is room.
+    /// A permit for a request of so many bytes, as soon as there is space.
     pub(super) async fn reserve(&self, bytes: usize) -> Option<BudgetPermit> {
         let on_connection = self.connection.clone().acquire_many_owned(to_kib(bytes));
         Some(BudgetPermit([

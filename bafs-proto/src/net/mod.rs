@@ -11,14 +11,14 @@
 //! * [`Dial`] makes connections to an address, and [`Exchange`] carries frames on one of them.
 //!   [`quic`] and [`tcp`] implement both between processes, [`memory`] within a process for tests.
 //!   [`channel`] chooses between QUIC and TCP.
-//! * [`Connection`] is what callers hold. A clone is cheap, and many calls run on it at once.
-//! * [`Service`] is what a server implements. Each request runs in a task of its own.
+//! * Callers hold a [`Connection`]. A clone is cheap, and many calls run on it at once.
+//! * A server implements [`Service`]. Each request runs in a task of its own.
 //! * [`pool`] keeps one connection for each server, and repeats calls if its caller asks for that.
 //! * [`packets`] is apart: it carries open files between processes of one machine.
 //!
 //! **Deadlines.** A request carries the time that its caller still waits, at most 24 hours. The
 //! server ends the call after that time with `DeadlineExceeded`. A caller that stops waiting drops
-//! its future. The service sees that in [`IncomingRequest::cancellation`]. The call goes on, until
+//! its future. The service sees that in [`IncomingRequest::cancellation`]. The call continues until
 //! its deadline at most.
 //!
 //! **Errors.** `Unreachable`: no connection, or it broke during the call, so the call may have run.
@@ -27,8 +27,8 @@
 //! transport never repeats a call.
 //!
 //! **Liveness.** Each end sends at least one sign of life in a second. A peer that is silent for
-//! five seconds is gone, and the next call makes a new connection. Both ends show a certificate of
-//! the cluster (TLS 1.3, RFC 8446) and exchange a [`crate::message::Hello`] first.
+//! five seconds counts as lost, and the next call makes a new connection. Both ends show a
+//! certificate of the cluster (TLS 1.3, RFC 8446) and exchange a [`crate::message::Hello`] first.
 //!
 //! **Memory.** A server holds at most 64 MiB of requests for each connection and 512 MiB in all
 //! ([`set_request_memory_max`]). A request beyond that is answered with `Busy`.
@@ -73,7 +73,7 @@ pub type Frame = (Bytes, Bytes);
 /// The peer of a connection, as a service sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// What it says it is; its certificate only proves that it belongs to the cluster.
+    /// The role that the peer claims; its certificate proves only that it belongs to the cluster.
     pub role: Role,
     /// Where it is, for messages.
     pub address: String,
@@ -82,11 +82,11 @@ pub struct Peer {
 /// A request as a [`Service`] receives it: decoded, but with unchecked rights.
 #[derive(Debug)]
 pub struct IncomingRequest {
-    /// Who asks.
+    /// The caller.
     pub peer: Peer,
     /// Capability that came with it.
     pub token: Token,
-    /// What is asked.
+    /// The request.
     pub request: Request,
     /// Raw data of the request.
     pub body: Bytes,
@@ -98,7 +98,7 @@ pub struct IncomingRequest {
 
 /// A server: answers requests, each in a task of its own.
 pub trait Service: Send + Sync + 'static {
-    /// Which server this is, the same in all its lives; told whoever connects. `None` where calls
+    /// The server's id, the same in all its incarnations; sent to each client. `None` where calls
     /// say themselves which server they mean, as those to nodes do.
     fn server(&self) -> Option<ServerId> {
         None
@@ -120,10 +120,10 @@ pub trait Exchange: Send + Sync {
     /// Whether it is known to be unusable.
     fn is_closed(&self) -> bool;
 
-    /// What carries it, for people.
+    /// Name of the transport, for messages.
     fn transport_name(&self) -> &'static str;
 
-    /// Which server answers, as it said when the connection began.
+    /// Id of the answering server, from its hello.
     fn server(&self) -> Option<ServerId>;
 }
 
@@ -158,13 +158,12 @@ impl Connection {
         self.0.is_closed()
     }
 
-    /// What carries it, for people.
+    /// Name of the transport, for messages.
     pub fn transport_name(&self) -> &'static str {
         self.0.transport_name()
     }
 
-    /// Which server is at the other end, as it said when the connection began: one of this cluster,
-    /// whose word is good.
+    /// Id of the server at the other end, from its hello. It is a trusted member of this cluster.
     pub fn server(&self) -> Option<ServerId> {
         self.0.server()
     }
@@ -172,7 +171,7 @@ impl Connection {
     /// Makes a call without raw data in either direction.
     ///
     /// # Errors
-    /// What the server answered, or `Unreachable` and `DeadlineExceeded` from the connection.
+    /// The server's error, or `Unreachable` and `DeadlineExceeded` from the connection.
     pub async fn call<C: Call>(
         &self,
         token: &Token,
@@ -188,7 +187,7 @@ impl Connection {
     /// Makes a call with raw data, and returns the raw data of the reply.
     ///
     /// # Errors
-    /// What the server answered, or `Unreachable` and `DeadlineExceeded` from the connection.
+    /// The server's error, or `Unreachable` and `DeadlineExceeded` from the connection.
     pub async fn call_with_body<C: Call>(
         &self,
         token: &Token,

@@ -1,5 +1,5 @@
-//! Packets with open files between processes of one machine (`SOCK_SEQPACKET`, `SCM_RIGHTS`);
-//! knows nothing of what they say.
+//! Packets with open files between processes of one machine (`SOCK_SEQPACKET`, `SCM_RIGHTS`). Does
+//! not interpret their content.
 
 use std::io;
 use std::io::{IoSlice, IoSliceMut};
@@ -24,17 +24,17 @@ const BACKLOG: i32 = 64;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Takes connections at a name in a directory. The library's types are made for streams, but what
-/// is used of them, waiting and accepting, does not depend on that.
+/// Takes connections at a name in a directory. The library's types are made for streams, but
+/// waiting and accepting work the same for packets.
 #[derive(Debug)]
 pub struct PacketListener(UnixListener);
 
 impl PacketListener {
-    /// Listens at `name` in `directory`, in place of what an earlier process left there; only
-    /// this process's user may connect. Must be called within a tokio runtime.
+    /// Listens at `name` in `directory` and replaces the socket of an earlier process; only this
+    /// process's user may connect. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// As the system says.
+    /// The system's errors.
     pub fn bind(directory: &Path, name: &str) -> io::Result<Self> {
         let directory = open_directory(directory)?;
         match unlinkat(&directory, name, rustix::fs::AtFlags::empty()) {
@@ -43,7 +43,7 @@ impl PacketListener {
         }
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         bind(&socket, &address(&directory, name)?)?;
-        // Nobody is heard before `listen`, so nobody comes in between.
+        // No client can connect before `listen`, so none sees the socket with wrong permissions.
         let mode = Mode::RUSR | Mode::WUSR;
         chmodat(&directory, name, mode, rustix::fs::AtFlags::empty())?;
         listen(&socket, BACKLOG)?;
@@ -53,7 +53,7 @@ impl PacketListener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// As the system says: when there are no descriptors, or the other end is gone again.
+    /// The system's errors: no descriptors are free, or the peer has closed.
     pub async fn accept(&self) -> io::Result<PacketSocket> {
         Ok(PacketSocket(self.0.accept().await?.0))
     }
@@ -68,7 +68,7 @@ impl PacketSocket {
     /// Connects to the socket at `path`. Must be called within a tokio runtime; waits for nothing.
     ///
     /// # Errors
-    /// As the system says: `NotFound` on another machine, `PermissionDenied` for another user.
+    /// The system's errors: `NotFound` on another machine, `PermissionDenied` for another user.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -83,7 +83,7 @@ impl PacketSocket {
     /// Two ends of one connection, for tests.
     ///
     /// # Errors
-    /// As the system says.
+    /// The system's errors.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         Ok((Self::from_descriptor(one)?, Self::from_descriptor(other)?))
@@ -96,7 +96,7 @@ impl PacketSocket {
     /// The user at the other end, as this process's name space numbers users.
     ///
     /// # Errors
-    /// As the system says.
+    /// The system's errors.
     pub fn peer_uid(&self) -> io::Result<u32> {
         Ok(self.0.peer_cred()?.uid())
     }
@@ -104,8 +104,8 @@ impl PacketSocket {
     /// Sends a packet with open files.
     ///
     /// # Errors
-    /// `InvalidInput` for one that is empty or too large; as the system says when the other end is
-    /// gone.
+    /// `InvalidInput` if the packet is empty or too large; otherwise the system's errors, such as a
+    /// closed peer.
     pub async fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let sizes = 1..=HANDOFF_MESSAGE_BYTES_MAX;
         if !sizes.contains(&bytes.len()) || files.len() > HANDOFF_FILES_MAX {
@@ -124,7 +124,7 @@ impl PacketSocket {
     /// Waits for a packet and the open files in it; `None` at the end of the connection.
     ///
     /// # Errors
-    /// `InvalidData` for a packet that was cut; as the system says otherwise.
+    /// `InvalidData` for a truncated packet; otherwise the system's errors.
     pub async fn receive(&self) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         loop {
             self.0.readable().await?;
@@ -241,7 +241,7 @@ mod tests {
         one.send(&longest, &[]).await.expect("send");
         let (bytes, files) = other.receive().await.expect("receive").expect("packet");
         assert!(bytes == longest && files.is_empty());
-        // What another program sends beyond the bound is cut, and told.
+        // A packet of another program beyond the bound is truncated and reported.
         rustix::net::send(
             &one.0,
             &vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1],

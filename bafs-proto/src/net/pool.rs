@@ -27,11 +27,11 @@ const PAUSE_MS_MAX: u64 = 1_000;
 
 type SharedPoolEntry = Arc<Mutex<PoolEntry>>;
 
-/// What is at an address.
+/// The pool's state for one address.
 #[derive(Default)]
 struct PoolEntry {
     connection: Option<Connection>,
-    /// Which server was there first.
+    /// The server that first answered there.
     first_server: Option<ServerId>,
 }
 
@@ -60,8 +60,8 @@ impl Pool {
         }
     }
 
-    /// The same, but who was first at an address must be there always: for processes that know
-    /// servers by nothing else, and live no longer than what they do with them.
+    /// The same, but the first server at an address must stay there: for short-lived processes that
+    /// know servers only by address.
     #[must_use]
     pub fn with_pinned_servers(self) -> Self {
         let is_faithful = true;
@@ -102,11 +102,10 @@ impl Pool {
         Ok(connection)
     }
 
-    /// The connection to a certain server, if that one is at `address`; to whoever is there for
-    /// `None`.
+    /// The connection to a certain server, if it is at `address`; to any server there for `None`.
     ///
     /// # Errors
-    /// As [`Self::connection`]; also while another server is there.
+    /// As [`Self::connection`]; a different server there is accepted.
     pub async fn connection_to(
         &self,
         server: Option<ServerId>,
@@ -135,7 +134,7 @@ impl Pool {
             .await
     }
 
-    /// Makes a call once, and again while the server says that it is at it ([`KeepaliveDeadline`]).
+    /// Makes a call, and repeats it while the server reports progress ([`KeepaliveDeadline`]).
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -173,12 +172,12 @@ impl Pool {
         connection.call_with_body(token, call, body, deadline).await
     }
 
-    /// Makes a call, again and again while it fails transiently, until the deadline. A server that
-    /// is at it, and says so, has more time ([`KeepaliveDeadline`]).
+    /// Makes a call, again and again while it fails transiently, until the deadline. A server's
+    /// keepalives extend the deadline ([`KeepaliveDeadline`]).
     ///
     /// # Errors
-    /// The first error that is not transient, or the last transient one. When time ran out, with
-    /// why the call was repeated before; [`ErrorCode::HomeUnreachable`] stands for itself.
+    /// The first error that is not transient, or the last transient one. When the deadline passes,
+    /// with the reason of the earlier repetition; [`ErrorCode::HomeUnreachable`] is kept.
     pub async fn call_with_retries<C: Call + Clone>(
         &self,
         address: &str,
@@ -189,7 +188,7 @@ impl Pool {
     ) -> Result<(C::Reply, Bytes)> {
         let mut pause_ms = PAUSE_MS_MIN;
         let mut keepalive_deadline = KeepaliveDeadline::new(deadline);
-        // Why it was repeated says more than that time ran out meanwhile.
+        // The reason of the repetition is more precise than the timeout.
         let mut reason = None;
         loop {
             let body = body.clone();
@@ -233,8 +232,8 @@ fn check_server_id(meant: Option<ServerId>, there: &Connection, address: &str) -
     Err(Error::new(ErrorCode::Unreachable, text))
 }
 
-/// What is told when time ran out after a call was repeated for a `reason`. The code stays, by
-/// which callers know silence; but a home's silence is not that of who asked it.
+/// The error when the deadline passed after a call was repeated for a `reason`. The code stays,
+/// because callers recognise a silent server by it; but a silent home is reported as such.
 fn deadline_error(error: Error, reason: Option<Error>) -> Error {
     match reason {
         Some(reason) if reason.code == ErrorCode::HomeUnreachable => reason,
@@ -283,7 +282,7 @@ mod tests {
         first.abort();
     }
 
-    /// Is refused once, then hears nothing until time runs out.
+    /// Is rejected once, then gets no answer until the deadline.
     #[derive(Default)]
     struct RefusingThenSilentDialer(AtomicBool);
 

@@ -33,17 +33,17 @@ use crate::time::Deadline;
 
 pub use listener::QuicListener;
 
-/// Error codes of QUIC that stand for alerts of TLS (RFC 9001, section 4.8).
+/// QUIC error codes that carry alerts of TLS (RFC 9001, section 4.8).
 const TLS_ALERTS: std::ops::Range<u64> = 0x100..0x200;
 
 /// Bytes of a connection's name, all by chance: names that can be checked, as the library makes
 /// them, belong to one life of an endpoint, and the next life ignores them without a word.
 const CONNECTION_ID_BYTES: usize = 8;
 
-/// What the key is for by which a restarted server tells peers that it forgot their connections.
+/// Purpose of the key by which a restarted server resets its old connections.
 const RESET_KEY_PURPOSE: &str = "bafs 2026 stateless reset of a connection";
 
-/// Shortest pause between two such words: a thousand agents hear it within a second or two.
+/// Shortest pause between two such resets: a thousand agents are reset within a second or two.
 const RESET_INTERVAL_MIN: Duration = Duration::from_millis(1);
 
 /// Flow-control window of a stream and of a connection, in bytes: 1.25 MB, the library's default,
@@ -85,7 +85,7 @@ impl QuicDialer {
             .map_err(|e| unreachable(e.to_string()))?
             .await
             .map_err(|e| connect_error(address, &e))?;
-        // A server looks at our certificate when we believe to be connected already.
+        // The server verifies our certificate only after the client's handshake is complete.
         let server = self.say_hello(&connection).await.map_err(|error| {
             let reason = connection.close_reason();
             reason.map_or(error, |reason| connect_error(address, &reason))
@@ -146,7 +146,7 @@ impl QuicLink {
             .await
             .map_err(|e| connection_error(&e))?;
         let written = write_frame(&mut send, frame).await;
-        // Who is refused is told so before all is written.
+        // A rejected peer gets the error before its request is completely written.
         let heard = read_frame(&mut receive).await;
         heard.or_else(|error| written.and(Err(error)))
     }
@@ -178,7 +178,7 @@ impl Exchange for QuicLink {
     }
 }
 
-/// The bare endpoint below [`QuicDialer`]: who measures the library alone starts here.
+/// The bare endpoint below [`QuicDialer`], for measurements of the library alone.
 ///
 /// # Errors
 /// As [`QuicDialer::new`].
@@ -249,8 +249,8 @@ fn endpoint(
     .map_err(failed)
 }
 
-/// What is the same in each life of an endpoint: by it the next life answers packets for the last
-/// one in a way that the peer knows for genuine, and the peer need not wait for silence. The key
+/// A secret that all incarnations of an endpoint share. With it a new incarnation resets
+/// connections of the last one authentically, so the peer need not wait for a timeout. The key
 /// depends on the address, as a server of the same identity elsewhere could be made to say so too.
 fn persistent_endpoint_config(identity: &Identity, bound: SocketAddr) -> EndpointConfig {
     let place = bound.to_string();
@@ -335,7 +335,7 @@ async fn read_lengths(receive: &mut RecvStream) -> Result<(usize, usize)> {
     decode_lengths(lengths)
 }
 
-/// The head and the body, between whose pieces there are at most so many milliseconds.
+/// The head and the body, whose chunks arrive at most so many milliseconds apart.
 async fn read_head_and_body(
     receive: &mut RecvStream,
     (head, body): (usize, usize),

@@ -19,7 +19,7 @@ pub(super) fn is_directly_attached(address: IpAddr) -> bool {
         IpAddr::V4(_) => "/proc/net/route",
         IpAddr::V6(_) => "/proc/net/ipv6_route",
     };
-    // Where the table cannot be read nobody is near.
+    // An unreadable table makes no server local.
     std::fs::read_to_string(table).is_ok_and(|table| has_on_link_route(&table, address))
 }
 
@@ -29,7 +29,7 @@ fn has_on_link_route(table: &str, address: IpAddr) -> bool {
         IpAddr::V4(address) => route_v4(line, address),
         IpAddr::V6(address) => route_v6(line, address),
     });
-    // A route for everything says nothing of neighbours.
+    // A default route does not define neighbours.
     routes
         .max()
         .is_some_and(|(length, direct)| direct && length > 0)
@@ -41,7 +41,7 @@ fn route_v4(line: &str, address: Ipv4Addr) -> Option<(u32, bool)> {
     let mut next = || u32::from_str_radix(fields.next()?, 16).ok();
     let (to, _gateway, flags) = (next()?, next()?, next()?);
     let mask = fields.nth(3)?;
-    // Numbers as they lie in the memory of the machine, the address in network order.
+    // Numbers in the machine's byte order, the address in network order.
     let mask = u32::from_str_radix(mask, 16).ok()?;
     let wanted = u32::from_ne_bytes(address.octets());
     let leads = wanted & mask == to && flags & (ROUTE_UP | ROUTE_REJECT) == ROUTE_UP;

@@ -15,10 +15,10 @@ use crate::ALPN;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::{Identity, SERVER_NAME};
 
-/// A TCP connection on which both ends have shown who they are.
+/// A TCP connection whose ends have authenticated each other.
 pub(super) type TlsTcpStream = tokio_rustls::TlsStream<TcpStream>;
 
-/// Most bytes that are encrypted ahead of what the socket takes. It makes large writes: the
+/// Most bytes that are encrypted before the socket accepts them. It makes large writes: the
 /// library's 64 KiB are sixteen for each MiB.
 const TLS_BUFFER_BYTES_MAX: usize = 256 << 10;
 
@@ -93,7 +93,7 @@ impl Connector {
         Ok(Self(Arc::new(client_config(identity)?).into()))
     }
 
-    /// Secures a connection. The server has not looked at our certificate when this returns.
+    /// Secures a connection. The server has not verified our certificate when this returns.
     pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<TlsTcpStream> {
         let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
         let mut stream = self.0.connect(name, stream).await?;
@@ -115,8 +115,8 @@ impl Acceptor {
         Ok(Self(Arc::new(server_config(identity)?).into()))
     }
 
-    /// Secures a connection. Who is refused is heard out, or the system would throw the refusal
-    /// away together with what nobody reads.
+    /// Secures a connection. The server reads a rejected peer's data to its end; otherwise the
+    /// system would discard the alert together with unread data.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsTcpStream> {
         let mut stream = match self.0.accept(stream).into_fallible().await {
             Ok(stream) => stream,
@@ -136,7 +136,7 @@ impl Acceptor {
     }
 }
 
-/// Unlike QUIC, TLS lets peers go on who name no protocol at all.
+/// Unlike QUIC, TLS accepts peers that offer no protocol at all.
 fn check_protocol(agreed: Option<&[u8]>) -> io::Result<()> {
     if agreed == Some(ALPN) {
         return Ok(());
@@ -145,8 +145,7 @@ fn check_protocol(agreed: Option<&[u8]>) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
-/// Whether a failure says that one side does not accept the other's certificate or protocol: it
-/// never will.
+/// Whether a failure is permanent: one side does not accept the other's certificate or protocol.
 pub(super) fn is_refusal(error: &io::Error) -> bool {
     let below = error.get_ref().and_then(|e| e.downcast_ref());
     matches!(
@@ -161,10 +160,10 @@ pub(super) fn is_refusal(error: &io::Error) -> bool {
     )
 }
 
-/// Makes ring what TLS means in this process wherever nothing else is said: for clients of other
-/// servers' certificates. Harmless to repeat.
+/// Makes ring the default TLS provider of this process, for clients of other servers' certificates.
+/// Harmless to repeat.
 pub fn install_crypto_provider() {
-    // An error says that there is a default already.
+    // An error means that a default exists already.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 

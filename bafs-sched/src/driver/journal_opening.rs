@@ -2,11 +2,11 @@
 
 use bafs_proto::ids::RunId;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::Workflow;
 
 use super::RunOptions;
+use crate::Event;
 use crate::io::journal::{History, Journal, JournalHeader};
-use crate::logic::Event;
-use crate::workflow::Workflow;
 
 /// The journal of a run of `workflow`, and what it tells.
 pub(super) fn open_journal(

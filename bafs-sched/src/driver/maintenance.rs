@@ -14,7 +14,7 @@ use crate::io::home_aliases::HomeAliases;
 use crate::io::node_quotas::ClockReading;
 use crate::io::servers::RETRY_PAUSE;
 use crate::io::user_commands;
-use crate::logic::{Event, MountedVolume};
+use crate::{Event, MountedVolume};
 
 /// How long the end of a run waits for nodes that do not answer, in milliseconds.
 const QUOTA_RELEASE_TIMEOUT_MS: u64 = 1_000;

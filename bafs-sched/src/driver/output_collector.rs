@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 use super::Driver;
 use crate::io::job_logs::{JobLogs, LoggedAttempt};
 use crate::io::servers::Servers;
-use crate::logic::{Event, Scheduler};
 use crate::report::RunReportBuilder;
+use crate::{Event, Scheduler};
 
 /// Nodes that are asked at once.
 const CONCURRENT_READS_MAX: usize = 16;

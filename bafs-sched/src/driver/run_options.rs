@@ -7,7 +7,7 @@ use bafs_proto::identity::Identity;
 use tokio::sync::watch;
 
 use crate::io::homes::FileHome;
-use crate::logic::Settings;
+use crate::{Settings, StrategySelector};
 
 /// Options of a run, apart from the workflow.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub struct RunOptions {
     pub settings: Settings,
     /// The home that stands for `file:///…`, if there is one.
     pub file_home: Option<FileHome>,
+    /// Chooses strategies, where the settings configure that; the same one after a restart.
+    pub strategy_selector: Arc<dyn StrategySelector>,
     /// Stops the run.
     pub cancel_handle: CancelHandle,
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
-use crate::logic::{Event, Scheduler, Settings};
+use crate::{Event, Scheduler, Settings};
 
 /// So many nodes are asked at a time whether they are there; what so many say holds for all.
 const CONCURRENT_PROBES_MAX: usize = 32;
@@ -41,7 +41,7 @@ struct Silence {
 
 /// What calls told of servers. Times are those of this process, so that no clock is set back.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Connectivity {
+pub struct Connectivity {
     by_address: BTreeMap<String, AddressStatus>,
     /// When the catalog answered last.
     catalog_last_answer: Option<Time>,
@@ -57,7 +57,7 @@ pub(crate) struct Connectivity {
 
 impl Connectivity {
     /// The state of a scheduler that goes on with a run, at this time.
-    pub(crate) fn for_resumed_run(scheduler: &Scheduler, now: Time) -> Self {
+    pub fn for_resumed_run(scheduler: &Scheduler, now: Time) -> Self {
         let cut_off = scheduler.is_cut_off().then_some(now);
         Self {
             cut_off_since: cut_off,
@@ -66,13 +66,33 @@ impl Connectivity {
     }
 
     /// Somebody answered at this address.
-    pub(crate) fn note_answer(&mut self, address: &str, now: Time) {
+    pub fn note_answer(&mut self, address: &str, now: Time) {
+        if self.node_addresses.contains(address) {
+            self.restart_silences_of_all(now);
+        }
         let heard = self.by_address.entry(address.to_owned()).or_default();
         (heard.last_answer, heard.silence) = (Some(now), None);
     }
 
+    /// A node is about to answer. A time in which no node was heard counts against none of them:
+    /// who is silent beside it is waited for as if it had fallen silent now.
+    fn restart_silences_of_all(&mut self, now: Time) {
+        let answers = self.node_addresses.iter();
+        let answers = answers.filter_map(|address| self.by_address.get(address)?.last_answer);
+        let last = answers.max();
+        for heard in self.by_address.values_mut() {
+            let Some(silence) = &mut heard.silence else {
+                continue;
+            };
+            let was_nobody_heard = last.is_none_or(|last| last <= silence.noticed_at);
+            if was_nobody_heard && now.ms_since(silence.noticed_at) > RECENT_ANSWER_MS {
+                (silence.first_failed_call, silence.noticed_at) = (now, now);
+            }
+        }
+    }
+
     /// Nobody answered a call that was made at this time, unless another one was answered since.
-    pub(crate) fn note_silence(&mut self, address: &str, since: Time, now: Time) {
+    pub fn note_silence(&mut self, address: &str, since: Time, now: Time) {
         let heard = self.by_address.entry(address.to_owned()).or_default();
         if !heard.has_answered_since(since) {
             let noticed = now;
@@ -84,41 +104,32 @@ impl Connectivity {
     }
 
     /// The catalog answered with a list.
-    pub(crate) fn note_listing(&mut self, nodes: impl Iterator<Item = ServerId>, now: Time) {
+    pub fn note_listing(&mut self, nodes: impl Iterator<Item = ServerId>, now: Time) {
         self.catalog_last_answer = Some(now);
         self.listed_nodes = nodes.collect();
     }
 
     /// Whether no node answered since then.
-    pub(crate) fn is_every_node_silent_since(&self, since: Time) -> bool {
+    pub fn is_every_node_silent_since(&self, since: Time) -> bool {
         let heard = self.node_addresses.iter();
         let mut heard = heard.filter_map(|address| self.by_address.get(address));
         !heard.any(|heard| heard.has_answered_since(since))
     }
 
     /// Whether the scheduler is cut off.
-    pub(crate) fn is_cut_off(&self) -> bool {
+    pub fn is_cut_off(&self) -> bool {
         self.cut_off_since.is_some()
     }
 
     /// Whether a node answered lately, though the catalog may not list it.
-    pub(crate) fn has_recent_answer(
-        &self,
-        scheduler: &Scheduler,
-        server: ServerId,
-        now: Time,
-    ) -> bool {
+    pub fn has_recent_answer(&self, scheduler: &Scheduler, server: ServerId, now: Time) -> bool {
         let lost_after_ms = scheduler.settings().node_timeout_ms;
         let answered = self.status_of(scheduler, server).last_answer;
         answered.is_some_and(|at| now.ms_since(at) < lost_after_ms)
     }
 
     /// Nodes that must be asked whether they are there.
-    pub(crate) fn nodes_to_probe(
-        &mut self,
-        scheduler: &Scheduler,
-        now: Time,
-    ) -> Vec<(ServerId, String)> {
+    pub fn nodes_to_probe(&mut self, scheduler: &Scheduler, now: Time) -> Vec<(ServerId, String)> {
         let live: Vec<ServerId> = scheduler.live_nodes().collect();
         let is_silent = |server: &ServerId| self.status_of(scheduler, *server).silence.is_some();
         let is_doubtful = self.cut_off_since.is_some() || live.iter().any(is_silent);
@@ -145,7 +156,7 @@ impl Connectivity {
     }
 
     /// What follows from who answers and who does not.
-    pub(crate) fn detect_failures(&mut self, scheduler: &Scheduler, now: Time) -> Vec<Event> {
+    pub fn detect_failures(&mut self, scheduler: &Scheduler, now: Time) -> Vec<Event> {
         let nodes = scheduler.nodes().map(|(_, seen)| seen.address.clone());
         self.node_addresses = nodes.collect();
         for (_, seen) in scheduler.nodes().filter(|(id, _)| scheduler.is_lost(*id)) {
@@ -171,7 +182,11 @@ impl Connectivity {
                 continue;
             };
             let others = || live.iter().filter(|(other, _)| other != server);
-            if others().any(|(_, other)| other.has_answered_since(silence.noticed_at)) {
+            // An answer between two cuts tells nothing of now: its node is silent again.
+            let is_evidence = |other: &AddressStatus| {
+                other.silence.is_none() && other.has_answered_since(silence.noticed_at)
+            };
+            if others().any(|(_, other)| is_evidence(other)) {
                 let is_listed =
                     self.listed_nodes.contains(server) && self.has_catalog(lost_after_ms, now);
                 let most_ms = match is_listed {
@@ -269,10 +284,10 @@ fn cut_off_ms_max(settings: &Settings) -> u64 {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
-    use crate::logic::{NodeInfo, Space};
-    use crate::workflow::parse_workflow;
+    use crate::{NodeInfo, Space};
 
     const LOST_MS: u64 = 6_000;
 
@@ -333,6 +348,29 @@ mod tests {
             }
             told
         }
+    }
+
+    #[test]
+    fn silence_of_all_counts_against_no_node() {
+        let mut world = ConnectivityFixture::with_nodes(4);
+        world.pass_seconds(3, &[1, 2, 3, 4], Some(&[1, 2, 3, 4]));
+        let mut told = world.pass_seconds(6, &[], None);
+        told.extend(world.pass_seconds(2, &[2], None));
+        assert_eq!(told, []);
+        let told = world.pass_seconds(20, &[], None);
+        assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+    }
+
+    #[test]
+    fn node_heard_between_two_cuts_is_no_evidence() {
+        let mut world = ConnectivityFixture::with_nodes(4);
+        world.pass_seconds(3, &[1, 2, 3, 4], Some(&[1, 2, 3, 4]));
+        let mut told = world.pass_seconds(5, &[], None);
+        told.extend(world.pass_seconds(1, &[2], Some(&[1, 2, 3, 4])));
+        told.extend(world.pass_seconds(20, &[], None));
+        assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+        let told = world.pass_seconds(3, &[1, 2, 3, 4], Some(&[1, 2, 3, 4]));
+        assert_eq!(told, [Event::Reconnected]);
     }
 
     fn silent_event(id: u64) -> Event {

@@ -10,7 +10,7 @@ use super::calls::is_unanswered;
 use super::remote_io;
 use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, ServerAddress, Servers};
 use crate::driver::monotonic_now;
-use crate::logic::{Event, MountedVolume};
+use crate::{Event, MountedVolume};
 
 /// One file may take so long to be sent home before the call is repeated, in milliseconds.
 const EXTRACT_TIMEOUT_MS: u64 = 3_600_000;

@@ -8,13 +8,13 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::message::ReadCounters;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-
-use super::homes::FileHome;
-use super::servers::Servers;
-use crate::workflow::{
+use bafs_workflow::{
     Extract, ExtractTarget, HomePathKey, Overlap, Scheme, Url, VolumeKind, Workflow, find_overlaps,
     overlap_hint, split_parts, textual_key,
 };
+
+use super::homes::FileHome;
+use super::servers::Servers;
 
 /// A home says within so long who it is, in milliseconds; it is asked again.
 const IDENTITY_TIMEOUT_MS: u64 = 3_000;

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::{Scheme, Url, Workflow};
 use serde::{Deserialize, Serialize};
 
-use crate::logic::Event;
-use crate::workflow::{Scheme, Url, Workflow};
+use crate::Event;
 
 /// The home server that stands for `file:///…` of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -411,7 +411,7 @@ mod tests {
             job j {\nexecutable = x\n}\nmount d j /d\nmount s j /s\n\
             extract s x bafs://Other/x\n";
         let none = |path: &str| Err(path.to_owned());
-        let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = workflow.expect("it is right").workflow;
         let mut homes = Homes::for_workflow(None, &workflow);
         assert_eq!(homes.take_unjournaled(), []);
@@ -449,7 +449,7 @@ mod tests {
         let text = "volume s scratch 1 MB\njob j {\nexecutable = x\n}\nmount s j /s\n\
             extract s x bafs://hom/x\nextract s y bafs://home/y\n";
         let none = |path: &str| Err(path.to_owned());
-        let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = workflow.expect("it is right").workflow;
         let mut homes = Homes::for_workflow(None, &workflow);
         let mut told = Vec::new();

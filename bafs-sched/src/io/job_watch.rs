@@ -11,8 +11,8 @@ use bafs_proto::time::Deadline;
 use tokio::sync::{mpsc, watch};
 
 use super::servers::Servers;
+use crate::Event;
 use crate::driver::DriverMessage;
-use crate::logic::Event;
 
 /// One poll waits so long for news, in milliseconds.
 const POLL_WAIT_MS: u32 = 5_000;

@@ -44,10 +44,10 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::Workflow;
 use serde::{Deserialize, Serialize};
 
-use crate::logic::{Event, Settings};
-use crate::workflow::Workflow;
+use crate::{Event, Settings};
 
 /// First bytes of every journal; the number is the version of its form.
 ///
@@ -71,14 +71,15 @@ use crate::workflow::Workflow;
 /// nodes that failed and will be back, and counts what running jobs computed (2026-11). 18 = a core
 /// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
 /// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
-/// and leave, and plans less often; advice names the nodes of several times (2026-11).
-/// 20 = caches tell what they got once more, and which home a name means is kept (2026-11).
-/// 21 = sizes that nobody declared follow the nodes and grow again, alike jobs of a pipeline are
-/// measured, agents say where they count nothing, and logs of jobs that failed go home;
-/// volumes warn of what they do not have as their source has it; a scheduler that is cut off
-/// waits, and volumes of nodes that come back are used again (2026-11). 22 = events, actions and
-/// their fields are named by the glossary of ARCHITECTURE.md (2026-11).
-pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 22\n";
+/// and leave, and plans less often; advice names the nodes of several times (2026-11). 20 = caches
+/// tell what they got once more, and which home a name means is kept (2026-11). 21 = sizes that
+/// nobody declared follow the nodes and grow again, alike jobs of a pipeline are measured, agents
+/// say where they count nothing, and logs of jobs that failed go home; volumes warn of what they do
+/// not have as their source has it; a scheduler that is cut off waits, and volumes of nodes that
+/// come back are used again (2026-11). 22 = events, actions and their fields are named by the
+/// glossary of ARCHITECTURE.md (2026-11). 23 = settings name policies, and outputs and copies on
+/// several returned nodes are judged together (2026-11).
+pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 23\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
 
-use crate::logic::{Event, NodeInfo, Scheduler, Space};
+use crate::{Event, NodeInfo, Scheduler, Space};
 
 /// A node that stopped answering, but is still listed, gets another chance after so many listings.
 const SECOND_CHANCE_POLLS: u64 = 10;
@@ -19,17 +19,17 @@ const FOREIGN_CHANGE_BYTES_MIN: u64 = 1 << 20;
 
 /// What the catalog listed lately.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ListingTracker {
+pub struct ListingTracker {
     /// Who was in the last list.
     listed_nodes: BTreeSet<ServerId>,
     foreign_space: BTreeMap<ServerId, VecDeque<Space>>,
     /// Listings so far.
-    pub(crate) polls: u64,
+    pub polls: u64,
 }
 
 impl ListingTracker {
     /// The fact that a listing is, if it says anything new.
-    pub(crate) fn compare_listing(
+    pub fn compare_listing(
         &mut self,
         scheduler: &Scheduler,
         adverts: Vec<Advert>,
@@ -76,7 +76,7 @@ impl ListingTracker {
 
     /// The fact that a whole list of nodes is, if it says anything that the core does not know. Who
     /// is not in it is there all the same if the scheduler hears it: the catalog may be cut off.
-    pub(crate) fn find_changes(
+    pub fn find_changes(
         &mut self,
         scheduler: &Scheduler,
         nodes: Vec<NodeInfo>,
@@ -125,10 +125,10 @@ fn is_similar(known: &NodeInfo, node: &NodeInfo) -> bool {
 mod tests {
     use bafs_proto::ids::RunId;
     use bafs_proto::time::Time;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
-    use crate::logic::Settings;
-    use crate::workflow::parse_workflow;
+    use crate::Settings;
 
     const NODES: u64 = 4;
 

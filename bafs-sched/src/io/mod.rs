@@ -8,7 +8,7 @@
 //!   repeated for a while, mostly 20 s. Then an event says that it failed, and the core decides.
 //! * `job_watch`: waits for the ends of the executions of a node, by long polling.
 //! * `volume_copy`, `file_extraction`: replicas and results, which nodes make when they are asked.
-//! * [`homes`]: which home a URL of the workflow means.
+//! * [`homes`], `home_lookup`: which home a URL of the workflow means.
 //! * `listing_tracker`: what is new in the catalog's list of nodes.
 //! * `connectivity`, `node_probe`: which servers answer. If all are silent at once, the scheduler
 //!   is cut off, and no node counts as lost.
@@ -27,14 +27,15 @@
 //! second effect.
 
 pub(crate) mod calls;
-pub(crate) mod connectivity;
+pub mod connectivity;
 mod file_extraction;
 pub(crate) mod home_aliases;
+mod home_lookup;
 pub mod homes;
 pub mod job_logs;
 pub(crate) mod job_watch;
 pub mod journal;
-pub(crate) mod listing_tracker;
+pub mod listing_tracker;
 mod node_probe;
 pub(crate) mod node_quotas;
 pub(crate) mod remote_io;

@@ -8,8 +8,8 @@ use bafs_proto::node_quota::{NodeQuota, NodeQuotaList, NodeQuotaStatus, SetNodeQ
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use crate::logic::fair_share::{QuotaClaim, compute_fair_share, is_starving_others};
-use crate::logic::{NodeDemand, RunQuota, Scheduler, Space};
+use crate::policy::order::fair_share::{QuotaClaim, compute_fair_share, is_starving_others};
+use crate::{NodeDemand, RunQuota, Scheduler, Space};
 
 /// A node that others use too is asked so often, in milliseconds, and one that nobody else uses.
 const SHARED_NODE_INTERVAL_MS: u64 = 1_000;
@@ -137,15 +137,18 @@ impl NodeQuotas {
             {
                 fair.slots = fair.slots.max(1);
             }
-            let ask = fair.component_max(demand.committed).component_min(capacity);
+            let requested_quota = fair.component_max(demand.committed).component_min(capacity);
             known.fair_share = fair;
             if known.reported.is_some() {
-                known.granted = known.granted.component_min(ask);
+                known.granted = known.granted.component_min(requested_quota);
                 smaller.extend(known.take_change(server));
             }
             known.requested_at = Some(tick);
             known.is_requesting = true;
-            calls.push((server, self.build_request(self.serial, demand, ask)));
+            calls.push((
+                server,
+                self.build_request(self.serial, demand, requested_quota),
+            ));
         }
         (smaller, calls)
     }
@@ -276,10 +279,10 @@ impl KnownQuota {
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
-    use crate::logic::{Event, NodeInfo, Settings};
-    use crate::workflow::parse_workflow;
+    use crate::{Event, NodeInfo, Settings};
 
     const NODE: ServerId = ServerId(2);
 

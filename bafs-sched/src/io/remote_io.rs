@@ -5,10 +5,10 @@ use bafs_proto::file_op::{Caller, FileOp, FileReply, S_IFDIR, S_IFMT};
 use bafs_proto::ids::{AgentId, Epoch, ExtractionId, InodeNo, RunId};
 use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, SourceKind, StatSource, TreeRef};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::{Scheme, Url, VolumeKind, Workflow};
 
 use super::homes::HomePath;
 use super::servers::Servers;
-use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
 
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
 use bafs_proto::cache::{CacheStatus, GetCache, Pinning, WarmCache};
-use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -22,23 +22,18 @@ use bafs_proto::volume::{
     ReplacementPolicy, VolumeKind as Kind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
-use super::remote_io;
-use crate::logic::{Event, MountedVolume, Settings, Space};
-use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
+use crate::{Event, MountedVolume, Settings, Space};
 
 /// One call is repeated for so long, in milliseconds.
 pub(super) const CALL_TIMEOUT_MS: u64 = 20_000;
 
 /// A node says within so long what it keeps for the run, in milliseconds; it is asked again.
 const QUOTA_TIMEOUT_MS: u64 = 3_000;
-
-/// A home may take so long to appear in the catalog before its name counts as wrong, in
-/// milliseconds: adverts come every second and vanish after four.
-const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
 const CACHE_INSPECTION_TIMEOUT_MS: u64 = 3_000;
@@ -481,64 +476,6 @@ impl Servers {
         }
     }
 
-    /// Where a volume is at home when nothing is cached.
-    pub(super) async fn resolve_volume_home(
-        &self,
-        volume: VolumeIndex,
-        id: VolumeId,
-    ) -> Result<HomePath> {
-        match &self.workflow.volume(volume).kind {
-            VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
-            VolumeKind::Scratch { fill: Some(url) } => {
-                remote_io::prepare_filled_directory(
-                    self,
-                    self.resolve_url(url).await?,
-                    ExtractionId(id.0),
-                )
-                .await
-            }
-            VolumeKind::Scratch { fill: None } => {
-                let url = remote_io::find_results_home(&self.workflow).ok_or_else(|| {
-                    let text = "remote I/O needs a home, but the workflow names none";
-                    Error::new(ErrorCode::Unsupported, text)
-                })?;
-                let home = self.resolve_url(url).await?;
-                let path = format!("{}/{id}", remote_io::run_directory(self.run));
-                Ok(HomePath { path, ..home })
-            }
-        }
-    }
-
-    /// The place of a URL; waits a while for its home to appear in the catalog.
-    pub(crate) async fn resolve_url(&self, url: &crate::workflow::Url) -> Result<HomePath> {
-        let end = Deadline::after_ms(CALL_TIMEOUT_MS);
-        let mut timeout: Option<Deadline> = None;
-        loop {
-            let (found, is_listed) = {
-                let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-                (homes.resolve_url(url), homes.is_listed())
-            };
-            let error = match found {
-                Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
-                // Not the fault of who asks: it is away, as when a node says so.
-                Err(error) if error.is_transient() && self.is_resumed => {
-                    return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
-                }
-                found => return found,
-            };
-            // Its jobs ran, so the names in the workflow were right once: their homes come back.
-            if is_listed && !self.is_resumed {
-                let until =
-                    *timeout.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
-                if until.remaining().is_zero() {
-                    // A home that never appears is a mistake in the workflow.
-                    return Err(Error::new(ErrorCode::NotFound, error.detail));
-                }
-            }
-            tokio::time::sleep(RETRY_PAUSE).await;
-        }
-    }
-
     pub(super) fn narrow_home_token(
         &self,
         now: Time,
@@ -658,7 +595,7 @@ mod tests {
         let bearer = Bearer::new(token.expect("token"), signer.verifier());
         let none = |path: &str| Err(path.to_owned());
         let workflow = "job j {\nexecutable = x\n}\n";
-        let workflow = crate::workflow::parse_workflow("w.bafs", workflow, &none);
+        let workflow = bafs_workflow::parse_workflow("w.bafs", workflow, &none);
         let servers = Servers {
             pool: Pool::new(network.dialer("scheduler")),
             bearer: Arc::new(bearer),

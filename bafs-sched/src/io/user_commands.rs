@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use bafs_proto::ids::RunId;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::Workflow;
 
 use super::journal::{JournalHeader, OWNER_ONLY, restrict_to_owner};
-use crate::logic::UserCommand;
-use crate::workflow::Workflow;
+use crate::UserCommand;
 
 /// The file of wishes of the run with this journal.
 pub fn command_path(journal: &Path) -> PathBuf {
@@ -97,16 +97,17 @@ fn parse_command(line: &str, workflow: &Workflow) -> Option<UserCommand> {
 }
 
 /// The job of this name.
-pub fn find_job(workflow: &Workflow, name: &str) -> Option<crate::workflow::JobIndex> {
+pub fn find_job(workflow: &Workflow, name: &str) -> Option<bafs_workflow::JobIndex> {
     let position = workflow.jobs.iter().position(|job| job.name == name)?;
-    Some(crate::workflow::JobIndex(u32::try_from(position).ok()?))
+    Some(bafs_workflow::JobIndex(u32::try_from(position).ok()?))
 }
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::{JobIndex, parse_workflow};
+
     use super::*;
-    use crate::logic::Settings;
-    use crate::workflow::{JobIndex, parse_workflow};
+    use crate::Settings;
 
     fn test_header() -> JournalHeader {
         let none = |path: &str| Err(path.to_owned());

@@ -8,7 +8,7 @@ use bafs_proto::volume::{VolumeKind as Kind, VolumeSource};
 use bafs_proto::{Error, ErrorCode};
 
 use super::servers::{ServerAddress, Servers, created_events};
-use crate::logic::{Event, MountedVolume, Space};
+use crate::{Event, MountedVolume, Space};
 
 /// A copy of a volume that is to be made.
 #[derive(Debug)]

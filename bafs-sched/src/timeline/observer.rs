@@ -1,21 +1,21 @@
-//! What a core is told and what it asks for, turned into intervals.
+//! Turns the core's facts and actions into intervals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use super::{
     CopyDecisionRecord, ExecutionOutcome, ExecutionRecord, ExtractAttempt, JobStatus, NodeRecord,
     Timeline, VolumeRecord, VolumeRole,
 };
-use crate::logic::{
+use crate::{
     Action, CopyDecision, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, Scheduler,
 };
-use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
-/// Size of the pages in which agents report what was read, in bytes.
+/// Size of the pages in which agents report reads, in bytes.
 const PAGE_BYTES: u64 = 4_096;
 
 /// Follows a core through its journal, and notes when what began and ended.
@@ -28,7 +28,7 @@ pub(super) struct Observer {
     sendings: Vec<ExtractAttempt>,
     nodes: Vec<NodeRecord>,
     node_at: BTreeMap<ServerId, usize>,
-    /// Executions that are under way, by position.
+    /// Running executions, by position.
     open_executions: BTreeMap<ExecutionId, usize>,
     /// The last execution that did each job.
     completed_jobs: BTreeMap<JobIndex, usize>,
@@ -39,7 +39,7 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// Of a core that has not been told anything yet, in a run that began at `began`.
+    /// Observes a core without any fact yet, in a run that began at `began`.
     pub(super) fn new(scheduler: Scheduler, began: Time) -> Self {
         Self {
             scheduler,
@@ -71,7 +71,7 @@ impl Observer {
         }
     }
 
-    /// Notes a fact that the core is about to be told.
+    /// Notes a fact before the core gets it.
     fn note_event(&mut self, event: &Event) {
         match event {
             Event::NodesListed { nodes, .. } => {
@@ -108,7 +108,7 @@ impl Observer {
             }
             Event::FileExtracted { extract, bytes } => self.note_extracted(*extract, Some(*bytes)),
             Event::ExtractFailed { extract, .. } => self.note_extracted(*extract, None),
-            // The rest shows in what the core wants done.
+            // The core's actions show the rest.
             _ => self.is_fleet_stale |= matches!(event, Event::ServerSilent { .. } | Event::Tick),
         }
     }
@@ -191,7 +191,7 @@ impl Observer {
         }
     }
 
-    /// Looks at what the core believes after a fact.
+    /// Notes changes of the core's state after a fact.
     fn observe_state(&mut self) {
         let over: Vec<_> = self
             .open_executions
@@ -226,7 +226,7 @@ impl Observer {
                 if let Some((_, until)) = present.last_mut() {
                     *until = Some(self.at_ms);
                 }
-                // What was on it is of no use any more, and no server will say so.
+                // Its volumes are useless, and no server reports that.
                 let there = self.volumes.iter_mut();
                 for making in there.filter(|m| m.server == server && m.deleted_ms.is_none()) {
                     making.is_lost = true;
@@ -238,7 +238,7 @@ impl Observer {
         }
     }
 
-    /// Notes what the core wants done.
+    /// Notes an action of the core.
     fn note_action(&mut self, action: &Action) {
         match action {
             Action::CreateVolume {
@@ -362,7 +362,7 @@ impl Observer {
         node.map_or_else(|| server.to_string(), |node| node.name.clone())
     }
 
-    /// The intervals of all that was told.
+    /// The intervals of all facts.
     pub(super) fn finish(mut self) -> Timeline {
         // Jobs that were rolled back and have not started again.
         for (&job, &at) in &self.completed_jobs {
@@ -372,7 +372,7 @@ impl Observer {
         }
         let workflow = self.scheduler.workflow();
         let stages = workflow.levels();
-        let standing = |(at, job): (usize, &crate::workflow::Job)| JobStatus {
+        let standing = |(at, job): (usize, &bafs_workflow::Job)| JobStatus {
             name: job.name.clone(),
             state: self.scheduler.job_state(JobIndex(at as u32)),
             level: stages[at],
@@ -404,22 +404,24 @@ impl Observer {
 
     fn copy_decision(&self, volume: VolumeIndex, receipt: &CopyDecision) -> CopyDecisionRecord {
         let decision = match receipt.outcome {
-            CopyOutcome::NotWorthwhile => "not worth it".to_owned(),
-            CopyOutcome::NoRoom => "no room on another node".to_owned(),
+            CopyOutcome::NotWorthwhile => "not worthwhile".to_owned(),
+            CopyOutcome::NoRoom => "no space on another node".to_owned(),
             CopyOutcome::Copying(to) => format!("being copied to {}", self.node_name(to)),
             CopyOutcome::Copied(on, moved) => format!(
-                "copied to {} in {} ms: {} bytes crossed the network for the {} that it holds",
+                "copied to {} in {} ms: {} bytes crossed the network for a volume of {} bytes",
                 self.node_name(on),
                 moved.duration_ms,
                 moved.received_bytes,
                 moved.held_bytes
             ),
-            CopyOutcome::Failed => "failed or overtaken".to_owned(),
+            CopyOutcome::Failed => "failed or superseded".to_owned(),
             CopyOutcome::UsedForRecovery(ms) => format!("saved {ms} ms of work"),
             CopyOutcome::Replaced(moved) => {
-                format!("replaced, after {} ms of copying", moved.duration_ms)
+                format!("replaced after {} ms of copying", moved.duration_ms)
             }
-            CopyOutcome::Unused(moved) => format!("never needed, {} ms in vain", moved.duration_ms),
+            CopyOutcome::Unused(moved) => {
+                format!("unused after {} ms of copying", moved.duration_ms)
+            }
         };
         CopyDecisionRecord {
             volume: self.scheduler.workflow().volume(volume).name.clone(),

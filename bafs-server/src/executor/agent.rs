@@ -1,5 +1,5 @@
-//! One agent process: starts it, hands it the job, waits for its report, kills it when told. The
-//! agent's standard input stays open as long as this node lives: its end tells the agent to kill
+//! One agent process: starts it, hands it the job, waits for its report, kills it on request. The
+//! agent's standard input stays open as long as this node lives. When it closes, the agent kills
 //! the job, so that no job outlives its node, even after `kill -9`.
 
 use std::path::PathBuf;
@@ -77,14 +77,14 @@ async fn run_agent(
     let watched = (&temporary, unlinked);
     let result = run_within_quota(running, watched, killed, &stop).await;
     if let Some(logging) = logging {
-        // Who reads the report may look at the log next.
+        // The report's reader may read the log next.
         let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
     }
     temporary.remove().await;
     result
 }
 
-/// Paths at which a job sees what is not its own: volumes, and directories of the host.
+/// Paths of foreign data in a job's name space: volumes, and directories of the host.
 fn visible_paths(call: &StartJob) -> Vec<PathBuf> {
     let job = &call.job;
     let volumes = job.mounts.iter().map(|mount| &mount.path);
@@ -92,8 +92,7 @@ fn visible_paths(call: &StartJob) -> Vec<PathBuf> {
     paths.map(PathBuf::from).collect()
 }
 
-/// Waits for the end of a job, and brings it about when that is asked for or when its temporary
-/// files are more than its share.
+/// Waits for the end of a job; ends it on request, or when its temporary files exceed its quota.
 async fn run_within_quota(
     running: impl Future<Output = Result<JobReport, Error>>,
     (temporary, unlinked): (&TemporaryDirectory, UnlinkedFiles),
@@ -115,7 +114,7 @@ async fn run_within_quota(
     stop.send_replace(true);
     let report = running.await;
     match (excess, &report) {
-        // It came to its end before it was stopped.
+        // It ended before it was stopped.
         (Some(_), Ok(report)) if report.outcome == JobOutcome::Exited(0) => {}
         (Some(excess), _) => return Err(excess),
         (None, _) => {}
@@ -197,7 +196,7 @@ async fn supervise(
         // It may have died on the way and say why by its exit status.
         tracing::debug!(execution = %call.execution, %why, "job not taken by its agent");
     }
-    // One for both: what was read already is not read again.
+    // One buffer for both, so that no byte is read twice.
     let mut ending = std::pin::pin!(wait_for_end(child, reading));
     let ended = tokio::select! {
         ended = &mut ending => ended,
@@ -331,7 +330,7 @@ fn agent_died_error(call: &StartJob, why: &str) -> Error {
     Error::new(ErrorCode::ServerFault, text)
 }
 
-/// Cuts a report to what one reply carries: the pages first, they are statistics.
+/// Cuts a report to the size of one reply: the pages first, because they are only statistics.
 fn truncate_report(mut report: JobReport) -> JobReport {
     if report.output_tail.len() > OUTPUT_TAIL_BYTES_MAX {
         let start = report.output_tail.len() - OUTPUT_TAIL_BYTES_MAX;

@@ -1,5 +1,4 @@
-//! What agents say on standard error, and what their jobs print, in files of bounded size, number
-//! and age.
+//! Standard error of agents and output of their jobs, in files of bounded size, number and age.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::clock;
 
-/// Half of what is kept of one execution, in bytes: the file and the one before it.
+/// Half of the bytes kept of one execution: the file and the one before it.
 const LOG_FILE_BYTES_MAX: u64 = 512 << 10;
 
 /// Most log files, of which a job has up to four; the oldest go when a job starts, as with the next
@@ -50,14 +49,13 @@ pub(super) async fn copy_stderr(mut errors: ChildStderr, path: PathBuf) {
     }
 }
 
-/// The files in which an agent leaves what its job printed begin with this: what it wrote to
-/// standard output ends with `.out`, what to standard error with `.err`.
+/// Prefix of the files with a job's output: `.out` for standard output, `.err` for standard error.
 pub(super) fn output_path_prefix(logs: &Path, execution: ExecutionId) -> PathBuf {
     logs.join(execution.to_string())
 }
 
-/// What a job printed on standard output and on standard error; nothing when its logs are gone. A
-/// stream without a file printed nothing, if the agent has ended.
+/// A job's standard output and standard error; empty after its logs are removed. A stream without a
+/// file printed nothing, if the agent has ended.
 pub(super) fn read_output(
     logs: &Path,
     execution: ExecutionId,
@@ -120,7 +118,7 @@ fn remove_old_logs(directory: &Path, now: SystemTime) -> io::Result<()> {
     let mut logs = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        // Other jobs start, too, and remove what is old.
+        // Other jobs start concurrently and remove old files.
         if let Some(found) = ignore_missing(entry.metadata())? {
             logs.push((found.modified()?, found.len(), entry.path()));
         }
@@ -137,7 +135,7 @@ fn remove_old_logs(directory: &Path, now: SystemTime) -> io::Result<()> {
     Ok(())
 }
 
-/// What was done with a file, `None` if there is no such file any more.
+/// The result for a file, `None` if it no longer exists.
 fn ignore_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -177,8 +175,7 @@ mod tests {
         );
     }
 
-    /// What is left of logs of so many bytes, the first one the oldest, when a new one begins after
-    /// so long.
+    /// The remaining bytes of each log, the oldest first, when a new log begins after so long.
     fn remaining_logs(lengths: &[u64], after: Duration) -> Vec<String> {
         let directory = tempfile::tempdir().expect("directory");
         let begin = SystemTime::UNIX_EPOCH + 10 * LOG_AGE_MAX;

@@ -1,5 +1,5 @@
-//! Executions that earlier lives of the node have begun, so that none is begun twice. Knows nothing
-//! of how they ended: whoever asked sees to that.
+//! Executions that earlier lives of the node have begun, so that none is begun twice. Does not know
+//! how they ended; that is the caller's concern.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bafs_proto::ids::ExecutionId;
 
-/// Executions that one of the two files tells of; beyond that the older file goes.
+/// Executions in each of the two files; beyond that the older file is removed.
 const EXECUTIONS_PER_FILE_MAX: usize = 50_000;
 
 /// The executions of earlier lives, and the file to which those of this one are added.
@@ -24,7 +24,7 @@ impl StartedExecutions {
     /// Reads what earlier lives have left at `path`. Blocks.
     ///
     /// # Errors
-    /// What the disk says.
+    /// I/O errors.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let of_file = read_executions(path)?;
         let mut before = read_executions(&older_path(path))?;
@@ -47,7 +47,7 @@ impl StartedExecutions {
     /// loses power is away for longer than callers repeat a start.
     ///
     /// # Errors
-    /// What the disk says; the execution must not be begun then.
+    /// I/O errors; the execution must not start then.
     pub(super) fn record(&mut self, id: ExecutionId) -> io::Result<()> {
         if self.written_count >= EXECUTIONS_PER_FILE_MAX {
             match fs::rename(&self.path, older_path(&self.path)) {

@@ -28,13 +28,14 @@ const FREE_SPACE_POLL: Duration = Duration::from_millis(20);
 const WALK_MS_MIN: u64 = 2_000;
 const WALK_MS_MAX: u64 = 30_000;
 
-/// A walk that took a time is repeated after so many times that, whatever the disk says.
+/// A walk is repeated after so many times its duration, whatever the disk's usage.
 const WALK_PAUSE_FACTOR: u64 = 20;
 
-/// What an agent makes here for its job: directories that stand for those of the host.
+/// Directories that an agent makes here for its job, in place of those of the host.
 const OWN_DIRECTORIES: u64 = 2;
 
-/// How long the end of a job waits for the removal of its files; the rest goes on behind it.
+/// How long the end of a job waits for the removal of its files; the rest is removed in the
+/// background.
 const REMOVAL_MAX: Duration = Duration::from_secs(2);
 
 /// The least that each slot has, in bytes and files, also where the disk has nothing left beside
@@ -42,14 +43,14 @@ const REMOVAL_MAX: Duration = Duration::from_secs(2);
 const BYTES_MIN: u64 = 64 << 20;
 const FILES_MIN: u64 = 10_000;
 
-/// Of what a disk has left beside volumes jobs get this part, in percent: others write there, too,
-/// and what a job takes between two looks at it must fit.
+/// Jobs get this percentage of the free space of a disk beside volumes: other programs write there,
+/// too, and a job's writes between two checks must fit.
 const DISK_PERCENT: u64 = 50;
 
 /// Of a machine's memory jobs may share this part by name, in percent, as on the host.
 const MEMORY_PERCENT: u64 = 50;
 
-/// What each slot of a node has for temporary files.
+/// Quota of each slot of a node for temporary files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TemporaryQuota {
     /// Bytes on disk.
@@ -60,7 +61,7 @@ pub struct TemporaryQuota {
     pub memory_bytes: u64,
 }
 
-/// What a disk has, in bytes and files.
+/// Space of a disk, in bytes and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
     all_bytes: u64,
@@ -85,8 +86,8 @@ impl DiskSpace {
 }
 
 impl TemporaryQuota {
-    /// A share for each of so many slots of what is left beside volumes, which may have `offered`
-    /// bytes in all, and take `unreserved` of them later.
+    /// The quota of each of so many slots: an equal part of the free space beside volumes, which
+    /// may have `offered` bytes in all and reserve `unreserved` of them later.
     #[must_use]
     pub fn beside_volumes_quota(
         disk: DiskSpace,
@@ -95,7 +96,7 @@ impl TemporaryQuota {
         slots: u32,
     ) -> Self {
         let now = disk.free_bytes.saturating_sub(unreserved);
-        // Volumes may not have taken yet what they reserved.
+        // Volumes may not use all their reserved space yet.
         let later = disk.all_bytes.saturating_sub(offered);
         let slots = u64::from(slots.max(1));
         let share = |whole: u64, percent: u64| whole / 100 * percent / slots;
@@ -117,7 +118,7 @@ pub fn machine_memory_bytes() -> u64 {
     });
     let container = fs::read_to_string("/sys/fs/cgroup/memory.max");
     let container = container.ok().and_then(|text| text.trim().parse().ok());
-    // Where nobody says how much there is, little is sure to be there.
+    // Without a known limit, little space is certain.
     machine
         .unwrap_or(1 << 30)
         .min(container.unwrap_or(u64::MAX))
@@ -129,12 +130,12 @@ pub(super) struct TemporaryDirectory {
     path: PathBuf,
     limit: TemporaryQuota,
     job: String,
-    /// What a look found that found the disk full. Others that fail give space back at once, and
-    /// this job may fail a moment later.
+    /// The result of a check that found the disk full. Others that fail give space back at once,
+    /// and this job may fail a moment later.
     full: OnceLock<FreeSpace>,
 }
 
-/// What was seen at the last look.
+/// Usage at the last check.
 #[derive(Debug, Clone, Copy)]
 struct TemporaryUsage {
     used: Used,
@@ -157,7 +158,7 @@ impl TemporaryUsage {
         }
     }
 
-    /// Whether others and the job have taken half of what the job may still have.
+    /// Whether other programs and the job have used half of the job's remaining quota.
     fn may_exceed(&self, limit: TemporaryQuota, free: FreeSpace) -> bool {
         let taken = self.free.bytes.saturating_sub(free.bytes);
         let files = self.free.files.zip(free.files);
@@ -167,7 +168,7 @@ impl TemporaryUsage {
     }
 }
 
-/// What a job has in its temporary directories.
+/// The usage of a job's temporary directories.
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
     bytes: u64,
@@ -177,7 +178,7 @@ struct Used {
 }
 
 impl TemporaryDirectory {
-    /// Makes the directory of an execution, in place of what one of that name left.
+    /// Makes the directory of an execution, and replaces an older one of that name.
     pub(super) fn create(
         parent: &Path,
         execution: ExecutionId,
@@ -213,8 +214,8 @@ impl TemporaryDirectory {
         self.limit.memory_bytes
     }
 
-    /// Watches what the job has there, until that is more than its share. Reads whole directories,
-    /// so it looks seldom as long as the disk says that there cannot be much.
+    /// Watches the job's usage until it exceeds the quota. Walks whole directories, so it checks
+    /// seldom while the disk has plenty of space.
     pub(super) async fn wait_for_overflow(&self, unlinked: UnlinkedFiles) -> Error {
         let mut look = TemporaryUsage::unknown();
         loop {
@@ -287,8 +288,8 @@ impl TemporaryDirectory {
         Error::new(ErrorCode::TemporaryFull, text)
     }
 
-    /// A job that failed with files here, on a disk that had no space, did not fail by itself:
-    /// answers what the disk had free. Volumes on it tell of themselves.
+    /// A job that failed with files here, on a full disk, did not fail by itself: returns the
+    /// disk's free space. Volumes on it report their own failures.
     pub(super) async fn disk_full_error(&self, report: &JobReport) -> Option<Error> {
         let has_failed = match report.outcome {
             JobOutcome::Exited(code) => code != 0,
@@ -309,7 +310,7 @@ impl TemporaryDirectory {
         holds.then(|| Error::new(ErrorCode::ServerFault, describe_full_disk(free)))
     }
 
-    /// Removes the directory. What takes long goes on behind the end of the job.
+    /// Removes the directory. A slow removal continues after the end of the job.
     pub(super) async fn remove(mut self) {
         let path = std::mem::take(&mut self.path);
         let removing = tokio::task::spawn_blocking(move || remove_by_thread(&path));
@@ -318,8 +319,8 @@ impl TemporaryDirectory {
 }
 
 impl Drop for TemporaryDirectory {
-    /// The agent was given up: what its job leaves is removed by a thread, or by the next life of
-    /// the node.
+    /// The agent was abandoned: a thread, or the next incarnation of the node, removes its job's
+    /// files.
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
         if !path.as_os_str().is_empty() {
@@ -334,7 +335,7 @@ fn remove_by_thread(path: &Path) {
     }
 }
 
-/// What is there, with a name and without. Blocks.
+/// Usage of files with a name and without. Blocks.
 fn measure_all(path: &Path, unlinked: &UnlinkedFiles) -> io::Result<Used> {
     let (bytes, files) = measure_use(path)?;
     let (unlinked_bytes, unlinked_files) = unlinked.measure(fs::metadata(path)?.dev());
@@ -345,7 +346,7 @@ fn measure_all(path: &Path, unlinked: &UnlinkedFiles) -> io::Result<Used> {
     })
 }
 
-/// Whether a job holds some of what its disk lacks.
+/// Whether a job holds some of the space that its disk lacks.
 fn holds_some(bytes: u64, files: u64, free: FreeSpace) -> bool {
     match free.lacks_files() {
         true => files > OWN_DIRECTORIES,

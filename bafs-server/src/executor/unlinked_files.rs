@@ -1,5 +1,5 @@
 //! Files without a name that a job holds open in its temporary directories: they take space that no
-//! walk finds. Read from `/proc`, as far as this user may look at the processes of the job.
+//! walk finds. Read from `/proc`, if this user may inspect the processes of the job.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -9,10 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What a job has for itself, by the paths that it sees.
+/// The job's own directories, by the paths in its name space.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// What the kernel adds to the path of an open file that has no name any more.
+/// The kernel's suffix of the path of an open, unlinked file.
 const DELETED: &[u8] = b" (deleted)";
 
 /// Most processes that are looked at: those of a job that has more are partly not seen.
@@ -23,8 +23,8 @@ const PROCESSES_MAX: usize = 16_384;
 pub(super) struct UnlinkedFiles {
     /// The agent, from which all processes of the job descend; `None` when it has ended.
     agent: Option<u32>,
-    /// Paths of the job that are none of its own temporary directories: volumes, and what it shares
-    /// with the host.
+    /// Paths of the job outside its own temporary directories: volumes, and directories shared with
+    /// the host.
     others: Vec<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ impl UnlinkedFiles {
         let mut found: Vec<u32> = self.agent.into_iter().collect();
         let mut at = 0;
         while at < found.len().min(PROCESSES_MAX) {
-            // Whoever ends meanwhile has no children any more.
+            // A process that ended meanwhile has no children.
             found.extend(children(found[at]).unwrap_or_default());
             at += 1;
         }

@@ -10,13 +10,17 @@ use std::sync::OnceLock;
 use bafs_proto::path::{check_relative, from_bytes, join, to_bytes};
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{
-    FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, fsync, mkdirat, openat2,
+    Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, fsync, mkdirat, openat2,
     readlinkat, stat,
 };
 use rustix::io::Errno;
 
 /// Name in the root that belongs to the server: uploads under way, receipts, its id.
 pub const OWN_DIRECTORY: &str = ".bafs-put";
+
+/// Names of a directory that are compared for a "did you mean", as in workflows: seconds spent on a
+/// hint are not worth it.
+const NEAREST_CANDIDATES_MAX: usize = 20_000;
 
 /// An exported directory.
 #[derive(Debug)]
@@ -172,11 +176,50 @@ impl Export {
         path: &str,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<ExportEntry> {
-        let found = self.find(path)?;
+        let found = self.find(path).map_err(|error| match error.code {
+            ErrorCode::NotFound => self.missing_error(path),
+            _ => error,
+        })?;
         if found.path != path {
             allow(&found.path).map_err(|error| self.redirected_error(path, &found.path, error))?;
         }
         Ok(found)
+    }
+
+    /// Why there is nothing at a path: what is exported, and the name that was probably meant. It
+    /// tells one name at most that the token may not grant, a slip or three away from one that it
+    /// does.
+    fn missing_error(&self, path: &str) -> Error {
+        let home = match self.name() {
+            "" => self.root_path.display().to_string(),
+            name => format!("home '{name}', which exports {},", self.root_path.display()),
+        };
+        let hint = match self.find_nearest(path) {
+            Some(near) => format!("; did you mean '{near}'?"),
+            None => String::new(),
+        };
+        Error::new(ErrorCode::NotFound, format!("{home} has no '{path}'{hint}"))
+    }
+
+    /// The path that was probably meant by one with nothing at it: its first missing name is
+    /// another in the same directory.
+    fn find_nearest(&self, path: &str) -> Option<String> {
+        let names: Vec<&str> = path.split('/').collect();
+        let is_missing = |count: &usize| self.find(&names[..*count].join("/")).is_err();
+        let count = (1..=names.len()).find(is_missing)?;
+        let above = names[..count - 1].join("/");
+        let directory = self.find(&above).ok()?;
+        // What links lead to is not what the path named.
+        if directory.path != above {
+            return None;
+        }
+        let entries = Dir::new(directory.open_directory().ok()?).ok()?;
+        let entries = entries.take(NEAREST_CANDIDATES_MAX).flatten();
+        let entries = entries.map(|entry| from_bytes(entry.file_name().to_bytes()));
+        let shown = entries.filter(|name| !self.is_own_name(&directory.stat, name));
+        let near = find_nearest_name(names[count - 1], shown)?;
+        let rest = names[count..].join("/");
+        Some(join(&join(&above, &near), &rest))
     }
 
     /// Finds a directory and makes it, with those above it, where it is missing. Where links lead
@@ -304,6 +347,47 @@ pub(crate) fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
+/// The name with the fewest slips of the pen from `wanted`, as many as workflows permit: none in a
+/// letter, one in a short name, up to three in a long one. Of equals the first by alphabet.
+fn find_nearest_name(wanted: &str, names: impl Iterator<Item = String>) -> Option<String> {
+    let length = wanted.chars().count();
+    let slips_max = match length {
+        0 | 1 => 0,
+        _ => (length / 3).clamp(1, 3),
+    };
+    let wanted = wanted.to_lowercase();
+    names
+        .filter(|name| name != "." && name != ".." && name.chars().count().abs_diff(length) <= 3)
+        .map(|name| (strsim::osa_distance(&wanted, &name.to_lowercase()), name))
+        .filter(|(slips, _)| *slips <= slips_max)
+        .min()
+        .map(|(_, name)| name)
+}
+
+/// The user of this process, as an administrator looks for it.
+fn own_user() -> String {
+    let uid = nix::unistd::geteuid();
+    match nix::unistd::User::from_uid(uid) {
+        Ok(Some(user)) => format!("{} (uid {uid})", user.name),
+        // Its number is all that this machine knows of it.
+        Ok(None) | Err(_) => format!("with the uid {uid}"),
+    }
+}
+
+/// Says as whom this server is refused, and where.
+fn permission_error(path: &str, error: Errno) -> Error {
+    let above = match path.rsplit_once('/') {
+        Some((above, _)) => format!("the directory '{above}' above it"),
+        None => "the exported directory".to_owned(),
+    };
+    let text = format!(
+        "the home server's user {} lacks the right for '{path}' or {above}: {error}; give it with \
+         chmod at home, or name another path",
+        own_user()
+    );
+    Error::new(ErrorCode::RightMissing, text)
+}
+
 fn not_found_error(path: &str) -> Error {
     Error::new(ErrorCode::NotFound, format!("home has no '{path}'"))
 }
@@ -319,9 +403,17 @@ pub(crate) fn system_error(path: &str, error: Errno) -> Error {
             );
             return Error::new(ErrorCode::BadPath, text);
         }
+        Errno::ACCESS | Errno::PERM => return permission_error(path, error),
+        Errno::ISDIR => {
+            let text = format!(
+                "'{path}' is a directory at home: extract to a name in it, as '{path}/NAME', or \
+                 remove it"
+            );
+            return Error::new(ErrorCode::WrongState, text);
+        }
         Errno::LOOP | Errno::NAMETOOLONG => ErrorCode::BadPath,
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorCode::RightMissing,
-        Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => ErrorCode::WrongState,
+        Errno::ROFS => ErrorCode::RightMissing,
+        Errno::NOTEMPTY | Errno::EXIST => ErrorCode::WrongState,
         Errno::NOSPC | Errno::DQUOT => ErrorCode::NoSpaceBytes,
         _ => ErrorCode::ServerFault,
     };
@@ -329,4 +421,69 @@ pub(crate) fn system_error(path: &str, error: Errno) -> Error {
         code,
         format!("the home server cannot reach '{path}': {error}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn export(name: &str) -> (tempfile::TempDir, Export) {
+        let root = tempfile::tempdir().expect("directory");
+        fs::create_dir_all(root.path().join("in/reads")).expect("directories");
+        fs::create_dir(root.path().join(OWN_DIRECTORY)).expect("directory");
+        std::os::unix::fs::symlink("in", root.path().join("link")).expect("link");
+        let export = Export::open(root.path()).expect("export");
+        if !name.is_empty() {
+            export.set_name(name);
+        }
+        (root, export)
+    }
+
+    #[test]
+    fn missing_sources_suggest_similar_names() {
+        for name in ["home", ""] {
+            let (_root, export) = export(name);
+            let place = export.root_path().display();
+            let home = match name {
+                "" => place.to_string(),
+                name => format!("home '{name}', which exports {place},"),
+            };
+            for (path, hint) in [
+                ("inn", "; did you mean 'in'?"),
+                ("IN/reads", "; did you mean 'in/reads'?"),
+                ("in/raeds", "; did you mean 'in/reads'?"),
+                ("out", ""),
+                ("i", ""),
+                ("link/raeds", ""),
+                (".bafs-pat", ""),
+                (OWN_DIRECTORY, ""),
+            ] {
+                let refused = export.find_allowed(path, |_| Ok(())).expect_err(path);
+                assert_eq!(refused.code, ErrorCode::NotFound, "{path}");
+                assert_eq!(refused.detail, format!("{home} has no '{path}'{hint}"));
+            }
+        }
+    }
+
+    #[test]
+    fn refused_targets_say_what_to_do() {
+        let directory = system_error("out/o2", Errno::ISDIR);
+        assert_eq!(directory.code, ErrorCode::WrongState);
+        let words = "'out/o2' is a directory at home: extract to a name in it, as 'out/o2/NAME', \
+                     or remove it";
+        assert_eq!(directory.detail, words);
+        for (path, place) in [
+            ("ro/o", "'ro/o' or the directory 'ro' above it"),
+            ("o", "'o' or the exported directory"),
+        ] {
+            let refused = system_error(path, Errno::ACCESS);
+            assert_eq!(refused.code, ErrorCode::RightMissing);
+            let uid = nix::unistd::geteuid();
+            for part in [place, &format!("uid {uid}"), "; give it with chmod at home"] {
+                assert!(refused.detail.contains(part), "{refused}");
+            }
+        }
+    }
 }

@@ -77,7 +77,10 @@ impl Store {
         // this machine, and somebody may have put links where a node of root would write.
         let root = &private_directory(root).map_err(|e| match e.get_ref() {
             Some(_) => Error::new(ErrorCode::RightMissing, fault(&e).detail),
-            None => fault(&e),
+            None => fault(&format!(
+                "cannot make the directory: {e}; name one that this user may make, on a disk of \
+                 its own"
+            )),
         })?;
         for part in ["volumes", "making", "trash", "cache", "logs", "temporary"] {
             fs::create_dir_all(root.join(part)).map_err(|e| fault(&e))?;
@@ -363,6 +366,15 @@ mod tests {
         assert!(second.detail.contains("another node"), "{second}");
         drop(store);
         assert_eq!(Store::open(directory.path()).expect("open").id(), id);
+    }
+
+    #[test]
+    fn impossible_stores_name_another_place() {
+        let refused = Store::open(Path::new("/proc/x/y")).expect_err("no directory");
+        assert_eq!(refused.code, ErrorCode::ServerFault);
+        let words = "store /proc/x/y: cannot make the directory: No such file or directory";
+        assert!(refused.detail.starts_with(words), "{refused}");
+        assert!(refused.detail.contains("; name one that"), "{refused}");
     }
 
     #[test]

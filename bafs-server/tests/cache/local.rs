@@ -495,7 +495,7 @@ async fn a_restarted_node_leaves_surviving_readers_unaffected() {
     let opened = agent.hold(0).await.expect("it is wholly here");
     let directory: OwnedFd = agent.handoff.files[0].try_clone().expect("clone");
     let path = openat(&directory, "0", OFlags::RDONLY, Mode::empty());
-    let read_by_map = File::from(path.expect("open"));
+    let mapped_file = File::from(path.expect("open"));
     drop(world.kill(0));
     world.start(1);
     world.announce_nodes();
@@ -503,12 +503,12 @@ async fn a_restarted_node_leaves_surviving_readers_unaffected() {
     // It fills its cache anew, and the old agent reads on as if nothing had happened.
     scan(node, 1, &large).await;
     assert!(read_whole(&opened, small.len()) == small);
-    assert!(read_whole(&read_by_map, small.len()) == small);
+    assert!(read_whole(&mapped_file, small.len()) == small);
     let before = world.home_bytes();
     scan(node, 0, &small).await;
     assert!(world.home_bytes() > before, "the survivors kept it");
     // Without the map, only the file that somebody has open is left behind.
-    drop((agent, read_by_map, directory));
+    drop((agent, mapped_file, directory));
     scan(node, 0, &small).await;
     let mut agent = LocalAgent::new(node).await;
     wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::CheckpointTiming;
+use super::PolicyArgs;
 
 #[derive(Debug, Args)]
 #[command(
@@ -105,9 +105,8 @@ pub(crate) struct SimArgs {
     /// Rate of each node's link, such as 100MB/s; overrides the environment's.
     #[arg(long, value_name = "RATE")]
     pub(crate) local_rate: Option<String>,
-    /// When to copy scratch data to another node, in case a node fails.
-    #[arg(long, value_enum, default_value = "never")]
-    pub(crate) checkpoint: CheckpointTiming,
+    #[command(flatten)]
+    pub(crate) policies: PolicyArgs,
     /// Strategy to simulate: a name, `need` (no strategy), or `adaptive` (the strategy selector
     /// chooses, and changes the strategy during the run). Defaults to the choice of `bafs plan`;
     /// with --from-journal, to `need`.

@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::message::ReadCounters;
 use bafs_sched::driver::CancelHandle;
-use bafs_sched::logic::{IoMode, Outcome, Settings};
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_sched::{IoMode, Outcome, Settings};
+use bafs_workflow::{Workflow, parse_workflow};
 use serde::Serialize;
 
 use crate::args::DemoArgs;
@@ -230,7 +230,7 @@ async fn measure_run(
             ..Settings::default()
         },
         output,
-        kill_after_jobs: args.kill_node_after.filter(|_| !remote_io),
+        jobs_before_kill: args.kill_node_after.filter(|_| !remote_io),
         published_progress: PublishedProgress::default(),
         cancel: CancelHandle::default(),
     };

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use bafs_sched::workflow::{Job, Url, VolumeKind, Workflow};
+use bafs_workflow::{Job, Url, VolumeKind, Workflow};
 use tokio::process::Command;
 
 /// Runs a whole workflow below `work`, reading `bafs://home/` from `home`, and returns where each

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{VolumeKind, Workflow};
+use bafs_workflow::{VolumeKind, Workflow};
 
 use super::reference_run::export_path;
 

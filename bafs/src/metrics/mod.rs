@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use bafs_sched::logic::Progress;
+use bafs_sched::Progress;
 use bafs_server::counters::{Metrics, ReadMetrics};
 
 #[cfg(test)]

@@ -245,11 +245,6 @@ pub(crate) const TABLE: &[Metric] = &[
         "Secondary copies evicted for space",
     ),
     counter(
-        "cache_evicted_pinned",
-        "node",
-        "Pinned blocks evicted for space",
-    ),
-    counter(
         "cache_evicted_for_full_disk",
         "node",
         "Blocks evicted because the disk was full",

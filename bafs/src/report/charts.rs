@@ -43,8 +43,8 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
         ("done", ExecutionOutcome::Done),
         ("rolled back", ExecutionOutcome::RolledBack),
         ("failed", ExecutionOutcome::Failed),
-        ("given up", ExecutionOutcome::Abandoned),
-        ("under way", ExecutionOutcome::Running),
+        ("abandoned", ExecutionOutcome::Abandoned),
+        ("running", ExecutionOutcome::Running),
     ];
     let has = |health: ExecutionOutcome| timeline.executions.iter().any(|e| e.outcome == health);
     let kinds = kinds.into_iter().filter(|(_, health)| has(*health));
@@ -77,13 +77,13 @@ pub(super) fn draw_processors(timeline: &Timeline) -> Result<String> {
         let until = execution.ended_ms.unwrap_or(end);
         (execution.requested_ms, until, f64::from(execution.slots))
     });
-    let there = timeline.nodes.iter().flat_map(|node| {
-        let present = node.presence.iter();
-        present.map(|(from, until)| (*from, until.unwrap_or(end), f64::from(node.slots)))
+    let present = timeline.nodes.iter().flat_map(|node| {
+        let intervals = node.presence.iter();
+        intervals.map(|(from, until)| (*from, until.unwrap_or(end), f64::from(node.slots)))
     });
     let curves = vec![
         sum_intervals("slots of jobs", ran, end),
-        sum_intervals("slots there", there, end),
+        sum_intervals("slots present", present, end),
     ];
     draw_chart("Processors", "slots at once", curves)
 }
@@ -100,8 +100,8 @@ pub(super) fn draw_space(timeline: &Timeline) -> Result<String> {
         })
     };
     let offered = timeline.nodes.iter().flat_map(|node| {
-        let present = node.presence.iter();
-        present.map(|(from, until)| (*from, until.unwrap_or(end), node.capacity_bytes as f64))
+        let intervals = node.presence.iter();
+        intervals.map(|(from, until)| (*from, until.unwrap_or(end), node.capacity_bytes as f64))
     });
     let mut curves = vec![
         sum_intervals("scratch volumes", of(VolumeRole::Scratch), end),

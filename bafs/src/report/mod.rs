@@ -6,10 +6,11 @@ mod page;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bafs_sched::Outcome;
 use bafs_sched::goodput::{Goodput, compute_goodput};
-use bafs_sched::logic::Outcome;
 use bafs_sched::replay::{HistoryLine, replay_history};
 use bafs_sched::timeline::{Timeline, build_timeline};
+use bafs_sim::strategy_selector::ModelSelector;
 use serde::Serialize;
 
 use crate::args::ReportArgs;
@@ -59,8 +60,8 @@ pub(crate) fn run_report(args: &ReportArgs, output: Printer) -> Result<()> {
 fn read_report(journal: &Path) -> Result<ReportData> {
     let history = bafs_sched::io::journal::read_history(journal)?;
     let workflow = history.header.workflow.clone();
-    let (lines, _) = replay_history(history.clone());
-    let timeline = build_timeline(history);
+    let (lines, _) = replay_history(history.clone(), &ModelSelector);
+    let timeline = build_timeline(history, &ModelSelector);
     let goodput = compute_goodput(&workflow, &timeline);
     Ok(ReportData {
         warnings: collect_warnings(&timeline),
@@ -104,9 +105,9 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use bafs_sched::io::journal::{History, JournalHeader};
-    use bafs_sched::logic::{Settings, Space};
-    use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_sched::{Settings, Space};
+    use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 
@@ -173,7 +174,7 @@ mod tests {
             assert!(!found.contains(bad), "{bad} is in the page");
         }
         assert_eq!(page.matches("<svg").count(), 4);
-        for section in ["Ledger", "Failures", "Copies", "Warnings", "What happened"] {
+        for section in ["Ledger", "Failures", "Copies", "Warnings", "Events"] {
             assert!(page.contains(section), "{section} is missing");
         }
         assert!(report.goodput.total.lost_ms > 0, "nothing was lost");

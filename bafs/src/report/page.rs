@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use bafs_proto::path::is_control_or_bidirectional;
+use bafs_sched::Outcome;
 use bafs_sched::goodput::TimeAccount;
-use bafs_sched::logic::Outcome;
 
 use super::{ReportData, charts};
 
@@ -60,7 +60,7 @@ fn outcome_text(outcome: Option<&Outcome>) -> &'static str {
         Some(Outcome::Complete) => "complete",
         Some(Outcome::Failed { .. }) => "FAILED",
         Some(Outcome::Cancelled) => "cancelled",
-        None => "under way",
+        None => "running",
     }
 }
 
@@ -155,7 +155,7 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
         return Ok(());
     }
     *html += "<h2>Failures</h2>";
-    write_header(html, &["job", "node", "from, s", "to, s", "how it ended"])?;
+    write_header(html, &["job", "node", "from, s", "to, s", "outcome"])?;
     for execution in lost.iter().take(ROWS_MAX) {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
         let how = match execution.outcome {
@@ -178,50 +178,50 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
 }
 
 fn write_copies(html: &mut String, report: &ReportData) -> Result<()> {
-    let receipts = &report.timeline.copy_decisions;
-    if receipts.is_empty() {
+    let decisions = &report.timeline.copy_decisions;
+    if decisions.is_empty() {
         return Ok(());
     }
-    *html += "<h2>Copies to other nodes, with receipts</h2>";
+    *html += "<h2>Copies to other nodes</h2>";
     let titles = [
         "volume",
         "at, s",
-        "a loss costs, s",
+        "cost of a loss, s",
         "probability, %",
         "benefit, s",
-        "takes, s",
-        "jobs wait, s",
+        "copy time, s",
+        "wait of jobs, s",
         "delay by space, s",
         "decision",
     ];
     write_header(html, &titles)?;
-    for receipt in receipts.iter().take(ROWS_MAX) {
+    for decision in decisions.iter().take(ROWS_MAX) {
         // How long jobs wait for a copy is known as soon as it is known how long that takes.
-        let known = |ms: u64| match receipt.copy_ms {
+        let known = |ms: u64| match decision.copy_ms {
             Some(_) => format_seconds(ms),
-            None => "not known yet".to_owned(),
+            None => "unknown".to_owned(),
         };
         write_row(
             html,
             &[
-                &receipt.volume,
-                &format_seconds(receipt.at_ms),
-                &format_seconds(receipt.redo_ms),
-                &format!("{:.4}", receipt.risk_ppm as f64 / 1e4),
-                &format!("{:.3}", receipt.benefit_us as f64 / 1e6),
-                &known(receipt.copy_ms.unwrap_or(0)),
-                &known(receipt.wait_ms),
-                &format_seconds(receipt.space_ms),
-                &receipt.decision,
+                &decision.volume,
+                &format_seconds(decision.at_ms),
+                &format_seconds(decision.redo_ms),
+                &format!("{:.4}", decision.risk_ppm as f64 / 1e4),
+                &format!("{:.3}", decision.benefit_us as f64 / 1e6),
+                &known(decision.copy_ms.unwrap_or(0)),
+                &known(decision.wait_ms),
+                &format_seconds(decision.space_ms),
+                &decision.decision,
             ],
         )?;
     }
     *html += "</table>";
-    write_omitted(html, receipts.len())
+    write_omitted(html, decisions.len())
 }
 
 fn write_events(html: &mut String, report: &ReportData) -> Result<()> {
-    *html += "<h2>What happened</h2>";
+    *html += "<h2>Events</h2>";
     write_header(html, &["s", ""])?;
     for line in report.history_lines.iter().take(ROWS_MAX) {
         write_row(html, &[&format_seconds(line.at_ms), &line.text])?;

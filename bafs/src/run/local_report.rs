@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bafs_sched::logic::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
 use bafs_sched::report::RunReport;
-use bafs_sched::workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
+use bafs_sched::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
+use bafs_workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
 
 use crate::args::UsageError;
 use crate::units::format_bytes;
@@ -202,7 +202,7 @@ pub(super) fn oversubscription_message(
 #[cfg(test)]
 mod tests {
     use bafs_proto::ids::RunId;
-    use bafs_sched::logic::Progress;
+    use bafs_sched::Progress;
 
     use super::*;
 
@@ -214,7 +214,7 @@ mod tests {
                  extract w o {url}\n"
             );
             let none = |_: &str| Err("no files".to_owned());
-            let parsed = bafs_sched::workflow::parse_workflow("w.bafs", &text, &none);
+            let parsed = bafs_workflow::parse_workflow("w.bafs", &text, &none);
             check_home_names(&parsed.expect("a workflow").workflow)
         };
         for right in ["bafs://home/o", "bafs://HOME/o", "ftp://h/o", "file:///w/o"] {

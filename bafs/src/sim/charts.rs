@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use bafs_sched::planner::{CanonicalWorkload, Environment, Strategy, plan_workload};
-use bafs_sched::sim::SimulationResult;
-use bafs_sched::sim::study::{StudyPoint, StudyVariable, sketch_point};
-use bafs_sched::workflow::Workflow;
+use bafs_sim::planner::{CanonicalWorkload, Environment, Strategy, plan_workload};
+use bafs_sim::simulator::SimulationResult;
+use bafs_sim::simulator::study::{StudyPoint, StudyVariable, sketch_point};
+use bafs_workflow::Workflow;
 
 use super::SimulatedRun;
 use crate::graph;
@@ -139,7 +139,7 @@ impl ChartFiles<'_> {
 
 fn curve_points(
     run: &SimulationResult,
-    of: impl Fn(&bafs_sched::sim::UsageSample) -> f64,
+    of: impl Fn(&bafs_sim::simulator::UsageSample) -> f64,
 ) -> Vec<(f64, f64)> {
     let moments = run.samples.iter();
     moments.map(|m| (m.at_us as f64 / 1e6, of(m))).collect()
@@ -259,7 +259,7 @@ pub(super) fn choice_map(canonical: &CanonicalWorkload, environment: &Environmen
         is_logarithmic: true,
     };
     CategoryMap {
-        title: "Strategy that the model chooses".to_owned(),
+        title: "Strategy chosen by the model".to_owned(),
         x: axis("batch volume, bytes"),
         y: axis("private volume, bytes"),
         columns,

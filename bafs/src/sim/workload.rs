@@ -4,15 +4,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
-use bafs_sched::past_runs::{self, PastRun, Site};
-use bafs_sched::planner::{
+use bafs_sim::past_runs::{self, PastRun, Site};
+use bafs_sim::planner::{
     CanonicalWorkload, Environment, Plan, RESTART_S_DEFAULT, Shape, SimulatedPlan,
 };
-use bafs_sched::sim::{
+use bafs_sim::simulator::{
     LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, TrialScope, TrialsOutcome,
     build_canonical_workflow, decide_by_simulation, derive_simulated_plan,
 };
-use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
+use bafs_workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
 use serde::Serialize;
 
 use crate::args::SimArgs;
@@ -146,7 +146,7 @@ impl Workload {
             false => TrialScope::All,
         };
         let doubts = decide_by_simulation(plan, doubt, work, environment, &self.load);
-        doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
+        doubts.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))
     }
 
     /// What a scheduler that plans by itself is told before it begins.
@@ -157,7 +157,7 @@ impl Workload {
             environment,
             &self.load,
         );
-        advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
+        advice.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))
     }
 
     /// Space of each node that the scheduler left unused in the run that is simulated again, in
@@ -191,8 +191,7 @@ impl Workload {
         }
         self.check_processors(args, &environment)?;
         let checked = environment.validate();
-        let environment =
-            checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))?;
+        let environment = checked.map_err(|error| anyhow!("nodes and links: {}", error.message))?;
         if args.canonical.is_some() {
             self.check_cache_count(&environment)?;
         }
@@ -205,8 +204,8 @@ impl Workload {
         let nodes = environment.storing_nodes();
         if batch.saturating_mul(nodes) > CACHES_MAX {
             bail!(
-                "--canonical: {batch} batch volumes with parts on {nodes} nodes are too much to \
-                 simulate; the limit is {CACHES_MAX} parts"
+                "--canonical: {batch} batch volumes on {nodes} nodes have too many partitions to \
+                 simulate; the limit is {CACHES_MAX}"
             );
         }
         Ok(())
@@ -228,7 +227,10 @@ impl Workload {
 /// The machines of a run, as far as its journal tells.
 fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environment> {
     let unknown = |name: &str, what: &str| {
-        anyhow!("the journal shows no rate of {what}: too few data crossed it; give --{name}")
+        anyhow!(
+            "the journal shows no rate of {what}, because the run moved too little data; give \
+                 --{name}"
+        )
     };
     let home = home.or(site.home_bytes_per_s);
     let local = local.or(site.local_bytes_per_s);
@@ -240,7 +242,7 @@ fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Resul
         restart_s: RESTART_S_DEFAULT,
     };
     if environment.cpus() == 0 {
-        bail!("no node of that run had a processor");
+        bail!("no node of the past run had a processor");
     }
     Ok(environment)
 }
@@ -306,7 +308,7 @@ fn parse_mtbf(text: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::planner::NodeClass;
+    use bafs_sim::planner::NodeClass;
     use clap::Parser;
 
     use super::*;
@@ -365,7 +367,7 @@ mod tests {
     fn predictions_use_the_traced_run_times() {
         let none = |_: &str| Err("no files".to_owned());
         let text = "job a {\nexecutable = x\nruntime = 5 s\n}\n";
-        let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
         let workflow = parsed.unwrap().workflow;
         let trace = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(trace.path(), "job,compute\na,500\n").unwrap();
@@ -425,10 +427,10 @@ mod tests {
         };
         for (count, expected) in [
             ("4000000000", "4000000000 nodes are too many"),
-            ("900000", "more than 8000 PB"),
+            ("900000", "larger than 8000 PB"),
             (
                 "500000",
-                "50 batch volumes with parts on 500000 nodes are too much",
+                "50 batch volumes on 500000 nodes have too many partitions",
             ),
         ] {
             let error = refused(count);

@@ -1,11 +1,11 @@
 //! `bench chaos`: runs in which nodes, links, disks, the catalog and the scheduler fail by a seed.
-//! A hundred in virtual time (`virtual`), five with real processes (`real`). What counts: every
-//! run complete, every file that of a run without faults, nothing left.
+//! A hundred in virtual time (`virtual`), five with real processes (`real`). Criteria: every run is
+//! complete, every file equals that of a run without faults, no leftovers.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::simulated_cluster::SimulatedCluster;
+use bafs_sim::simulated_cluster::SimulatedCluster;
 
 use super::{BenchmarkReport, Options};
 use crate::chaos;
@@ -13,11 +13,11 @@ use crate::chaos;
 /// Runs in virtual time, and with real processes.
 const VIRTUAL_RUNS: (u64, u64) = (100, 10);
 const REAL_RUNS: (u64, u64) = (5, 1);
-/// Real faults go on for so long: less than a run takes, as a node that is away at its end keeps
+/// Duration of real faults: less than a run takes, because a node that is absent at its end keeps
 /// volumes until their lifetime ends.
 const FAULT_PERIOD: Duration = Duration::from_secs(20);
 
-/// What runs came to.
+/// The results of runs.
 #[derive(Debug, Default)]
 struct ChaosTotals {
     runs: u64,

@@ -1,4 +1,4 @@
-//! The machine that is measured on: what it is, how busy, and how to make its caches cold.
+//! The measured machine: its properties, its load, and how to make its caches cold.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tempfile::TempDir;
 
-/// Above this load for each processor, other programs disturb what is measured.
+/// Above this load for each processor, other programs disturb the measurement.
 const QUIET_LOAD_MAX: f64 = 0.2;
 
 /// One paragraph about the machine, with a warning when it is not calm.
@@ -53,8 +53,8 @@ pub fn read_free_bytes() -> usize {
         .map_or(0, |kib| kib << 10)
 }
 
-/// Uses memory once and gives it back. Virtual machines get memory from their hosts when they touch
-/// it first, at some 400 MB/s where this was seen, which has nothing to do with what is measured.
+/// Uses memory once and gives it back. Virtual machines get memory from their hosts at the first
+/// touch, at some 400 MB/s on one such machine, which must not count.
 pub fn warm_memory(bytes: usize) {
     const PIECE: usize = 1 << 20;
     let pieces = (0..bytes / PIECE).map(|_| std::hint::black_box(vec![1_u8; PIECE]));
@@ -66,7 +66,7 @@ pub fn warm_memory(bytes: usize) {
 pub enum CacheDropScope {
     /// The kernel dropped every clean page, name and attribute.
     Everything,
-    /// Not root: only the pages of the named files were given up, as far as the kernel agreed.
+    /// Not root: the kernel dropped only pages of the named files, and perhaps not all of them.
     NamedFiles,
 }
 

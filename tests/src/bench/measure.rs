@@ -1,5 +1,5 @@
-//! Repetitions and what they say: rounds in which all ways take turns, medians, spreads, ratios.
-//! Prints nothing.
+//! Repetitions and their statistics: rounds in which all variants take turns, medians, spreads,
+//! ratios. Prints nothing.
 
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -29,9 +29,9 @@ impl<'a> BenchmarkVariant<'a> {
     }
 }
 
-/// Runs every way once in each round. Every second round goes backwards, and after two rounds
-/// another one begins, so that what wanders with time (clock rates, other load) and what a way
-/// leaves behind for the next (pages to be written, numbers of removed files) meet all ways alike.
+/// Runs every way once in each round. Every second round runs backwards, and after two rounds
+/// another variant begins. So slow drifts (clock rates, other load) and the effects of one variant
+/// on the next (dirty pages, numbers of removed files) hit all variants alike.
 ///
 /// # Errors
 /// That of a way, with its name.
@@ -132,10 +132,10 @@ pub fn format_number(value: f64) -> String {
     }
 }
 
-/// Runs something and says how many seconds it took.
+/// Runs a function and returns its seconds.
 ///
 /// # Errors
-/// That of what runs.
+/// The function's error.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 pub fn time_seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     let start = Instant::now();

@@ -1,8 +1,8 @@
-//! Benchmarks: what is shared by all of them, and their list. Each has a folder of its own.
+//! Benchmarks: their common parts, and their list. Each has a folder of its own.
 //!
-//! To add one: a module here, and a line in [`ALL`]. It gets [`Options`], interleaves its ways
-//! with [`measure::run_interleaved`], and tells everything to a [`BenchmarkReport`]: every figure
-//! is a ratio to another way that ran in the same rounds, and what could not be measured is said.
+//! To add one: a module here, and a line in [`ALL`]. It gets [`Options`], interleaves its variants
+//! with [`measure::run_interleaved`], and reports all to a [`BenchmarkReport`]: every figure is a
+//! ratio to another variant of the same rounds, and missing measurements are listed.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 mod cache;
@@ -16,6 +16,7 @@ mod minimal_file_systems;
 pub mod nohang;
 pub mod options;
 mod planner;
+mod policies;
 pub mod report;
 mod shell;
 mod sim;
@@ -31,7 +32,7 @@ pub use self::report::BenchmarkReport;
 pub struct Benchmark {
     /// As `cargo xtask bench NAME` calls it; without spaces.
     pub name: &'static str,
-    /// What it compares, in a line.
+    /// Its comparison, in a line.
     pub description: &'static str,
     /// Runs it.
     pub run: fn(&Options, &mut BenchmarkReport) -> Result<()>,
@@ -79,16 +80,21 @@ pub const ALL: &[Benchmark] = &[
         run: planner::run,
     },
     Benchmark {
+        name: "policies",
+        description: "each policy of the scheduler beside the default of its family, simulated",
+        run: policies::run,
+    },
+    Benchmark {
         name: "sim",
         description: "the scheduler core at size: a million jobs on ten thousand simulated nodes",
         run: sim::run,
     },
 ];
 
-/// Does what the command line says.
+/// Runs the benchmark of the command line.
 ///
 /// # Errors
-/// A wrong command line, or why a benchmark could not go on.
+/// A wrong command line, or the error of a benchmark.
 pub fn main(arguments: &[String]) -> Result<()> {
     match arguments {
         [list] if list == "--list" => {

@@ -1,4 +1,4 @@
-//! What the command line of a benchmark may say. Runs nothing.
+//! The command line of a benchmark. Runs nothing.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -44,7 +44,7 @@ impl Options {
         self.only.is_empty() || self.only.iter().any(|wanted| wanted == part)
     }
 
-    /// Those of these points of a curve that shall be measured.
+    /// The points of a curve to measure.
     ///
     /// # Errors
     /// Others are asked for, and none of these.

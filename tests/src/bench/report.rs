@@ -1,5 +1,5 @@
-//! What a benchmark says: tables for people while it runs, one JSON object at the end. Measures
-//! nothing.
+//! The output of a benchmark: tables for people during the run, one JSON object at the end.
+//! Measures nothing.
 
 use std::ops::RangeInclusive;
 
@@ -55,7 +55,7 @@ impl BenchmarkReport {
             .insert(key.to_owned(), json!(round_figure(value)));
     }
 
-    /// Notes a figure that is meant to lie in `aim`; the end of the report says what does not.
+    /// Notes a figure with its target `aim`; the end of the report lists missed targets.
     pub fn add_figure_with_target(&mut self, key: &str, value: f64, aim: RangeInclusive<f64>) {
         self.add_figure(key, value);
         let bound = |bound: f64| match bound.is_infinite() {
@@ -89,12 +89,12 @@ impl BenchmarkReport {
     }
 
     /// These figures, and no others, make the last line as JSON, in this order; `null` where there
-    /// is none. All that was found is the line before.
+    /// is none. The line before has all results.
     pub fn set_summary_figures(&mut self, figures: &'static [&'static str]) {
         self.summary_figures = figures;
     }
 
-    /// Ends the report: says again what is missing; as JSON, the last line is one object.
+    /// Ends the report: lists the missing parts again; as JSON, the last line is one object.
     pub fn finish(self, as_json: bool) {
         println!("\n== {}: figures", self.name);
         for (key, value) in &self.figures {

@@ -1,4 +1,4 @@
-//! A shell, in a job or on the host, which a benchmark tells what to run: everything uses the same
+//! A shell, in a job or on the host, in which a benchmark runs its programs: all use the same
 //! mount.
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,11 +11,11 @@ use anyhow::{Context, Result, bail, ensure};
 use super::measure::Stopwatch;
 use crate::TestCluster;
 
-/// Longest time for one line or one program: what takes longer hangs, and the benchmark goes on
+/// Longest time for one line or one program: a slower one hangs, and the benchmark continues
 /// without it.
 const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Longest time for a shell to end when it is told to.
+/// Longest time for a shell to exit on request.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub(super) struct Shell {
     child: Child,
     input: Option<ChildStdin>,
-    /// Lines that it prints, from a thread of their own: nobody can wait for a pipe in time.
+    /// Lines of its output, from a thread of their own, because a pipe has no read timeout.
     output: Receiver<String>,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn run_program(command: &mut Command) -> Result<Output> {
         .stderr(Stdio::piped())
         .spawn()?;
     if !has_ended_within(&mut child, RUN_TIMEOUT)? {
-        // Who waits for a file system that hangs does so after this too.
+        // Processes that wait for a hanging file system still do so after this.
         child.kill()?;
         bail!("{command:?} hangs");
     }
@@ -76,7 +76,7 @@ impl Shell {
         let (lines, output) = mpsc::channel();
         std::thread::spawn(move || {
             let printed = BufReader::new(printed).lines();
-            // Nobody listens any more when the shell is given up.
+            // The receiver is gone after the shell was abandoned.
             let _ = printed
                 .map_while(Result::ok)
                 .try_for_each(|line| lines.send(line));
@@ -88,7 +88,7 @@ impl Shell {
         })
     }
 
-    /// Runs a line, and returns what it printed on standard output.
+    /// Runs a line, and returns its standard output.
     ///
     /// # Errors
     /// When the shell ends, or the line hangs: nothing can be run after that.
@@ -133,7 +133,7 @@ impl Drop for Shell {
         // It ends with its standard input.
         drop(self.input.take());
         if !has_ended_within(&mut self.child, END_TIMEOUT).unwrap_or(true) {
-            // What it runs hangs; who removes the mounts sets it free.
+            // Its program hangs; removing the mounts frees it.
             let _ = self.child.kill();
         }
     }

@@ -9,10 +9,10 @@ use super::fault_plan::{FaultKind, PlannedFault};
 use super::{ChaosRun, USERS, start_run};
 use crate::bench::nohang::fault_scenario::fill_disk;
 
-/// What somebody else fills a disk with.
+/// The file with which another user fills a disk.
 const FILLER_FILE: &str = "filler";
 
-/// Faults that are to come, and those that are there.
+/// Pending faults, and current ones.
 pub(super) struct FaultInjector {
     pending: Vec<PlannedFault>,
     /// With when the next half of a pulse begins, and whether it is a bad one.
@@ -37,7 +37,7 @@ impl FaultInjector {
         active.any(|(fault, ..)| fault.kind == FaultKind::Kill && fault.target == user)
     }
 
-    /// Begins and ends what is due.
+    /// Begins and ends the faults that are due.
     pub(super) fn advance(&mut self, now_ms: u64, run: &mut ChaosRun) -> Result<()> {
         let ended: Vec<_> = self
             .active
@@ -72,7 +72,7 @@ impl FaultInjector {
     }
 }
 
-/// Makes a fault happen; not where there is nobody any more to whom it could.
+/// Injects a fault, unless its target is gone.
 fn begin_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<bool> {
     let target = fault.target.as_str();
     let cluster = &mut run.cluster;

@@ -1,29 +1,30 @@
-//! What fails, where, when and for how long: drawn from a seed before a run begins. Does nothing.
+//! The faults of a run, with place, time and duration: drawn from a seed before the run begins.
+//! Does nothing.
 
 use std::fmt;
 
 use crate::seeded_rng::SeededRng;
 
-/// What goes wrong with a server, or on the way to it.
+/// The fault of a server, or of its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
     /// Killed (SIGKILL), and started again at the end.
     Kill,
-    /// Killed; what it kept is gone when it starts again.
+    /// Killed; its data is lost at the restart.
     Wipe,
-    /// Stopped (SIGSTOP), and goes on at the end.
+    /// Stopped (SIGSTOP), and continued at the end.
     Stop,
-    /// Stopped and let go on, again and again.
+    /// Stopped and continued repeatedly.
     StopPulsed,
     /// Its link is down.
     Cut,
     /// Its link is down and up, again and again.
     CutPulsed,
-    /// Its packets arrive at nobody of the other side; theirs arrive here.
+    /// Its packets are lost; packets of the other side arrive.
     CutOneWay,
     /// A part of the packets to it is lost.
     PacketLoss,
-    /// Somebody else fills its disk.
+    /// Another user fills its disk.
     DiskFull,
 }
 
@@ -51,9 +52,9 @@ impl FaultKind {
 /// One fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFault {
-    /// What.
+    /// The fault.
     pub kind: FaultKind,
-    /// Of whom: a node, `home`, `catalog`, or a user, whose scheduler it is.
+    /// The target: a node, `home`, `catalog`, or a user, for the user's scheduler.
     pub target: String,
     /// The other side of a one-way cut.
     pub other_side: Option<String>,
@@ -81,15 +82,15 @@ impl fmt::Display for PlannedFault {
     }
 }
 
-/// So many things are wrong at once at most: some nodes must be left to go on.
+/// Most concurrent faults: some nodes must be able to continue.
 const CONCURRENT_FAULTS_MAX: usize = 3;
 
 /// A fault lasts so long, in milliseconds.
 const FAULT_MS_MIN: u64 = 1_000;
 const FAULT_MS_MAX: u64 = 14_000;
 
-/// The faults of a seed on so many nodes `n1`, `n2`, …, while runs of these users go on: they begin
-/// and end within so many milliseconds.
+/// The faults of a seed on so many nodes `n1`, `n2`, …, during runs of these users: they begin and
+/// end within so many milliseconds.
 pub fn plan_faults(
     rng: &mut SeededRng,
     nodes: u64,
@@ -164,7 +165,7 @@ fn draw_fault(
             .filter(|it| *it != target)
             .unwrap_or_else(|| "home".to_owned()),
     });
-    // A killed scheduler is started again soon: nothing is told of it meanwhile.
+    // A killed scheduler is restarted soon: until then it gets no report.
     let for_ms = match kind {
         FaultKind::Kill if target == user => for_ms.min(3_000),
         _ => for_ms,

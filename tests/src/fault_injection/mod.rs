@@ -1,7 +1,7 @@
 //! Chaos from outside. Each server and each user's scheduler has a network name space of its own;
-//! two users run workflows at once; servers, links and disks fail as a seed says. Afterwards every
-//! result is compared with one that was made without BAFS, and each job that ran again needs a
-//! fault of what held it or its volumes.
+//! two users run workflows at once; servers, links and disks fail according to a seed. Afterwards
+//! every result is compared with one that was made without BAFS. Each job that ran again needs a
+//! fault of its node or its volumes as cause.
 
 mod fault_injector;
 pub mod fault_plan;
@@ -34,25 +34,25 @@ const SLOTS: u32 = 2;
 
 /// Things fail within so long of a run.
 const FAULT_WINDOW: Duration = Duration::from_secs(22);
-/// Runs take so much longer at least, that what was away is back before they end.
+/// Runs outlast the faults by this time, so that absent servers return before their ends.
 const QUIET_PERIOD: Duration = Duration::from_secs(6);
 
 /// A run that takes longer hangs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(170);
 
-/// So much of what a scheduler said is told.
+/// Most bytes of a scheduler's output in the report.
 const OUTPUT_TAIL_LINES: usize = 12;
 
-/// What came of a seed.
+/// The result of a seed.
 #[derive(Debug, Default)]
 pub struct SeedResult {
     /// Which seed it really was.
     pub seed: u64,
-    /// What failed, in order.
+    /// The injected faults, in order.
     pub faults: Vec<String>,
-    /// Files at home that are not what they must be.
+    /// Files at home with wrong content.
     pub wrong_files: Vec<String>,
-    /// Runs that did not end complete, files that are missing, and what is left of the runs.
+    /// Incomplete runs, missing files, and leftovers of the runs.
     pub problems: Vec<String>,
     /// Jobs that ran again.
     pub reruns: Vec<Rerun>,
@@ -105,8 +105,8 @@ pub fn run_seed(seed: u64) -> Result<SeedResult> {
     })
 }
 
-/// All these seeds, two beside each other, as most of a run's time is waiting; each verdict is told
-/// as soon as it is there. What cannot be run counts as failed.
+/// All these seeds, two concurrently, because most of a run's time is waiting; each verdict is
+/// printed immediately. A seed that cannot run counts as failed.
 pub fn run_seeds(
     seeds: impl IntoIterator<Item = u64>,
     tell: &(dyn Fn(&SeedResult) + Sync),
@@ -160,7 +160,7 @@ pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
     })
 }
 
-/// Does something on a thread whose mounts nobody else sees; they end with it.
+/// Runs a function on a thread with private mounts, which end with it.
 fn run_with_private_mounts<T: Send + 'static>(
     act: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -372,7 +372,7 @@ fn journal_path(workflow: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Starts a user's run, or takes up what a killed scheduler left.
+/// Starts a user's run, or resumes the run of a killed scheduler.
 fn start_run(cluster: &NamespaceCluster, user: &str, workflow: &Path) -> Result<ChildGuard> {
     let workflow = workflow.to_string_lossy();
     let mut command = cluster.bafs_command(&["run", &workflow, "--user", user])?;
@@ -385,8 +385,8 @@ fn start_run(cluster: &NamespaceCluster, user: &str, workflow: &Path) -> Result<
     cluster.network.spawn_in_host(user, &mut command)
 }
 
-/// What a fault may be a cause for. One of a scheduler, of its link or of the catalog is none:
-/// nothing that holds a job or a volume suffers.
+/// The executions that a fault may affect. One of a scheduler, of its link or of the catalog is
+/// none: nothing that holds a job or a volume suffers.
 fn to_injected_fault(fault: &fault_plan::PlannedFault, begun_ms: u64) -> InjectedFault {
     let is_server = |name: &&String| *name != "catalog" && !USERS.contains(&name.as_str());
     let sides = std::iter::once(&fault.target).chain(&fault.other_side);

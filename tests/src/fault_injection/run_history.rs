@@ -1,4 +1,4 @@
-//! What a run did, from its journal: who ran where and when, which volumes were where, and why a
+//! The history of a run, from its journal: where and when jobs ran, where volumes were, and why a
 //! job ran again. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,9 +8,10 @@ use anyhow::Result;
 use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal;
-use bafs_sched::logic::{Action, Event, Scheduler};
 use bafs_sched::replay::{HistoryLine, replay_history};
-use bafs_sched::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_sched::{Action, Event, Scheduler};
+use bafs_sim::strategy_selector::ModelSelector;
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One attempt to run a job.
 #[derive(Debug, Clone)]
@@ -34,15 +35,15 @@ pub struct Execution {
 /// Something that was made to fail.
 #[derive(Debug, Clone)]
 pub struct InjectedFault {
-    /// What, for people.
+    /// The description, for people.
     pub text: String,
     /// Since when, by the machine's clock in milliseconds.
     pub at_ms: u64,
     /// Until when.
     pub until_ms: u64,
-    /// Servers that it concerns. What only a scheduler or the catalog suffers concerns none.
+    /// Servers that it concerns. Faults of schedulers and of the catalog affect no execution.
     pub servers: BTreeSet<String>,
-    /// The only user who suffers from it, if so.
+    /// The only affected user, if there is one.
     pub user: Option<String>,
 }
 
@@ -53,11 +54,11 @@ pub struct Rerun {
     pub job: String,
     /// The fault that made it so, if one did.
     pub cause: Option<String>,
-    /// What the journal says of the job; for people.
+    /// The journal's records of the job; for people.
     pub journal_lines: Vec<String>,
 }
 
-/// A run, as its journal tells it.
+/// A run, from its journal.
 #[derive(Debug)]
 pub struct RunHistory {
     executions: Vec<Execution>,
@@ -65,10 +66,10 @@ pub struct RunHistory {
     journal_events: Vec<HistoryLine>,
 }
 
-/// A node is given up, and what it kept is missed, so long after a fault has ended at most.
+/// Longest time after a fault's end until its node is declared lost and its volumes are missed.
 const DETECTION_MS_MAX: u64 = 5_000;
 
-/// So much of what is told of a job is kept.
+/// Most records of a job that are kept.
 const LINES_KEPT_MAX: usize = 14;
 
 /// All attempts of a run to run jobs, in order.
@@ -88,7 +89,12 @@ impl RunHistory {
         let history = journal::read_history(path)?;
         let header = history.header.clone();
         let workflow = header.workflow.clone();
-        let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+        let mut scheduler = Scheduler::with_strategy_selector(
+            header.run,
+            header.workflow,
+            header.settings,
+            &ModelSelector,
+        );
         let mut all: Vec<Execution> = Vec::new();
         let mut at: BTreeMap<ExecutionId, usize> = BTreeMap::new();
         for (now, event) in history.records.clone() {
@@ -124,7 +130,7 @@ impl RunHistory {
                 });
             }
         }
-        let (lines, _) = replay_history(history);
+        let (lines, _) = replay_history(history, &ModelSelector);
         Ok(Self {
             executions: all,
             workflow,
@@ -164,9 +170,9 @@ impl RunHistory {
         begun.filter_map(move |one| Some((last.insert(one.job, one)?, one)))
     }
 
-    /// Why a job ran again at a time after this execution: a fault of what held it, its volumes or,
-    /// while it read a cache, home; or a reason for which a job has to run again that reads what it
-    /// had made, which had been deleted.
+    /// Why a job ran again at a time after this execution: a fault of its node, of its volumes or,
+    /// while it read a cache, of home; or the repetition of a consumer whose input had been
+    /// deleted.
     fn find_cause(
         &self,
         before: &Execution,
@@ -217,8 +223,8 @@ impl RunHistory {
         })
     }
 
-    /// The end of what is told of a job and of the volumes that it writes, but for what was weighed
-    /// of copies.
+    /// The last records of a job and of the volumes that it writes, without the assessments of
+    /// copies.
     fn journal_lines(&self, job: &str) -> Vec<String> {
         let is_own = |one: &&Execution| one.name == job;
         let index = self.executions.iter().find(is_own).map(|one| one.job);
@@ -259,7 +265,7 @@ fn execution_of(event: &Event) -> Option<ExecutionId> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

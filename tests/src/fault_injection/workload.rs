@@ -13,7 +13,7 @@ use crate::seeded_rng::SeededRng;
 /// Stages of each pipeline; one job more gathers what all of them made.
 pub const LEVELS: u32 = 3;
 
-/// What all jobs of a first and second stage read.
+/// The input of all jobs of a first and second level.
 pub const SHARED_DATA_PATH: &str = "data/all";
 
 /// How the volume of a stage is declared.
@@ -21,7 +21,7 @@ pub const SHARED_DATA_PATH: &str = "data/all";
 enum SizeDeclaration {
     /// It may hold so much, exactly.
     Declared,
-    /// Nobody knows.
+    /// The size is unknown.
     Unknown,
     /// Jobs of its node work on the directory itself.
     Watched,
@@ -89,7 +89,7 @@ impl Workload {
         workload
     }
 
-    /// Whose run it is.
+    /// The user of the run.
     pub fn user(&self) -> &str {
         &self.user
     }
@@ -103,7 +103,7 @@ impl Workload {
         u32::try_from(self.pipelines.len()).unwrap_or(u32::MAX)
     }
 
-    /// What the jobs of all first stages read.
+    /// The input of the jobs of all first levels.
     pub fn shared_data() -> Vec<u8> {
         let lines = (0..50_000u32).map(|n| format!("{n}\n"));
         lines.flat_map(String::into_bytes).collect()
@@ -144,7 +144,7 @@ impl Workload {
         text
     }
 
-    /// Makes all results in a directory, without BAFS; `data` is what the cache shows.
+    /// Makes all results in a directory, without BAFS, from the cache's files in `data`.
     ///
     /// # Errors
     /// The shell fails.
@@ -222,11 +222,11 @@ fn declare_job(job: &str, script: &str) -> String {
 pub struct ExpectedFile {
     /// Below home's directory.
     pub path: String,
-    /// What it has.
+    /// The content.
     pub content: Vec<u8>,
 }
 
-/// Where a script finds what it reads and writes.
+/// The paths of a script's inputs and outputs.
 struct ScriptPaths {
     data: String,
     input: String,

@@ -36,7 +36,7 @@ pub struct NamespaceCluster {
     /// Where they live: `catalog`, `home`, `n1`, `n2`, … and [`SCHEDULER_HOST`].
     pub network: Network,
     addresses: BTreeMap<String, String>,
-    /// What `bafs://home/` shows.
+    /// The directory of `bafs://home/`.
     pub home: TempDir,
     /// Stores (`n1`, …), logs (`n1.log`, …) and the identity.
     pub directory: TempDir,
@@ -46,7 +46,7 @@ impl NamespaceCluster {
     /// Starts catalog, home and nodes `n1`, `n2`, … of these sizes, with so many slots each.
     ///
     /// # Errors
-    /// What is not permitted here, or a server that does not start.
+    /// The missing permission, or a server that does not start.
     pub fn start(node_sizes: &[&str], slots: u32) -> Result<Self> {
         let mut cluster = Self {
             servers: BTreeMap::new(),
@@ -159,7 +159,7 @@ impl NamespaceCluster {
         self.directory.path().join(node)
     }
 
-    /// What a server said.
+    /// A server's output.
     pub fn log_path(&self, server: &str) -> PathBuf {
         self.directory.path().join(format!("{server}.log"))
     }
@@ -231,7 +231,7 @@ impl NamespaceCluster {
     /// Runs a command that must succeed, and returns its JSON.
     ///
     /// # Errors
-    /// What the command said when it failed.
+    /// The command's error output.
     pub fn run_json(&self, args: &[&str]) -> Result<serde_json::Value> {
         let output = self.run_command(&[args, &["--json"]].concat())?;
         ensure!(
@@ -242,8 +242,7 @@ impl NamespaceCluster {
         serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))
     }
 
-    /// Starts `bafs run` in the scheduler's name space; what it says goes to a file, after what
-    /// is there.
+    /// Starts `bafs run` in the scheduler's name space and appends its output to a file.
     ///
     /// # Errors
     /// When it does not start.
@@ -295,7 +294,7 @@ impl NamespaceCluster {
 }
 
 impl Drop for NamespaceCluster {
-    /// Ends servers in order, so that their mounts go; who does not end in time is killed.
+    /// Stops servers in order, so that their mounts end; kills a server that does not stop in time.
     fn drop(&mut self) {
         for server in self.servers.values_mut() {
             drop(server.process.stdin.take());

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use super::RuleViolation;
 use super::files::SourceFile;
+use super::violation::RuleViolation;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
 

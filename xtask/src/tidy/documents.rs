@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::RuleViolation;
 use super::files::SourceFile;
 use super::source::blank_non_code;
+use super::violation::RuleViolation;
 
 const REQUIRED: [&str; 13] = [
     "README.md",

@@ -6,20 +6,20 @@ use std::{env, fs};
 
 use anyhow::{Context, Result};
 
-use super::RuleViolation;
+use super::violation::RuleViolation;
 use crate::shell;
 
 /// One text file.
-pub(super) struct SourceFile {
+pub(crate) struct SourceFile {
     /// As seen from the root of the checkout, with `/`.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// All of it.
-    pub(super) text: String,
+    pub(crate) text: String,
 }
 
 impl SourceFile {
     /// Whether the name ends in this, without the dot.
-    pub(super) fn has_extension(&self, extension: &str) -> bool {
+    pub(crate) fn has_extension(&self, extension: &str) -> bool {
         self.path
             .rsplit_once('.')
             .is_some_and(|(_, found)| found == extension)
@@ -27,7 +27,7 @@ impl SourceFile {
 }
 
 /// Reads what belongs to the project: what git tracks and what it would track.
-pub(super) fn read_all(root: &Path) -> Result<Vec<SourceFile>> {
+pub(crate) fn read_all(root: &Path) -> Result<Vec<SourceFile>> {
     let mut git = Command::new("git");
     // Root may well build in a user's checkout; listing names is safe there.
     git.current_dir(root).args([

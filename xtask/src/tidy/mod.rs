@@ -3,51 +3,20 @@
 
 mod code_map;
 mod documents;
-mod files;
+pub(crate) mod files;
 mod layers;
 mod modules;
 mod prose;
-mod source;
+pub(crate) mod source;
 mod style;
+mod violation;
 mod words;
-
-use std::fmt;
 
 use anyhow::{Result, bail};
 
-use crate::{measurements, shell};
+use crate::{house, measurements, shell};
 use files::SourceFile;
-
-/// One breach of a rule.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct RuleViolation {
-    /// The file, as seen from the root of the checkout.
-    path: String,
-    /// The line, from 1; 0 when the file as a whole is meant.
-    line: usize,
-    /// What is wrong and what to do.
-    message: String,
-}
-
-impl RuleViolation {
-    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            path: path.to_owned(),
-            line,
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for RuleViolation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.line == 0 {
-            write!(f, "{}: {}", self.path, self.message)
-        } else {
-            write!(f, "{}:{}: {}", self.path, self.line, self.message)
-        }
-    }
-}
+use violation::RuleViolation;
 
 /// The command: prints what it finds and fails if that is anything.
 pub(crate) fn run_tidy() -> Result<()> {
@@ -118,10 +87,19 @@ fn find_violations(
     findings.extend(documents::check_decisions(files));
     findings.extend(documents::check_semantics(files));
     findings.extend(code_map::check_code_map(files));
+    findings.extend(check_circles(files));
     findings.extend(words::check_ambiguous(files));
     findings.extend(modules::check_modules(files, metadata));
     findings.sort();
     findings
+}
+
+/// Import circles, which may only become fewer and smaller.
+fn check_circles(files: &[SourceFile]) -> Vec<RuleViolation> {
+    let found = house::check_circles(files).into_iter();
+    found
+        .map(|what| RuleViolation::new("xtask/src/house.rs", 0, what))
+        .collect()
 }
 
 #[cfg(test)]
@@ -135,17 +113,5 @@ mod tests {
         let metadata = shell::read_metadata().expect("metadata");
         let found = find_violations(&files, &metadata, &files::find_machine_paths(&root));
         assert_eq!(found, [], "`cargo xtask tidy` shows the same");
-    }
-
-    #[test]
-    fn finding_names_its_location() {
-        assert_eq!(
-            RuleViolation::new("a.rs", 3, "bad").to_string(),
-            "a.rs:3: bad"
-        );
-        assert_eq!(
-            RuleViolation::new("a.rs", 0, "bad").to_string(),
-            "a.rs: bad"
-        );
     }
 }

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use super::RuleViolation;
 use super::files::SourceFile;
 use super::source::{blank_non_code, find_word_starts};
+use super::violation::RuleViolation;
 
 /// Checks all Rust files, with the roots that `cargo metadata` knows.
 pub(super) fn check_modules(

@@ -4,7 +4,8 @@
 use serde_json::json;
 
 use super::files::SourceFile;
-use super::{RuleViolation, words};
+use super::violation::RuleViolation;
+use super::words;
 
 /// How many of the longest sentences the command prints.
 const LONGEST_SHOWN_MAX: usize = 20;

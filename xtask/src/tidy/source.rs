@@ -1,14 +1,27 @@
 //! Looks at Rust text: what is code, what is a word. A lexer for these two questions, no parser.
 
 /// The text with comments and the contents of literals blanked out; lines stay where they were.
-pub(super) fn blank_non_code(text: &str) -> String {
+pub(crate) fn blank_non_code(text: &str) -> String {
+    blank_parts(text, |_| true)
+}
+
+/// The text with comments blanked out; literals and lines stay as they were.
+pub(crate) fn blank_comments(text: &str) -> String {
+    blank_parts(text, |first| first == '/')
+}
+
+/// Blanks out the comments and literals that begin with such a character.
+fn blank_parts(text: &str, is_blanked: impl Fn(char) -> bool) -> String {
     let characters: Vec<char> = text.chars().collect();
     let mut code = String::with_capacity(text.len());
     let mut at = 0;
     while at < characters.len() {
         let end = match find_literal_or_comment_end(&characters, at) {
             Some(end) => {
-                push_blanks(&characters[at..end], &mut code);
+                match is_blanked(characters[at]) {
+                    true => push_blanks(&characters[at..end], &mut code),
+                    false => code.extend(&characters[at..end]),
+                }
                 end
             }
             None => {
@@ -130,12 +143,12 @@ pub(super) fn find_word_starts(line: &str, words: &str) -> Vec<usize> {
 }
 
 /// Whether the line has these words as words of their own.
-pub(super) fn has_word(line: &str, words: &str) -> bool {
+pub(crate) fn has_word(line: &str, words: &str) -> bool {
     !find_word_starts(line, words).is_empty()
 }
 
 /// The part that ships: everything before the first `#[cfg(test)]`.
-pub(super) fn strip_tests(text: &str) -> &str {
+pub(crate) fn strip_tests(text: &str) -> &str {
     let mut length = 0;
     for line in text.split_inclusive('\n') {
         if line.trim_start().starts_with("#[cfg(test)]") {
@@ -144,6 +157,13 @@ pub(super) fn strip_tests(text: &str) -> &str {
         length += line.len();
     }
     &text[..length]
+}
+
+/// Lines before the tests that are neither blank nor comments.
+pub(crate) fn count_code_lines(text: &str) -> usize {
+    let lines = strip_tests(text).lines().map(str::trim);
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    lines.filter(is_code).count()
 }
 
 #[cfg(test)]
@@ -164,6 +184,12 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(blank_non_code(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn comments_are_blanked_beside_literals() {
+        let text = "a \"// b\" // c\n/* d */ 'e'";
+        assert_eq!(blank_comments(text), "a \"// b\"     \n        'e'");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Rules about one file at a time: its header, its length, its lines, what nobody finished.
 
-use super::RuleViolation;
 use super::files::SourceFile;
 use super::source;
+use super::violation::RuleViolation;
 
 /// A file fits a sitting. It fails rather than warns, because the central file always grows.
 const CODE_LINES_MAX: usize = 500;
@@ -40,10 +40,7 @@ fn check_header(file: &SourceFile) -> Option<RuleViolation> {
 }
 
 fn check_length(file: &SourceFile) -> Option<RuleViolation> {
-    let lines = source::strip_tests(&file.text).lines().map(str::trim);
-    let code = lines
-        .filter(|line| !line.is_empty() && !line.starts_with("//"))
-        .count();
+    let code = source::count_code_lines(&file.text);
     let what = format!("{code} lines of code; a file has at most {CODE_LINES_MAX}: split it");
     (code > CODE_LINES_MAX).then(|| RuleViolation::new(&file.path, 0, what))
 }

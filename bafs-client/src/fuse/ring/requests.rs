@@ -547,9 +547,8 @@ mod tests {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    #[test]
-    fn answers_match_the_kernel_formats() {
-        let served = RequestFixture::new();
+    /// Creates `file` with the content `hello`; returns its inode and handle.
+    fn create_hello_file(served: &RequestFixture) -> (u64, u64) {
         let create = words(&[0o2, 0o644, 0, 0]);
         let made = served.expect_body(&header(opcode::CREATE, ROOT, &create), b"file\0");
         assert_eq!(made.len(), 128 + 16, "an entry and an open file");
@@ -558,23 +557,42 @@ mod tests {
             (u64_at(&made, 40), u32_at(&made, 40 + 60)),
             (ino, 0o100_644)
         );
-        let spot = |size: u32| [&handle.to_ne_bytes()[..], &[0; 8], &words(&[size])].concat();
-        let wrote =
-            served.expect_body(&header(opcode::WRITE, ino, &spot(5)), b"hello, and no more");
+        let write = header(opcode::WRITE, ino, &position(handle, 5));
+        let wrote = served.expect_body(&write, b"hello, and no more");
         assert_eq!((wrote.len(), u32_at(&wrote, 0)), (8, 5));
-        let read = served.expect_body(&header(opcode::READ, ino, &spot(4096)), b"");
-        assert_eq!(read, b"hello");
+        (ino, handle)
+    }
+
+    /// Fields of a request at offset 0 of an open file or directory.
+    fn position(handle: u64, size: u32) -> Vec<u8> {
+        [&handle.to_ne_bytes()[..], &[0; 8], &words(&[size])].concat()
+    }
+
+    #[test]
+    fn written_bytes_are_read_through_a_ring() {
+        let served = RequestFixture::new();
+        let (ino, handle) = create_hello_file(&served);
+        let read = header(opcode::READ, ino, &position(handle, 4096));
+        assert_eq!(served.expect_body(&read, b""), b"hello");
+    }
+
+    #[test]
+    fn absent_names_get_a_cacheable_entry() {
+        let served = RequestFixture::new();
+        let (ino, _) = create_hello_file(&served);
         let found = served.expect_body(&header(opcode::LOOKUP, ROOT, b""), b"file\0");
         assert_eq!(
             (found.len(), u64_at(&found, 0), u64_at(&found, 48)),
             (128, ino, 5)
         );
         let absent = served.expect_body(&header(opcode::LOOKUP, ROOT, b""), b"none\0");
-        assert_eq!(
-            (absent.len(), u64_at(&absent, 0)),
-            (128, 0),
-            "believed, and not there"
-        );
+        assert_eq!((absent.len(), u64_at(&absent, 0)), (128, 0));
+    }
+
+    #[test]
+    fn attribute_answers_match_the_kernel_formats() {
+        let served = RequestFixture::new();
+        let (ino, _) = create_hello_file(&served);
         let attr = served.expect_body(&header(opcode::GETATTR, ino, b""), b"");
         assert_eq!(
             (attr.len(), u64_at(&attr, 16), u64_at(&attr, 24)),
@@ -582,13 +600,26 @@ mod tests {
         );
         let stat = served.expect_body(&header(opcode::STATFS, ROOT, b""), b"");
         assert_eq!(stat.len(), 80);
-        let seek = [&handle.to_ne_bytes()[..], &[0; 8], &words(&[4])].concat();
-        let hole = served.expect_body(&header(opcode::LSEEK, ino, &seek), b"");
-        assert_eq!((hole.len(), u64_at(&hole, 0)), (8, 5), "SEEK_HOLE");
+    }
+
+    #[test]
+    fn seeking_a_hole_finds_the_end() {
+        const SEEK_HOLE: u32 = 4;
+        let served = RequestFixture::new();
+        let (ino, handle) = create_hello_file(&served);
+        let seek = header(opcode::LSEEK, ino, &position(handle, SEEK_HOLE));
+        let hole = served.expect_body(&seek, b"");
+        assert_eq!((hole.len(), u64_at(&hole, 0)), (8, 5));
+    }
+
+    #[test]
+    fn listings_end_before_the_buffer_does() {
+        let served = RequestFixture::new();
+        create_hello_file(&served);
         let opened = served.expect_body(&header(opcode::OPENDIR, ROOT, b""), b"");
-        let directory = &opened[..8];
+        let directory = u64_at(&opened, 0);
         for (opcode, head) in [(opcode::READDIR, 24), (opcode::READDIRPLUS, 128 + 24)] {
-            let fields = |room| [directory, &[0; 8], &words(&[room])].concat();
+            let fields = |size| position(directory, size);
             let listed = served.expect_body(&header(opcode, ROOT, &fields(4096)), b"");
             assert_eq!(listed.len() % 8, 0);
             assert!(
@@ -598,16 +629,16 @@ mod tests {
             let little = served.expect_body(&header(opcode, ROOT, &fields(head as u32 + 8)), b"");
             assert_eq!(little.len(), head + 8, "one fits");
         }
-        assert!(
-            served
-                .expect_body(&header(opcode::RELEASE, ino, &handle.to_ne_bytes()), b"")
-                .is_empty()
-        );
-        assert!(
-            served
-                .expect_body(&header(opcode::UNLINK, ROOT, b""), b"file\0")
-                .is_empty()
-        );
+    }
+
+    #[test]
+    fn release_and_unlink_have_empty_answers() {
+        let served = RequestFixture::new();
+        let (ino, handle) = create_hello_file(&served);
+        let release = header(opcode::RELEASE, ino, &handle.to_ne_bytes());
+        assert!(served.expect_body(&release, b"").is_empty());
+        let unlink = header(opcode::UNLINK, ROOT, b"");
+        assert!(served.expect_body(&unlink, b"file\0").is_empty());
     }
 
     #[test]

@@ -260,12 +260,12 @@ impl BlockFetcher {
             }
         };
         let mut owners = vec![owner];
-        let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
+        let blocks_per_call = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
         let is_local = |block| {
             let local = self.local_blocks.as_ref();
             local.is_some_and(|local| local.has(file, block))
         };
-        let limit = wanted.end.min(wanted.start + call_blocks);
+        let limit = wanted.end.min(wanted.start + blocks_per_call);
         for block in wanted.start + 1..limit {
             match self.join((file.index.0, block)) {
                 Join::Owner(owner) if !is_local(block) => owners.push(owner),

@@ -230,11 +230,11 @@ impl RemoteSession {
         drop(state);
         own.acknowledged.send_replace(settled);
         // What has run may have failed.
-        let tell = match self.health.loss() {
+        let sender = match self.health.loss() {
             None => PendingAnswer::send,
             Some(_) => PendingAnswer::send_failure,
         };
-        answers.into_iter().for_each(tell);
+        answers.into_iter().for_each(sender);
     }
 
     /// An operation that was answered has failed: what the program believes is not true.

@@ -20,14 +20,14 @@ use crate::net::hello::{FRAME_TIMEOUT_MS, connection_error, own_hello, reply_to_
 use crate::net::memory_budget::{BudgetPermit, ConnectionBudget, TOO_MANY_CALLS};
 use crate::net::{Frame, Peer, Service, serve_frame};
 
-/// Handshakes that go on before others must prove that they are where they say.
+/// Handshakes in progress before further clients must prove their address.
 const UNVALIDATED_HANDSHAKES_MAX: usize = 64;
 
 /// Longest silence within a request that has its place, in milliseconds: it keeps others out.
 const STALL_TIMEOUT_MS: u64 = 30_000;
 
-/// A request waits for a place so long, in milliseconds. What has come of it takes from the window
-/// of its connection, which those need that have a place.
+/// Longest wait of a request for memory, in milliseconds. Its buffered data uses the window of its
+/// connection, which accepted requests need.
 const BUDGET_WAIT_MS: u64 = 1_000;
 
 /// Accepts connections and hands requests to a service.
@@ -67,7 +67,7 @@ impl QuicListener {
         let mut handshakes = Handshakes::default();
         while let Some(incoming) = self.endpoint.accept().await {
             if handshakes.count() >= UNVALIDATED_HANDSHAKES_MAX && incoming.may_retry() {
-                // It comes again, and proves by that that it is where it says.
+                // The client retries, which proves its address.
                 let _ = incoming.retry();
                 continue;
             }
@@ -158,7 +158,7 @@ async fn read_request(
     ))
 }
 
-/// A frame that comes or goes within [`FRAME_TIMEOUT_MS`].
+/// A frame that is received or sent within [`FRAME_TIMEOUT_MS`].
 async fn with_frame_timeout<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(Duration::from_millis(FRAME_TIMEOUT_MS), transfer)
         .await

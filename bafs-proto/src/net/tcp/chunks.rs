@@ -1,9 +1,9 @@
-//! What travels on one TCP connection: frames of many calls, in pieces, so that a small one never
-//! waits for a large one to end; and signs of life.
+//! Frames of many calls on one TCP connection, in chunks, so that a small frame never waits for a
+//! whole large one; and heartbeats.
 //!
 //! A piece is a header (call, then kind and length in one word; 32 bits each, little endian) and
-//! that many bytes. The first piece of a call begins with the lengths of head and body and holds
-//! the whole head; all pieces together are the frame.
+//! that many bytes. The first chunk of a call begins with the lengths of head and body and holds
+//! the whole head; all chunks together are the frame.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -27,7 +27,7 @@ use crate::net::hello::{
 use crate::net::memory_budget::{BudgetPermit, ConnectionBudget};
 use crate::net::tls::TlsTcpStream;
 
-/// Bytes of a body in one piece; what others wait for at most.
+/// Bytes of a body in one chunk, the most that other frames wait for.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Longest hello, in bytes, and answer to it: an error has a text.
@@ -36,14 +36,14 @@ const HELLO_BYTES_MAX: usize = 4 << 10;
 /// Pieces given to one write of the socket.
 const WRITE_SLICES_MAX: usize = 8;
 
-/// Frames that may be under way at once on one connection, from a peer that has no other bound.
+/// Frames in progress at once on one connection, from a peer without another bound.
 const PARTIAL_FRAMES_MAX: usize = 1024;
 
 const DATA: u32 = 0;
 const CANCEL: u32 = 1;
 const KEEPALIVE: u32 = 2;
 
-/// What a peer said.
+/// A message of the peer.
 pub(super) enum FrameEvent {
     /// A whole frame of a call, with its place in the room.
     Frame(u32, Frame, Option<BudgetPermit>),
@@ -53,7 +53,7 @@ pub(super) enum FrameEvent {
     Cancel(u32),
 }
 
-/// The sending half of a connection, and what both halves know of its life.
+/// The sending half of a connection, and the liveness state that both halves share.
 pub(super) struct FrameSender {
     write_state: Mutex<WriteState>,
     closed: watch::Sender<bool>,
@@ -65,8 +65,8 @@ pub(super) struct FrameSender {
 
 struct WriteState {
     writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
-    /// What must go out before anything else. Whoever writes may stop to wait at any moment; the
-    /// next one goes on here, so that pieces stay whole.
+    /// Bytes that must be sent before anything else. A writer may be cancelled at any moment; the
+    /// next one continues here, so that chunks stay whole.
     unsent: VecDeque<Bytes>,
 }
 
@@ -97,7 +97,7 @@ pub(super) fn split_stream(
 }
 
 impl FrameSender {
-    /// Sends a frame, other calls' pieces between its own.
+    /// Sends a frame, interleaved with other calls' chunks.
     ///
     /// # Errors
     /// `Malformed` when it is too long, `Unreachable` when the connection is broken.
@@ -105,25 +105,27 @@ impl FrameSender {
         let lengths = encode_lengths(&head, &body)?;
         let first = body.split_to(body.len().min(CHUNK_BYTES));
         let length = lengths.len() + head.len() + first.len();
-        let mut begin = header(call, DATA, length);
-        begin.put_slice(&lengths);
-        self.write_slices([begin.freeze(), head, first]).await?;
+        let mut chunk_header = header(call, DATA, length);
+        chunk_header.put_slice(&lengths);
+        self.write_slices([chunk_header.freeze(), head, first])
+            .await?;
         while !body.is_empty() {
-            let piece = body.split_to(body.len().min(CHUNK_BYTES));
-            let begin = header(call, DATA, piece.len()).freeze();
-            self.write_slices([begin, piece, Bytes::new()]).await?;
+            let chunk = body.split_to(body.len().min(CHUNK_BYTES));
+            let chunk_header = header(call, DATA, chunk.len()).freeze();
+            self.write_slices([chunk_header, chunk, Bytes::new()])
+                .await?;
         }
         Ok(())
     }
 
-    /// Says that nobody waits for an answer any more.
+    /// Tells the peer that the caller no longer waits for an answer.
     pub(super) async fn cancel(&self, call: u32) {
         let word = header(call, CANCEL, 0).freeze();
         // A broken connection has no calls to cancel.
         let _ = self.write_slices([word, Bytes::new(), Bytes::new()]).await;
     }
 
-    /// Ends the connection; whoever waits to send stops waiting.
+    /// Ends the connection and wakes all waiting senders.
     pub(super) async fn close(&self) {
         self.closed.send_replace(true);
         self.write_state.lock().await.writer = None;
@@ -140,8 +142,8 @@ impl FrameSender {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
-    /// Gives signs of life while nothing else is said, until the peer has been silent for too long
-    /// or `go_on`, asked at every tick, says no.
+    /// Sends heartbeats on an idle connection, until the peer has been silent for too long or
+    /// `go_on`, called at every tick, returns false.
     pub(super) async fn run_keepalive(&self, mut go_on: impl FnMut() -> bool) -> Error {
         let (mut heard, mut sent, mut silent_ms) = (0, 0, 0);
         loop {
@@ -167,7 +169,7 @@ impl FrameSender {
         }
     }
 
-    /// Says that this end lives, unless something else is being said.
+    /// Sends a heartbeat, unless another frame is being sent.
     async fn send_keepalive(&self) {
         let Ok(mut writing) = self.write_state.try_lock() else {
             return;
@@ -176,7 +178,7 @@ impl FrameSender {
             writing.unsent.push_back(header(0, KEEPALIVE, 0).freeze());
         }
         let soon = Duration::from_millis(KEEP_ALIVE_INTERVAL_MS);
-        // What does not go now stays; a failure shows to the reader of this connection.
+        // Unsent bytes stay buffered; the reader of this connection sees the failure.
         let _ = tokio::time::timeout(soon, self.flush_unsent(&mut writing)).await;
     }
 
@@ -255,7 +257,7 @@ pub(super) struct FrameReceiver {
     partial_frames: HashMap<u32, PartialFrame>,
     budget: Option<ConnectionBudget>,
     sender: Arc<FrameSender>,
-    /// The tick at which old parts were last looked for.
+    /// The tick of the last search for incomplete frames.
     last_check_tick: u64,
 }
 
@@ -263,19 +265,19 @@ pub(super) struct FrameReceiver {
 struct PartialFrame {
     head: Bytes,
     body: Buffer,
-    /// Bytes that `body` lacks.
+    /// Missing bytes of `body`.
     missing_bytes: usize,
-    /// `None` when nobody counts, or when there was no room: the body is thrown away then.
+    /// `None` without accounting, or without space: the body is discarded then.
     permit: Option<BudgetPermit>,
     is_refused: bool,
     start_tick: u64,
 }
 
 impl FrameReceiver {
-    /// The next word. To be given up only together with the connection.
+    /// The next word. May be cancelled only together with the connection.
     ///
     /// # Errors
-    /// `Malformed` for what no peer says, `Unreachable` when the connection is broken.
+    /// `Malformed` for an invalid frame, `Unreachable` for a broken connection.
     pub(super) async fn next_event(&mut self) -> Result<FrameEvent> {
         loop {
             self.check_stalled_frames()?;
@@ -399,7 +401,7 @@ impl FrameReceiver {
         Ok(())
     }
 
-    /// Peers give signs of life, so this is asked once a second at least.
+    /// Peers send heartbeats, so this is called at least once a second.
     fn check_stalled_frames(&mut self) -> Result<()> {
         let now = self.sender.ticks.load(Ordering::Relaxed);
         if now == self.last_check_tick {
@@ -430,7 +432,7 @@ pub(super) async fn write_head(stream: &mut TlsTcpStream, head: &[u8]) -> io::Re
     stream.flush().await
 }
 
-/// Reads what [`write_head`] wrote.
+/// Reads the bytes of [`write_head`].
 pub(super) async fn read_head(stream: &mut TlsTcpStream) -> io::Result<Result<Bytes>> {
     let mut words = [0; 16];
     stream.read_exact(&mut words).await?;
@@ -549,7 +551,7 @@ mod tests {
         assert_eq!(late.expect_err("closed").code, ErrorCode::Unreachable);
     }
 
-    /// What a receiver says of bytes that no sender of ours sends.
+    /// The receiver's reaction to bytes that no valid sender sends.
     async fn receive_error(bytes: Vec<u8>) -> ErrorCode {
         let (near, far): (DuplexStream, DuplexStream) = tokio::io::duplex(1 << 16);
         let mut receiver = split_stream(far, None).1;

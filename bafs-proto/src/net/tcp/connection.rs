@@ -1,4 +1,4 @@
-//! One TCP connection to a server, and the calls that are under way on it.
+//! One TCP connection to a server, and its calls in progress.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use crate::net::hello::KEEP_ALIVE_INTERVAL_MS;
 use crate::net::memory_budget::{CONNECTION_BUDGET_KIB, call_weight_kib};
 use crate::net::tls::TlsTcpStream;
 
-/// Calls and request bodies under way at once, in KiB (see [`call_weight_kib`]): half of what a
-/// server takes, as it still works at calls that were cancelled.
+/// Calls and request bodies in progress at once, in KiB (see [`call_weight_kib`]): half of the
+/// server's bound, because the server still works on cancelled calls.
 const CALL_BUDGET_KIB: usize = CONNECTION_BUDGET_KIB / 2;
 
-/// Time after which a connection that nobody uses is closed, if it is not the last, in ticks.
+/// Ticks after which an idle connection is closed, unless it is the last.
 const IDLE_TICKS: u32 = (10_000 / KEEP_ALIVE_INTERVAL_MS) as u32;
 
 /// One connection to a server.
@@ -54,7 +54,7 @@ impl TcpConnection {
         connection
     }
 
-    /// Calls under way, `None` when it has ended.
+    /// Calls in progress, `None` after the end.
     pub(super) fn calls_in_flight(&self) -> Option<usize> {
         let calls = self.lock();
         calls
@@ -81,7 +81,7 @@ impl TcpConnection {
         let sent = tokio::select! {
             biased;
             sent = self.outbox.send(call.call, frame) => sent,
-            // It ended meanwhile, or the server refuses what it has not read.
+            // The connection ended, or the server rejects the unread request.
             answer = &mut answer => return answer.unwrap_or_else(|_| Err(ended_error())),
         };
         // Why a connection broke is known to its reader.
@@ -92,7 +92,7 @@ impl TcpConnection {
         answer.await.unwrap_or_else(|_| Err(ended_error()))
     }
 
-    /// Ends it when nobody has use for it.
+    /// Ends the connection if it is unused.
     pub(super) fn request_close(&self) {
         self.outbox.request_close();
     }
@@ -115,13 +115,13 @@ impl TcpConnection {
         calls.end_error.get_or_insert_with(|| error.clone());
         drop(calls);
         for (_, tell) in waiting {
-            // Whoever does not wait any more needs no answer.
+            // A cancelled caller needs no answer.
             let _ = tell.send(Err(error.clone()));
         }
     }
 
-    /// Whether it goes on after another tick: counts ticks without calls, and ends it, so that none
-    /// comes in between.
+    /// Whether the connection stays open after another tick: counts ticks without calls, and closes
+    /// it atomically, so that no call starts in between.
     fn is_needed(&self, first: bool, idle: &mut u32, last: &mut u32) -> bool {
         let mut calls = self.lock();
         if first || !calls.reply_senders.is_empty() || calls.next_call != *last {
@@ -140,7 +140,7 @@ impl TcpConnection {
     }
 }
 
-/// A call that waits for its answer; when it stops to wait the server is told.
+/// A call that waits for its answer; dropping it cancels the call at the server.
 struct PendingCall<'a> {
     connection: &'a TcpConnection,
     call: u32,
@@ -190,7 +190,7 @@ async fn run_connection(connection: Arc<TcpConnection>, mut receiver: FrameRecei
         }) => error,
         () = connection.outbox.wait_closed() => ended_error(),
     };
-    // What came from the server in error is its fault, and may be better on the next connection.
+    // The server's invalid frames are its fault; a new connection may work.
     let error = Error::new(ErrorCode::Unreachable, error.detail);
     connection.fail_calls(error);
     connection.outbox.close().await;

@@ -157,8 +157,8 @@ async fn serve_connection(
                     }
                     let (service, peer) = (service.clone(), peer.clone());
                     let (sender, wanted) = (sender.clone(), wanted.clone());
-                    // Once begun a call is served to its end, as its caller cannot know how far it
-                    // came; only the answer can be unwanted.
+                    // A started call is served to its end, because its caller cannot know its
+                    // progress; only the answer can be dropped.
                     tokio::spawn(async move {
                         let answering = CloseOnDrop(Some(sender.clone()));
                         let frame = serve_frame(service, peer, frame, awaited).await;
@@ -173,7 +173,7 @@ async fn serve_connection(
                 Ok(FrameEvent::Refused(call)) => {
                     let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, TOO_MANY_CALLS));
                     let head = codec::encode(&busy).unwrap_or_default();
-                    // Nothing more is read until it is sent: refusals take memory too.
+                    // Reads nothing more until it is sent, because rejections take memory too.
                     send_reply(&sender, call, (head.into(), Bytes::new())).await;
                 }
                 Ok(FrameEvent::Cancel(call)) => {

@@ -14,14 +14,14 @@
 //!   its caller.
 //! * `chunks.rs` cuts frames into chunks of at most 256 KiB and mixes those of several calls. So a
 //!   small call never waits for the end of a large one. It also sends keepalives and cancellations.
-//! * [`TlsTcpListener`] accepts connections and runs each request in a task. A request that has
-//!   begun goes on without its caller, until its deadline at most.
+//! * [`TlsTcpListener`] accepts connections and runs each request in a task. A started request
+//!   continues without its caller, until its deadline at most.
 //!
 //! **Errors.** `Unreachable`: no TCP connection, or it broke. All calls on a broken connection fail
 //! with that. `PeerRefused`: one end does not accept the certificate of the other.
 //! `VersionMismatch`: the hello shows another version. `DeadlineExceeded`: no reply in time.
 //!
-//! **Limits.** Calls and request bodies under way on one connection hold at most 32 MiB at the
+//! **Limits.** Calls and request bodies in progress on one connection use at most 32 MiB at the
 //! caller and 64 MiB at the server. A call counts as 128 KiB at least. Each connection needs a file
 //! descriptor. A connection that the system does not grant is tried again after a second at the
 //! earliest.
@@ -55,8 +55,8 @@ use crate::ids::ServerId;
 use crate::message::Hello;
 use crate::time::Deadline;
 
-/// Most connections to one server. More than one let several processors encrypt, and let small
-/// calls by where a large answer is under way.
+/// Most connections to one server. Several connections let several processors encrypt, and let
+/// small calls overtake a large answer.
 const CONNECTIONS_MAX: usize = 4;
 
 /// Time for a further connection, and pause after one that failed.
@@ -77,7 +77,7 @@ impl std::fmt::Debug for TlsTcpDialer {
 /// Why there is no connection.
 pub(super) struct ConnectFailure {
     pub(super) error: Error,
-    /// The machine answers that nobody listens: a server that starts again soon will.
+    /// The machine reports that no process listens: a restarting server soon will.
     pub(super) is_connection_refused: bool,
 }
 
@@ -93,8 +93,8 @@ impl TlsTcpDialer {
         })
     }
 
-    /// Connects to what `address` stands for, which is told in messages. Packets have the time
-    /// `within` to get through, and whoever took the connection has as much to prove who it is.
+    /// Connects to the resolved `address`, which appears in messages. The TCP connection must be
+    /// made `within` this time, and the server has as much time again to prove its identity.
     pub(super) async fn connect(
         &self,
         address: &str,
@@ -116,7 +116,7 @@ impl TlsTcpDialer {
                 is_connection_refused: e.kind() == std::io::ErrorKind::ConnectionRefused,
                 ..no_way(&e)
             })?;
-        // The kernel may have given the port of a server that is gone to this very socket.
+        // The kernel may have given the port of an ended server to this very socket.
         if matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer) {
             return Err(no_way(&"nobody listens"));
         }
@@ -193,15 +193,15 @@ impl ServerEndpoint {
     }
 }
 
-/// The first exchange of a connection, in which the server says which one it is.
+/// The first exchange of a connection, in which the server sends its id.
 async fn say_hello(
     mut stream: TlsTcpStream,
     ours: &Hello,
     refused: impl Fn(&std::io::Error) -> Error,
 ) -> Result<(TlsTcpStream, Option<ServerId>)> {
     let hello = codec::encode(ours)?;
-    // A server looks at our certificate when we believe to be connected already: what it says of
-    // that is read even where it does not listen any more.
+    // The server verifies our certificate only after the client's handshake is complete: its alert
+    // is read even if it no longer reads.
     let said = chunks::write_head(&mut stream, &hello).await;
     let heard = match (chunks::read_head(&mut stream).await, said) {
         (Ok(heard), _) => heard?,
@@ -216,7 +216,7 @@ async fn say_hello(
 /// The connections to one server.
 struct TcpConnections {
     server: ServerEndpoint,
-    /// Which one it said to be.
+    /// The server's id from its hello.
     server_id: Option<ServerId>,
     connections: Mutex<Vec<Arc<TcpConnection>>>,
     /// Whether a further connection is being made.
@@ -282,7 +282,7 @@ async fn add_connection(connections: Weak<TcpConnections>) {
     connections.is_adding.store(false, Ordering::Relaxed);
 }
 
-/// What callers hold; its end ends the connections.
+/// The callers' handle; dropping the last one ends the connections.
 struct TcpLink(Arc<TcpConnections>);
 
 impl Drop for TcpLink {

@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 
 use crate::net::hello::IDLE_TIMEOUT_MS;
 
-/// Bytes that the kernel may hold beyond what is on the wire: the next piece, small or large, waits
-/// behind them. Buffers as such are left to the kernel, which makes them fit.
+/// Bytes that the kernel may buffer beyond those on the wire: the next chunk, small or large, waits
+/// behind them. The kernel sizes the buffers.
 const UNSENT_BYTES_MAX: u32 = 256 << 10;
 
 /// Connections that wait to be accepted.

@@ -144,7 +144,8 @@ impl CacheDisk {
             let counter = match victim.class {
                 CopyClass::Primary => "cache_evicted_primary",
                 CopyClass::Secondary => "cache_evicted_secondary",
-                CopyClass::Pinned => "cache_evicted_pinned",
+                // Eviction never selects pinned blocks.
+                CopyClass::Pinned => continue,
             };
             self.counters.add(counter, 1);
         }

@@ -1,5 +1,5 @@
 //! BLAST over a database that no single node can hold but all nodes together can: cooperative
-//! caches beside caches that stand alone. The results must be those of a plain directory.
+//! caches against independent caches. The results must be those of a plain directory.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +22,7 @@ const JOBS_PER_NODE: usize = 2;
 /// Space of each node's cache, as a share of the database.
 const CACHE_FRACTION: f64 = 0.35;
 
-/// What one run took.
+/// The figures of one run.
 struct BlastRun {
     seconds: f64,
     home_bytes: u64,
@@ -107,7 +107,7 @@ fn search_script(query: usize, home: &str, database: &str) -> String {
     )
 }
 
-/// What each search finds in the plain directory.
+/// The results of each search in the plain directory.
 fn expected_results(home: &Path) -> Result<Vec<String>> {
     let home = home.to_str().context("a path is text")?;
     let searches =

@@ -1,4 +1,4 @@
-//! Block sizes compared: what a scan and random reads cost behind a slow link, cold, by an
+//! Block sizes compared: the cost of a scan and of random reads behind a slow link, cold, by an
 //! unmodified program in a job on one node.
 
 use anyhow::Result;
@@ -20,7 +20,7 @@ const BLOCK_SIZES: [u32; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const RANDOM_READS: usize = 256;
 const READ_BYTES: usize = 4 << 10;
 
-/// What one block size costs.
+/// The cost of one block size.
 #[derive(Default)]
 struct BlockSizeCosts {
     scan_time: Vec<f64>,

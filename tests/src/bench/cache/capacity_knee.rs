@@ -57,7 +57,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
         if below {
             knee = percent;
         }
-        // What does not fit must come again, in each scan but the first.
+        // Data beyond the capacity must be fetched again, in each scan but the first.
         let best = 1.0 + (percent as f64 - 100.0).max(0.0) / percent as f64;
         rows.push(table_row([
             &format!("{percent} %"),

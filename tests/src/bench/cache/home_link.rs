@@ -15,14 +15,14 @@ use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::{CacheCluster, count_wrong_bytes, run_compare_job};
 use crate::content::Content;
 
-/// Rate of the link to home: as the command line says it, and in bytes per second.
+/// Rate of the link to home: as text of the command line, and in bytes per second.
 const LINK: &str = "8MB/s";
 const LINK_BYTES_PER_S: f64 = 8e6;
 
 const NODES: usize = 16;
 
-/// Who reads on each node: jobs, each with a mount of its own, with several unmodified programs at
-/// once, and readers that speak the volume API.
+/// The readers on each node: jobs, each with a mount of its own and several unmodified programs,
+/// and clients of the volume API.
 #[derive(Debug, Clone, Copy)]
 struct ReaderCounts {
     jobs: usize,
@@ -56,7 +56,7 @@ const PROGRAM_READERS: ReaderCounts = ReaderCounts {
     api_clients: 0,
 };
 
-/// What one run took.
+/// The figures of one run.
 #[derive(Debug, Clone, Copy)]
 struct LinkRun {
     seconds: f64,
@@ -130,7 +130,7 @@ pub(super) fn run_cold(options: &Options, report: &mut BenchmarkReport) -> Resul
     Ok(PartOutcome { wrong_bytes: wrong })
 }
 
-/// Cooperation against caches that stand alone, and against remote I/O.
+/// Cooperation against independent caches, and against remote I/O.
 pub(super) fn run_factors(options: &Options, report: &mut BenchmarkReport) -> Result<PartOutcome> {
     let set = MIB * options.choose(16, 2);
     let readers = PROGRAM_READERS;
@@ -241,7 +241,7 @@ fn run_cached(
     Ok(run)
 }
 
-/// A script that runs another one several times at once, and prints the sum of what they print.
+/// A script that runs another one several times at once, and prints the sum of their outputs.
 fn concurrent_script(script: &str, times: usize) -> String {
     format!(
         "{{ n=0; while [ $n -lt {times} ]; do ( {script} ) & n=$((n+1)); done; wait; }} | \

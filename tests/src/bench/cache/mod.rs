@@ -21,10 +21,10 @@ use super::{BenchmarkReport, Options};
 
 const MIB: usize = 1 << 20;
 
-/// Something that reads, and tells how many bytes were wrong.
+/// A reader that returns the number of wrong bytes.
 type ReadTask = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
 
-/// What a part found beside its figures.
+/// Findings of a part besides its figures.
 #[derive(Debug, Clone, Copy, Default)]
 struct PartOutcome {
     wrong_bytes: u64,

@@ -1,5 +1,5 @@
-//! A scan while other nodes are killed and come back, or leave the cache and join it anew, every
-//! few seconds: what it costs, and whether every byte is right. The nodes that readers use stay.
+//! A scan while other nodes are killed and restarted, or leave the cache and rejoin it, every few
+//! seconds: its cost, and whether every byte is right. The nodes that readers use stay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +22,10 @@ const PERMANENT_NODES: usize = 4;
 const LINK: &str = "8MB/s";
 const LINK_BYTES_PER_S: f64 = 8e6;
 
-/// A node is away for so long, and all are there for as long before the next one goes.
+/// Time of a node's absence, and time with all nodes before the next absence.
 const DOWNTIME: Duration = Duration::from_millis(1_500);
 
-/// What one scan took.
+/// The figures of one scan.
 struct ScanRun {
     seconds: f64,
     home_bytes: u64,
@@ -139,8 +139,8 @@ fn scan_once(
                     std::thread::sleep(DOWNTIME);
                     world.cluster.restart(&name)?;
                 } else {
-                    // Who was killed is believed in for longer than it is away; who has no volume
-                    // any more is a peer no more.
+                    // A killed node stays listed for longer than its absence; a node without a
+                    // volume is no peer any more.
                     let volume = &mut leaving[place];
                     api.block_on(api.client().delete_volume(volume))?;
                     std::thread::sleep(DOWNTIME);

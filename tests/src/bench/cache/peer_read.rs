@@ -24,10 +24,10 @@ use crate::content::Content;
 /// Hidden first argument: this process sends bytes over a bare QUIC stream.
 pub(in crate::bench) const SOURCE_PROCESS: &str = "--quic-source";
 
-/// Requests under way at once, as read-ahead of a kernel keeps them.
+/// Requests in progress at once, as with a kernel's read-ahead.
 const CONCURRENT_REQUESTS: u64 = 4;
 
-/// Memory that is touched first, in bytes: what a peer sends is kept, and the bare stream keeps
+/// Memory to touch first, in bytes: a peer's data is kept in memory, and the bare stream keeps
 /// nothing.
 const WARM_MEMORY_BYTES: usize = 8 << 30;
 
@@ -135,7 +135,7 @@ fn read_in_job(stage: &CacheCluster, volume: &CacheVolume, set: usize) -> Result
     shell.run_fio(&options, set as u64)
 }
 
-/// Reads what the own node has.
+/// Reads data of the own node.
 fn read_own_cache(stage: &CacheCluster, content: &Content) -> Result<(f64, u64)> {
     let spec = CacheSpec {
         cooperative: String::new(),

@@ -60,7 +60,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
     Ok(PartOutcome::default())
 }
 
-/// The same as figures of what the kernel reads by itself, of pages in memory.
+/// The same figures for the kernel's own read from the page cache.
 pub(in crate::bench) fn run_passthrough(
     options: &Options,
     report: &mut BenchmarkReport,
@@ -93,7 +93,7 @@ fn measure(
     let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let [native, control] =
         ["warm", "as-warm"].map(|it| stage.test_cluster.home.path().join(it).join(DATA_FILE));
-    // Jobs see what is mounted before they begin.
+    // Jobs see their mounts before they begin.
     let smallest = PassthroughMount::start(&native);
     report.print_section(&format!(
         "{} MiB on this node, read by fio in a job: MB/s through the mount, natively, and through \
@@ -154,7 +154,7 @@ struct ComparedFiles {
     set: usize,
 }
 
-/// What one pattern gave.
+/// The figures of one pattern.
 struct PatternResult {
     ratio_to_native: Samples,
     /// The second native file beside the first.

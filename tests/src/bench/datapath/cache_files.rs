@@ -15,7 +15,7 @@ use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::CacheCluster;
 
-/// What a job does again and again with what it reads from: libraries, scripts, tables.
+/// Files that a job reads repeatedly: libraries, scripts, tables.
 const WORKS: [(FileWork, &str); 4] = [
     (FileWork::OpenRead, "cache_open_read"),
     (FileWork::LookupMissing, "cache_absent"),
@@ -48,7 +48,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let spec = CacheSpec::new("small-files", 200_000_000);
     let volumes = stage.create_caches(&stage.node_addresses(), &spec)?;
     let mount = format!("{}:/data:ro", volumes[0].id);
-    // Jobs see what is mounted before they begin.
+    // Jobs see their mounts before they begin.
     let smallest = immutable::start_immutable(&native)?;
     let shell = RefCell::new(Shell::start_in_job(&stage.test_cluster, &mount)?);
     report.print_section(&format!(

@@ -1,5 +1,5 @@
-//! Many small files made on a volume behind a link that is far: with the agent's delegation, and
-//! with each operation answered by the server before the program goes on.
+//! Many small files created on a remote volume: with the agent's delegation, and with each
+//! operation answered by the server before the program continues.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -25,7 +25,8 @@ const LINK_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let files = options.choose(20_000, 2_000);
-    // Without delegation every file takes some round trips: a part of them tells the rate.
+    // Without delegation every file takes some round trips: fewer files suffice to measure the
+    // rate.
     let fewer = options.choose(1_000, 200);
     let world = start_remote_cluster("2GB")?;
     let link = DelayedLink::start(world.cluster.address("n1"), LINK_DELAY)?;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 /// Hidden first argument: this process is a link that is far.
 pub(in crate::bench) const DELAY_PROCESS: &str = "--datapath-delay";
 
-/// Packets on the way in one direction; what comes beyond is dropped, as by any link.
+/// Packets in transfer in one direction; more are dropped, as by any link.
 const PACKETS_IN_FLIGHT_MAX: usize = 65_536;
 
 /// Longer than any packet of ours.

@@ -1,4 +1,5 @@
-//! What programs do to files, in a process of its own, so that only its own waiting is measured.
+//! File operations of programs, in a process of their own, so that only its own waiting is
+//! measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -51,7 +52,7 @@ pub(super) enum FileWork {
 }
 
 impl FileWork {
-    /// What is measured beside peers.
+    /// The operations to measure against peers.
     pub(super) const COMPARED_WITH_PEERS: [Self; 8] = [
         Self::Write,
         Self::WriteSync,
@@ -122,7 +123,7 @@ pub(super) fn measure_rate(work: FileWork, directory: &Path, amount: u64) -> Res
     parse_rate(work, amount, &String::from_utf8_lossy(&output.stdout))
 }
 
-/// The rate that the process's output tells.
+/// The rate in the process's output.
 pub(super) fn parse_rate(work: FileWork, amount: u64, said: &str) -> Result<f64> {
     let took: f64 = said.trim().parse().with_context(|| said.to_owned())?;
     let done = if work.is_bulk() {
@@ -143,7 +144,7 @@ pub(in crate::bench) fn run_work_process(arguments: &[String]) -> Result<()> {
     let file = directory.join("large");
     let took = match work {
         FileWork::Write | FileWork::WriteSync => {
-            // Not what is measured: a file of before would have to be cut first.
+            // Not part of the measurement: an older file would have to be truncated first.
             if file.exists() {
                 fs::remove_file(&file)?;
             }
@@ -180,7 +181,7 @@ fn write_file(directory: &Path, path: &Path, mib: u64, sync: bool) -> Result<()>
     wait_for_server(directory)
 }
 
-/// Space is told by the server, which must have seen all that was done before to tell it right.
+/// The server reports the free space, so it must have seen all earlier operations.
 fn wait_for_server(directory: &Path) -> Result<()> {
     statvfs(directory)?;
     Ok(())

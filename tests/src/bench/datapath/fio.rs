@@ -1,10 +1,10 @@
-//! Data that fio reads and writes, and what is where before it starts.
+//! Data that fio reads and writes, and its place before the start.
 
 use anyhow::{Result, ensure};
 
 use crate::bench::shell::Shell;
 
-/// What is where before fio starts.
+/// Place of the data before fio starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum InitialState {
     /// No file.
@@ -33,7 +33,7 @@ pub(super) struct FioPattern {
     pub(super) processes: u64,
 }
 
-/// Who shows a file.
+/// The mounter of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileProvider {
     /// A file system of FUSE, for which the kernel keeps pages of its own.

@@ -101,7 +101,7 @@ const BYTES_PATTERN: FioPattern = FioPattern {
     processes: 1,
 };
 
-/// Work on names, in an order in which each finds what it needs.
+/// Name operations, in an order in which each finds its input.
 const NAME_WORK: [FileWork; 9] = [
     FileWork::Create,
     FileWork::Stat,
@@ -117,9 +117,9 @@ const NAME_WORK: [FileWork; 9] = [
 /// How figures end that compare a plain directory with another one: the scatter of all others.
 const CONTROL_SUFFIX: &str = "_control";
 
-/// Which place is compared with which, and how the figure ends: the volume with a plain directory,
-/// another such directory with that one; the volume with the smallest file systems, bare and
-/// strict; the volume by rings with the bare one.
+/// The compared places, and the suffix of the figure: the volume with a plain directory, another
+/// such directory with that one; the volume with the smallest file systems, bare and strict; the
+/// volume by rings with the bare one.
 const COMPARED_PAIRS: [(usize, usize, &str); 5] = [
     (0, 1, ""),
     (2, 1, CONTROL_SUFFIX),
@@ -128,7 +128,7 @@ const COMPARED_PAIRS: [(usize, usize, &str); 5] = [
     (5, 3, "_ring_vs_least"),
 ];
 
-/// Where the programs of a comparison run, and where the two sides are there.
+/// Where the programs of a comparison run, and the paths of its two sides.
 struct VolumeComparison<'a> {
     /// Figures begin so.
     prefix: &'a str,
@@ -194,7 +194,7 @@ pub(super) fn run_bind_mount(options: &Options, report: &mut BenchmarkReport) ->
     compare_volume(options, report, &comparison)
 }
 
-/// The same data of a volume whose writes the kernel collects: what is written.
+/// The same data of a volume in write-back mode: the writes.
 pub(super) fn run_write_back(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let shown = MountedScratch::start_write_back("20GB")?;
     let native = SpreadDirectories::new()?;
@@ -356,7 +356,7 @@ fn compare_names(
             for (index, work) in NAME_WORK.into_iter().enumerate() {
                 let mut shell = comparison.shell.borrow_mut();
                 if matches!(work, FileWork::Create | FileWork::Stat) {
-                    // What others wrote, and these files, would else be written meanwhile.
+                    // Otherwise earlier writes, and these files, would be written back meanwhile.
                     shell.run_line("sync")?;
                 }
                 let found = measure_concurrent(&mut shell, work, path, files, processes)?;

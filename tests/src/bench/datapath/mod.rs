@@ -1,5 +1,5 @@
-//! `bench datapath`: what a program gets of a volume, beside what the machine could give. Each part
-//! is a file of its own; to add one, a line in [`PARTS`] with the figures that it measures.
+//! `bench datapath`: a program's rate on a volume, against the machine's rate. Each part is a file
+//! of its own; to add one, a line in [`PARTS`] with the figures that it measures.
 
 mod cache_files;
 mod create_storm;
@@ -26,8 +26,8 @@ use super::{BenchmarkReport, Options, cache};
 
 const MIB: u64 = 1 << 20;
 
-/// Memory that is touched before each part, in bytes: a bare stream keeps nothing, and who writes
-/// files would be charged for memory that the machine gets from its host only then.
+/// Memory to touch before each part, in bytes: a bare stream keeps nothing, and file writers would
+/// be charged for memory that the machine gets from its host only then.
 const WARM_MEMORY_BYTES: usize = 8 << 30;
 
 /// A part with the figures that are missing when it fails.

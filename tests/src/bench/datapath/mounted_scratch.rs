@@ -28,7 +28,7 @@ const PROBE_TIMEOUT_S: &str = "30";
 #[derive(Debug)]
 pub(super) struct MountedScratch {
     agent: Child,
-    /// What the agent said.
+    /// The agent's output.
     agent_output: File,
     directory: TempDir,
     pub(super) test_cluster: TestCluster,
@@ -95,7 +95,7 @@ impl MountedScratch {
         };
         let said = shown.read_request_path()?;
         ensure!(said.contains(RING_MESSAGE), "no rings: {said}");
-        // A ring that answers nobody would keep the benchmark for ever.
+        // A silent ring would block the benchmark for ever.
         let at = shown.path().display();
         let probe =
             format!("for i in $(seq 64); do echo $i >{at}/p && cat {at}/p; done; rm {at}/p");
@@ -107,7 +107,7 @@ impl MountedScratch {
         Ok(shown)
     }
 
-    /// What the agent said of the way that the kernel's requests take.
+    /// The agent's report of the path of the kernel's requests.
     fn read_request_path(&self) -> Result<String> {
         for _ in 0..POLLS_MAX {
             let mut said = vec![0; 64 << 10];
@@ -165,7 +165,7 @@ impl Drop for MountedScratch {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        // It hangs, and with it whoever uses the mount.
+        // It hangs, and blocks all users of the mount.
         let _ = self.agent.kill();
         let _ = self.agent.wait();
     }

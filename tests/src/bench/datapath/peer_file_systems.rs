@@ -24,7 +24,7 @@ use crate::{TestCluster, mounts_matching};
 /// A file system that we are compared with.
 struct PeerKind {
     name: &'static str,
-    /// What must be installed.
+    /// Required programs.
     programs: &'static [&'static str],
     /// Starts server and client in a network of their own; `$D` is a directory to work in and
     /// `$D/mnt` is where it must appear.
@@ -220,7 +220,8 @@ impl<'a> MeasuredDirectory<'a> {
     }
 }
 
-/// Places of ours: what jobs have, and a mount on the host, where each close waits for the server.
+/// Our file systems: the mount of a job, and a mount on the host, where each close waits for the
+/// server.
 const OWN_DIRECTORIES: usize = 2;
 
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {

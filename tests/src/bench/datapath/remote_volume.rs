@@ -1,4 +1,4 @@
-//! One large file of a volume behind the network, and several at once, beside what the wire gives.
+//! One large file of a remote volume, and several at once, against the rate of the wire.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ fn measure_concurrent(work: FileWork, at: &Path, mib: u64) -> Result<f64> {
         let place = file_path(at, number);
         fs::create_dir_all(&place)?;
         if work == FileWork::Write {
-            // Not what is measured.
+            // Not part of the measurement.
             let removed = fs::remove_file(place.join("large"));
             removed.or_else(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => Ok(()),

@@ -1,7 +1,7 @@
 //! Data of a volume of this machine that goes through its agent, by threads and by rings, beside
 //! the smallest file system of the same crate, which passes a plain directory on, and beside such a
-//! directory itself. Reads find no pages that the kernel keeps for FUSE, but all of the host's;
-//! warm ones find both, which is what the kernel gives without any agent.
+//! directory itself. Reads find no pages that the kernel keeps for FUSE, but all of the host's.
+//! Warm reads find both, as with a file system without an agent.
 
 use std::cell::RefCell;
 use std::path::Path;

@@ -22,7 +22,7 @@ const DATA_WORK: [(&str, &str, &str, u64); 4] = [
         "--rw=randread --bs=4k --norandommap",
         1,
     ),
-    // Who wakes on another processor pays for that, whatever it has asked.
+    // Waking on another processor has a price, for any request.
     (
         "the same by one that keeps its processor",
         "rand_kept",
@@ -43,7 +43,7 @@ const DATA_WORK: [(&str, &str, &str, u64); 4] = [
     ),
 ];
 
-/// Work on names, in an order in which each finds what it needs.
+/// Name operations, in an order in which each finds its input.
 const NAME_WORK: [FileWork; 4] = [
     FileWork::Create,
     FileWork::Stat,
@@ -92,7 +92,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         for work in NAME_WORK {
             let name = format!("{} by {processes}", work.name());
             compare(&name, &format!("{}_{processes}", work.name()), &|place| {
-                // Each round needs what the works before it made.
+                // Each round needs the results of the earlier operations.
                 prepare_files(&mut shell.borrow_mut(), work, place, files, processes)?;
                 measure_concurrent(&mut shell.borrow_mut(), work, place, files, processes)
             })?;

@@ -26,7 +26,7 @@ const CONCURRENT_EXTRACTS: usize = 64;
 const POLLS_MAX: u32 = 600;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What is copied.
+/// The copied data.
 struct CopyLoad {
     name: &'static str,
     /// A script that makes the files in the working directory.
@@ -134,7 +134,7 @@ fn time_replication(world: &TestCluster) -> Result<f64> {
         time_seconds(|| world.run_json(&["volume", "replicate", "work", "--to", "n2"]))?;
     let id = copy["id"].as_str().context("the copy has an id")?;
     world.run_json(&["volume", "delete", id])?;
-    // What the node still removes would slow down who is next.
+    // Removals on the node would slow down the next round.
     let trash = world.cluster.directory().join("n2/trash");
     let mut looks = POLLS_MAX;
     while fs::read_dir(&trash)?.next().is_some() {
@@ -289,7 +289,7 @@ AuthorizedKeysFile $D/key.pub\\nStrictModes no\\nPermitRootLogin yes\\nUsePAM no
         Ok(daemon)
     }
 
-    /// What `rsync -e` wants.
+    /// The program that `rsync -e` expects.
     fn ssh_command(&self) -> String {
         let key = self.key_path();
         format!(

@@ -1,4 +1,4 @@
-//! What the wire gives: bytes that a process sends to another, over a bare QUIC stream with our TLS
+//! The rate of the wire: bytes from one process to another, over a bare QUIC stream with our TLS
 //! and transport configuration, and over plain TCP.
 
 use std::io::{BufRead, BufReader, Read, Write};

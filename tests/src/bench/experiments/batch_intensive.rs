@@ -3,8 +3,7 @@
 //! with 8 GB: two processors copy for all nodes.
 
 use anyhow::Result;
-
-use bafs_sched::planner::NodeClass;
+use bafs_sim::planner::NodeClass;
 
 use super::CurvePlot;
 use super::job_orders::{ORDERS, ensure_all_done, run_in_each_order};

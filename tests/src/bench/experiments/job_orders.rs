@@ -1,8 +1,8 @@
 //! One workflow in the three orders of the thesis, in turns, each beside its simulation.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bafs_sched::logic::JobStartOrder;
-use bafs_sched::sim::Policy;
+use bafs_sched::JobStartOrder;
+use bafs_sim::simulator::Policy;
 
 use super::simulator_accuracy::{ExperimentSite, SimulatedResults, SimulationModel, duration_s};
 use super::test_bed::{MeasuredRun, TestBed};
@@ -15,7 +15,7 @@ pub(super) const ORDERS: [(JobStartOrder, &str); 3] = [
     (JobStartOrder::DepthFirst, "depth first"),
 ];
 
-/// What one order took.
+/// The figures of one order.
 pub(super) struct OrderResult {
     pub(super) seconds: Samples,
     /// As the simulator counts.
@@ -29,8 +29,8 @@ pub(super) struct OrderResult {
     pub(super) simulated: SimulatedResults,
 }
 
-/// Runs a workflow in each order; each is simulated with what jobs did in ours, on links as slow
-/// as one of the orders showed them. Journals are kept under `name`.
+/// Runs a workflow in each order; each is simulated with the jobs' load of our order, on links as
+/// slow as measured in one of the orders. Journals are kept under `name`.
 pub(super) fn run_in_each_order(
     field: &mut TestBed,
     name: &str,
@@ -42,7 +42,7 @@ pub(super) fn run_in_each_order(
     let (mut model, mut others) = (None, Vec::new());
     for round in 0..rounds {
         for at in 0..ORDERS.len() {
-            // The first of a round may find what the others do not.
+            // The first run of a round may find cached data that the others do not.
             let at = (at + round) % ORDERS.len();
             let took = field.run_in_order(ORDERS[at].0, text)?;
             let journal = field.last_journal();

@@ -1,15 +1,16 @@
-//! Fig 3.7: twins of measured applications, stage by stage (thesis, tables 2.1, 2.2 and 2.4), by
-//! remote I/O, by caches that stand alone, and by ours; cold and warm, home far and near.
+//! Fig 3.7: twins of measured applications, level by level (thesis, tables 2.1, 2.2 and 2.4), by
+//! remote I/O, by independent caches, and by ours; cold and warm, home far and near.
 //!
 //! Scaled: bytes and computing by 1/128, so that both keep their proportion to the links, which are
 //! as they were; of an application that computes for minutes then, computing is cut. Pipelines and
-//! processors are as many as they were: what remote I/O costs grows with the pipelines.
+//! processors have their original numbers, because the cost of remote I/O grows with the pipelines.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use bafs_sched::io::journal;
 use bafs_sched::timeline::build_timeline;
+use bafs_sim::strategy_selector::ModelSelector;
 
 use super::CurvePlot;
 use super::simulator_accuracy::duration_s;
@@ -23,15 +24,15 @@ type TrafficMb = (f64, f64);
 /// A stage of an application, for one pipeline.
 struct ApplicationStage {
     seconds: f64,
-    /// Of what the stage before wrote.
+    /// From the output of the previous level.
     reads: TrafficMb,
     /// For the next stage; one without a next one rewrites and reads its own.
     writes: TrafficMb,
-    /// Of what it wrote itself.
+    /// From its own output.
     self_reads_mb: f64,
     batch: TrafficMb,
-    /// For the user. What the thesis counts as reads of such data is written here: it crosses the
-    /// same link.
+    /// For the user. The thesis counts accesses to such data as reads; here they are writes, which
+    /// cross the same link.
     result: TrafficMb,
 }
 
@@ -132,10 +133,10 @@ const NODES: usize = 4;
 const SLOTS: u32 = 4;
 /// Far, and as near as the nodes are to each other; in bytes per second.
 const LINKS: [(&str, f64); 2] = [("far", 1e6), ("near", 12e6)];
-/// By remote I/O so many pipelines run as the link carries in so many seconds, and two at least:
-/// what the others would move takes its time at the link's rate, and no more is counted for them.
+/// Pipelines with remote I/O: as many as the link carries in so many seconds, and at least two. The
+/// others would take their time at the link's rate, and only that is counted for them.
 const REMOTE_IO_S: f64 = 20.0;
-/// Jobs that bring the batch data into the caches have names that begin so.
+/// Prefix of the names of jobs that fill the caches with batch data.
 const WARM_JOB_PREFIX: &str = "warm";
 /// So long do warmers hold their slots, in milliseconds: until all slots have one.
 const WARM_JOB_MS: u32 = 1_500;
@@ -144,7 +145,7 @@ fn scaled_bytes(mb: f64) -> u64 {
     (mb * 1e6 / SCALE).round() as u64
 }
 
-/// What a pipeline moves, in bytes.
+/// Bytes that a pipeline transfers.
 fn pipeline_bytes(stages: &[ApplicationStage]) -> u64 {
     let of =
         |s: &ApplicationStage| s.reads.0 + s.writes.0 + s.self_reads_mb + s.batch.0 + s.result.0;
@@ -219,7 +220,7 @@ fn time_with_caches(
 
 /// From the end of the last warmer to the last file at home.
 fn time_after_warming(path: &Path) -> Result<f64> {
-    let timeline = build_timeline(journal::read_history(path)?);
+    let timeline = build_timeline(journal::read_history(path)?, &ModelSelector);
     let is_warmer = |at: usize| timeline.jobs[at].name.starts_with(WARM_JOB_PREFIX);
     let executions = timeline.executions.iter();
     let warmers = executions.filter(|execution| is_warmer(execution.job.as_usize()));
@@ -342,7 +343,7 @@ fn workflow_text(
     Ok(text.0)
 }
 
-/// What the job of a stage does.
+/// The program of a level's job.
 fn job_steps(stages: &[ApplicationStage], at: usize) -> Vec<String> {
     let stage = &stages[at];
     let mut steps = Vec::new();
@@ -351,7 +352,7 @@ fn job_steps(stages: &[ApplicationStage], at: usize) -> Vec<String> {
         steps.push(format!("read:/scratch/data{}:{read}", at - 1));
     }
     if stage.batch.0 > 0.0 {
-        // Who reads the same again and again looks for something in it.
+        // A reader that rereads the same data searches it.
         let is_random = stage.batch.0 > 2.0 * stage.batch.1;
         let how = if is_random { "random" } else { "read" };
         steps.push(format!(
@@ -379,7 +380,7 @@ fn job_steps(stages: &[ApplicationStage], at: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::workflow::parse_workflow;
+    use bafs_workflow::parse_workflow;
 
     use super::*;
 

@@ -1,8 +1,8 @@
 //! `bench experiments`: the experiments of chapter 3 of the thesis (its figures 3.3 to 3.7), scaled
 //! to one machine: real processes, real bytes, synthetic jobs; computing is sleeping.
 //!
-//! Each part says by how much it is scaled. The link to home carries a twelfth of what is taken for
-//! a node's link. The data go to `target/experiments/*.json`, the pictures beside them.
+//! Each part has its own scale. The link to home has a twelfth of the rate of a node's link. The
+//! data go to `target/experiments/*.json`, the pictures beside them.
 
 mod batch_intensive;
 mod job_orders;
@@ -202,7 +202,7 @@ impl CurvePlot {
     }
 }
 
-/// Keeps the journal of a run, for who wants to know why it took as long as it did.
+/// Keeps the journal of a run, for an analysis of its time.
 fn keep_journal(journal: &Path, name: &str) -> Result<()> {
     let directory = output_directory()?.join("journals");
     std::fs::create_dir_all(&directory)?;

@@ -3,8 +3,7 @@
 //! volume on a node that only stores.
 
 use anyhow::Result;
-
-use bafs_sched::planner::NodeClass;
+use bafs_sim::planner::NodeClass;
 
 use super::job_orders::{ORDERS, run_in_each_order};
 use super::simulator_accuracy::{ExperimentSite, SimulationErrors};
@@ -23,7 +22,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
          volume on a node that only stores)",
         STORAGE_BYTES / 1_000_000
     ));
-    // What is offered beside the slack that the scheduler keeps.
+    // Offered space besides the scheduler's slack.
     let offered = STORAGE_BYTES * 1_000 / 979;
     let mut field = TestBed::start(&[TestNodeSpec::new(offered, 8)], HOME_RATE)?;
     let site = ExperimentSite {
@@ -64,7 +63,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         }
         let [ours, others @ ..] = &compared;
         failed += ours.jobs_failed;
-        // What did not do all has no time.
+        // An incomplete run has no time.
         for other in others.iter().filter(|other| other.jobs_failed == 0) {
             worst = worst.max(ours.seconds.ratio_to(&other.seconds).median());
         }

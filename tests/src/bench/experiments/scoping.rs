@@ -1,4 +1,4 @@
-//! Fig 3.3: what crosses the link to home, by how much of the input is batch data. Scaled: 12
+//! Fig 3.3: bytes over the link to home, by the share of batch data in the input. Scaled: 12
 //! pipelines of 4 jobs with 1 MiB of I/O each, of 48 with 100 MB.
 
 use anyhow::Result;

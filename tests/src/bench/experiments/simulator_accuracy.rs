@@ -1,17 +1,17 @@
-//! Each real run beside the simulator: what jobs read, computed and wrote is taken from a run by
-//! need, the order and the time of everything is the simulator's. Where milliseconds decide it is
-//! simulated many times, each time a little otherwise. It decides nothing.
+//! Each real run against the simulator: reads, computing and writes of jobs come from a run by
+//! need, the order and all times from the simulator. Where milliseconds decide it is simulated many
+//! times, each time a little otherwise. It decides nothing.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
 use bafs_sched::io::journal;
-use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
-use bafs_sched::past_runs::{self, PastRun};
-use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::seeded_rng::SeededRng;
-use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
+use bafs_sched::{JobStartOrder, PolicyNames};
+use bafs_sim::past_runs::{self, PastRun};
+use bafs_sim::planner::{Environment, NodeClass};
+use bafs_sim::seeded_rng::SeededRng;
+use bafs_sim::simulator::{LoadModel, Policy, Scenario, Simulation, SimulationResult};
 
 use crate::bench::BenchmarkReport;
 use crate::bench::measure::{Samples, format_number};
@@ -19,8 +19,8 @@ use crate::bench::measure::{Samples, format_number};
 /// Rate of nodes' links in bytes per second, where too little crossed them to measure it.
 const LOCAL_BYTES_PER_S: u64 = 500_000_000;
 
-/// What a home that limits its bytes lets through at once after a rest: so many microseconds of it
-/// (`BURST_NS` of `bafs-server`).
+/// The burst of a home with a rate limit after a rest, in microseconds of its rate (`BURST_NS` of
+/// `bafs-server`).
 const HOME_BURST_US: u64 = 200_000;
 
 /// Simulations of one real run.
@@ -38,7 +38,7 @@ pub(super) struct ExperimentSite {
     pub(super) home_bytes_per_s: u64,
 }
 
-/// What is simulated: the jobs of one real run, and its machines.
+/// The input of a simulation: the jobs of one real run, and its machines.
 #[derive(Debug)]
 pub(super) struct SimulationModel {
     past: PastRun,
@@ -46,7 +46,7 @@ pub(super) struct SimulationModel {
 }
 
 impl SimulationModel {
-    /// The jobs that a journal tells of, on these machines.
+    /// The jobs of a journal, on these machines.
     pub(super) fn from_journal(journal: &Path, site: &ExperimentSite) -> Result<Self> {
         let past = past_runs::from_journal(journal::read_history(journal)?)?;
         let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
@@ -74,8 +74,8 @@ impl SimulationModel {
         Ok(at.ms_since(began).saturating_mul(1_000))
     }
 
-    /// The same, with the nodes' links as another run of the same jobs tells, if it was held up
-    /// more by them: where nodes keep caches whole, nothing but the first read crosses links.
+    /// The same, with the rates of nodes' links from another run of the same jobs, if that run
+    /// waited more for them: if nodes keep caches whole, only the first read crosses links.
     pub(super) fn with_measured_links(mut self, journal: &Path) -> Result<Self> {
         let past = past_runs::from_journal(journal::read_history(journal)?)?;
         let measured = past.site.and_then(|site| site.local_bytes_per_s);
@@ -95,7 +95,7 @@ impl SimulationModel {
                 job.compute_us = scattered.saturating_sub(JITTER_US / 2);
             }
             let load = LoadModel::Measured(measured);
-            self.simulate(order, CheckpointPolicy::Never, (load, Vec::new()), seed)
+            self.simulate(order, "never", (load, Vec::new()), seed)
         });
         Ok(SimulatedResults::from_runs(
             &runs.collect::<Result<Vec<SimulationResult>>>()?,
@@ -106,7 +106,7 @@ impl SimulationModel {
     pub(super) fn simulate_run(
         &self,
         order: JobStartOrder,
-        checkpoint: CheckpointPolicy,
+        checkpoint: &'static str,
         failures: Vec<(u64, u32)>,
     ) -> Result<SimulationResult> {
         let load = LoadModel::Measured(self.past.measured.clone());
@@ -116,7 +116,7 @@ impl SimulationModel {
     fn simulate(
         &self,
         order: JobStartOrder,
-        checkpoint: CheckpointPolicy,
+        checkpoint: &'static str,
         (load, failures): (LoadModel, Vec<(u64, u32)>),
         seed: u64,
     ) -> Result<SimulationResult> {
@@ -126,7 +126,7 @@ impl SimulationModel {
             .as_ref()
             .map_or(0, |site| site.slack_permille);
         let scenario = Scenario {
-            checkpoint,
+            policies: PolicyNames::default().with("replication", checkpoint),
             slack_permille,
             failures,
             ..Scenario::new(self.environment.clone(), Policy::Order(order), load, seed)
@@ -146,7 +146,7 @@ pub(super) fn duration_s(journal: &Path) -> Result<f64> {
         .ok_or_else(|| anyhow!("the run has no times"))
 }
 
-/// What simulations of one run say.
+/// Results of the simulations of one run.
 #[derive(Debug)]
 pub(super) struct SimulatedResults {
     pub(super) seconds: Samples,

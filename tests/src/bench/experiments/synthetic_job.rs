@@ -1,14 +1,13 @@
-//! A program that does what a measured one did to its files: so many bytes, in such blocks, one
-//! after the other or at random, in place. Computing is sleeping: the processors of one machine
-//! stand for those of many.
+//! A program with the file accesses of a measured one: so many bytes, in such blocks, sequential or
+//! random, in place. Computing is sleeping, so the processors of one machine can act as those of
+//! many.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-
-use bafs_sched::seeded_rng::SeededRng;
+use bafs_sim::seeded_rng::SeededRng;
 
 /// First argument of the process.
 pub(crate) const JOB_PROCESS: &str = "synthetic-job";

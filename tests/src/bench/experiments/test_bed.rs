@@ -1,4 +1,4 @@
-//! A cluster for experiments, workflows of synthetic jobs, and what a run on it took.
+//! A cluster for experiments, workflows of synthetic jobs, and the figures of a run on it.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -6,8 +6,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_sched::logic::JobStartOrder;
-use bafs_sched::sim::Policy;
+use bafs_sched::JobStartOrder;
+use bafs_sim::simulator::Policy;
 use serde_json::Value;
 
 use super::synthetic_job::JOB_PROCESS;
@@ -48,7 +48,7 @@ pub(super) struct TestBed {
     run_count: u32,
 }
 
-/// What a run took.
+/// The figures of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MeasuredRun {
     pub(super) seconds: f64,
@@ -164,7 +164,8 @@ impl TestBed {
     }
 }
 
-/// Waits until a run is over. What never ends must not keep the other parts from being measured.
+/// Waits until a run is over. A run that never ends must not block the measurement of the other
+/// parts.
 fn wait_for_end(child: &mut Child, mut meanwhile: impl FnMut() -> Result<()>) -> Result<()> {
     let watch = Stopwatch::start();
     while child.try_wait()?.is_none() {
@@ -178,7 +179,7 @@ fn wait_for_end(child: &mut Child, mut meanwhile: impl FnMut() -> Result<()>) ->
     Ok(())
 }
 
-/// Reads what a process prints while it runs, or it would wait for a reader.
+/// Reads the output of a running process, which would block otherwise.
 fn collect_output(child: &mut Child) -> std::thread::JoinHandle<Result<String>> {
     let out = child.stdout.take();
     std::thread::spawn(move || {

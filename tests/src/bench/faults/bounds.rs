@@ -1,4 +1,4 @@
-//! Faults in what somebody may take of others: memory, descriptors, processors, files.
+//! Faults of resource limits: memory, descriptors, processors, files.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -19,7 +19,7 @@ use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
 use crate::bench::measure::{Stopwatch, time_of_day};
 use crate::{TestCluster, bafs_program, mounts_matching, printed_text};
 
-/// What an agent may take, in MiB, however many volumes its job has.
+/// Memory limit of an agent, in MiB, however many volumes its job has.
 pub(super) const AGENT_MIB_MAX: u64 = 256 + 64;
 
 /// The most memory that the agent of a job with so many volumes ever had, in MiB.
@@ -70,7 +70,7 @@ pub(super) fn measure_agent_mib(volumes: u32) -> Result<u64> {
     Ok(most_kib / 1024)
 }
 
-/// What a process has of memory, but for the program itself and other files.
+/// Memory of a process, without the program itself and other files.
 fn read_anonymous_kib(pid: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let now = status
@@ -116,7 +116,7 @@ pub(super) fn check_token_of_many_blocks() -> Result<()> {
             identity
                 .verifier
                 .narrow(&identity.token, &[Resource::Cluster], &rights, expires);
-        // Where nobody can append so many, nobody need refuse them.
+        // A machine whose appends cannot reach the limit need not reject them.
         let Ok(token) = longer else { return Ok(()) };
         identity.token = token;
     }
@@ -131,7 +131,7 @@ pub(super) fn check_token_of_many_blocks() -> Result<()> {
     Ok(())
 }
 
-/// A store that somebody else made beforehand is refused, and so is one with links in it.
+/// A store that another user made beforehand is rejected, and so is one with links in it.
 pub(super) fn check_store_of_another_user() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let identity = directory.path().join("identity");
@@ -241,8 +241,8 @@ pub(super) fn check_immediate_remount() -> Result<()> {
     Ok(())
 }
 
-/// The process of this name opens files of a directory until it may open no more, says how many
-/// and with which error, and keeps them until its input ends.
+/// The process of this name opens files of a directory up to its limit, prints their number and the
+/// error, and keeps them open until its input ends.
 pub(in crate::bench) const HOLD_PROCESS: &str = "hold-descriptors";
 
 /// See [`HOLD_PROCESS`].
@@ -258,7 +258,7 @@ pub(in crate::bench) fn run_hold_process(arguments: &[String]) -> Result<()> {
     };
     println!("{} {}", held.len(), error.raw_os_error().unwrap_or(0));
     let mut rest = [0; 1];
-    // It goes on when nobody holds the other end any more.
+    // It ends when the other end is closed.
     nix::unistd::read(std::io::stdin().as_fd(), &mut rest)?;
     Ok(())
 }
@@ -280,7 +280,7 @@ pub(super) fn check_descriptor_limit() -> Result<()> {
         let create = ["volume", "create", name, "--node", "n1", "--size", "20MB"];
         run_checked(&world, &create)?;
     }
-    // Over the network, where the node holds what is open.
+    // Over the network, where the node holds the open files.
     std::fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     let own = std::env::current_exe()?;
     let own = own.to_string_lossy();

@@ -1,4 +1,4 @@
-//! Faults in what is told: messages that are not so, and logs that are lost.
+//! Faults of messages: wrong messages, and lost logs.
 
 use anyhow::{Result, ensure};
 
@@ -6,7 +6,7 @@ use super::runs::{check_failure_beside_watched_volume, check_no_advice, run_chec
 use super::user_directory::{UserDirectory, last_lines};
 use crate::TestCluster;
 
-/// The log of a failed job is told and sent home, though its workflow names a file for it.
+/// The log of a failed job is printed and sent home, though its workflow names a file for it.
 pub(super) fn check_log_of_failed_job() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = "volume w scratch 10 MB\njob a {\nexecutable = sh\n\
@@ -26,8 +26,8 @@ pub(super) fn check_log_of_failed_job() -> Result<()> {
     Ok(())
 }
 
-/// Of a watched volume, of which no call is seen, nobody says that it is not used; a grant does not
-/// last longer than what it was made of; an own failure makes no producer run again.
+/// A watched volume, whose calls are invisible, is never reported as unused. A grant does not
+/// outlast its parent. A failure of a job's own makes no producer run again.
 pub(super) fn check_message_accuracy() -> Result<()> {
     let watched = "volume w scratch 16 MB watched\njob a {\nexecutable = sh\n\
         arguments = -c 'head -c 2000000 /dev/zero > /w/x; echo 1 > /w/o'\n}\nmount w a /w\n\

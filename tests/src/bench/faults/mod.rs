@@ -1,4 +1,4 @@
-//! `bench faults`: every kind of fault that users met, by small reproductions through the public
+//! `bench faults`: every kind of fault that users met, as small reproductions through the public
 //! command line (`files`); chaos from outside (`chaos`); a scheduler that is cut off for fourteen
 //! seconds (`cut`); MPI jobs at once on one node (`mpi`); an agent's memory by volumes (`memory`).
 
@@ -43,7 +43,7 @@ const MANY_VOLUMES: [(u32, &str); 2] = [
     (1_000, "agent_mib_1000_volumes"),
 ];
 
-/// So many jobs of a seed are told in full that ran again without cause.
+/// Jobs of a seed that ran again without cause and are listed in full.
 const RERUNS_SHOWN: usize = 4;
 
 /// Runs all parts.

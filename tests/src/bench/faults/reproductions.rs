@@ -1,4 +1,5 @@
-//! Every kind of fault that was found from outside, as a user meets it: what must be right now.
+//! Every kind of fault that was found from outside, from a user's view, with the expected
+//! behaviour.
 
 use anyhow::Result;
 
@@ -6,9 +7,9 @@ use super::{bounds, messages, results, runs};
 
 /// One kind of fault.
 pub(super) struct FaultReproduction {
-    /// What goes wrong, as a name.
+    /// The fault, as a name.
     pub(super) name: &'static str,
-    /// Fails with what is wrong.
+    /// Fails with the wrong behaviour.
     pub(super) check: ReproductionCheck,
 }
 

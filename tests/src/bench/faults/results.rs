@@ -168,8 +168,7 @@ pub(super) fn check_scheduler_of_commands() -> Result<()> {
     Ok(())
 }
 
-/// A directory above a mount point stays what it is: the same file system, and what is made there
-/// stays.
+/// A directory above a mount point stays unchanged: the same file system, and new files there stay.
 pub(super) fn check_directory_above_mount_point() -> Result<()> {
     let directory = UserDirectory::new()?;
     directory.write_file("above/there", "x")?;
@@ -223,7 +222,7 @@ pub(super) fn check_root_attributes() -> Result<()> {
     Ok(())
 }
 
-/// A subdirectory that home may not read costs nobody who does not open it.
+/// A subdirectory that home cannot read affects only jobs that open it.
 pub(super) fn check_unreadable_directory() -> Result<()> {
     let directory = UserDirectory::new()?;
     // Root reads everything but without these rights: only the home is to lack them.

@@ -1,4 +1,4 @@
-//! Runs that failed for good, or did everything twice, for reasons that were not theirs.
+//! Runs that failed, or did everything twice, through no fault of their own.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
@@ -7,19 +7,19 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_sched::Event;
 use bafs_sched::io::journal;
-use bafs_sched::logic::Event;
 
 use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
 use crate::fault_injection::read_executions;
 use crate::small_disk::{fill_disk, path_in_namespace, start_node_on_disk};
 use crate::{TestCluster, bafs_program, printed_text};
 
-/// A run that is to go on beside others may take so long.
+/// Duration of a run that continues beside others.
 const RUN_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Sizes that nobody declared are made up; beside a user who fills the nodes they are not made up
-/// so small that the run fails for good.
+/// Undeclared sizes are assumed. Beside a user who fills the nodes, the assumed sizes must not be
+/// so small that the run fails.
 pub(super) fn check_unknown_sizes_beside_another_user() -> Result<()> {
     let world = TestCluster::start(&["700MB", "700MB"])?;
     world.wait_for_servers(3)?;
@@ -55,8 +55,8 @@ pub(super) fn check_unknown_sizes_beside_another_user() -> Result<()> {
     Ok(())
 }
 
-/// A job gathers volumes of unknown size that fit easily: everything runs once, but for what was
-/// measured.
+/// A job gathers volumes of unknown size that fit easily: everything runs once, except the measured
+/// jobs.
 pub(super) fn check_gathered_unknown_sizes() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = "job all {\nexecutable = sh\narguments = -c 'ls /in/*/x | wc -l > /out/list'\n}\n\
@@ -131,7 +131,7 @@ pub(super) fn check_full_disk_below_watched_volume() -> Result<()> {
     Ok(())
 }
 
-/// What a gathering job needs at once, and can never have, is said before the first job runs.
+/// A gathering job that needs more space than can exist is reported before the first job runs.
 pub(super) fn check_impossible_gathering_job() -> Result<()> {
     let text = |count: u32, size: &str| {
         format!(
@@ -160,7 +160,7 @@ pub(super) fn check_impossible_gathering_job() -> Result<()> {
     Ok(())
 }
 
-/// A disk without free inodes is told as such, not as one without space.
+/// A disk without free inodes is reported as such, not as one without space.
 pub(super) fn check_disk_without_inodes() -> Result<()> {
     let directory = UserDirectory::new()?;
     std::fs::create_dir(directory.path("small"))?;
@@ -182,7 +182,8 @@ pub(super) fn check_disk_without_inodes() -> Result<()> {
     Ok(())
 }
 
-/// An own failure of a job before it touched a watched volume costs none of those who wrote there.
+/// A failure of a job's own before it touches a watched volume repeats none of the volume's
+/// producers.
 pub(super) fn check_failure_beside_watched_volume() -> Result<()> {
     let directory = UserDirectory::new()?;
     let mark = directory.path("mark");
@@ -205,7 +206,7 @@ pub(super) fn check_failure_beside_watched_volume() -> Result<()> {
     Ok(())
 }
 
-/// That a workflow's run says nothing of a volume that is not used, and gives this result.
+/// That a workflow's run reports no unused volume, and gives this result.
 pub(super) fn check_no_advice(text: &str, file: &str, result: &str) -> Result<()> {
     let directory = UserDirectory::new()?;
     let ended = directory.run_workflow(text, &["--local", "1"])?;
@@ -232,7 +233,7 @@ pub(super) fn check_metadata_counts_as_use() -> Result<()> {
     check_no_advice(text, "o", "1")
 }
 
-/// What a command of a world says when it fails.
+/// The error of a command in a test world.
 pub(super) fn run_checked(world: &TestCluster, args: &[&str]) -> Result<String> {
     let output = world.bafs_command(args).output()?;
     ensure!(

@@ -1,4 +1,4 @@
-//! A directory in which a user runs `bafs`, and what the program said. Judges nothing.
+//! A directory in which a user runs `bafs`, and the output of the program. Judges nothing.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -22,7 +22,7 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(100);
 pub(super) struct CommandResult {
     /// Its exit code; none if a signal ended it.
     pub(super) exit_code: Option<i32>,
-    /// What it printed, errors too.
+    /// Its output, including errors.
     pub(super) output: String,
 }
 
@@ -38,13 +38,13 @@ impl CommandResult {
         Ok(())
     }
 
-    /// That it said so, or rather did not.
+    /// Asserts that its output contains a text, or does not.
     pub(super) fn has_text(&self, text: &str) -> bool {
         self.output.contains(text)
     }
 }
 
-/// The end of what a program said, in one line.
+/// The end of a program's output, in one line.
 pub(super) fn last_lines(said: &str) -> String {
     const LINES: usize = 3;
     let lines: Vec<&str> = said.lines().collect();
@@ -88,7 +88,7 @@ impl UserDirectory {
         Ok(path)
     }
 
-    /// What a file has, without white space at its ends; nothing where it is missing.
+    /// The trimmed content of a file; empty if it is missing.
     pub(super) fn read_file(&self, name: &str) -> String {
         let bytes = std::fs::read(self.path(name)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).trim().to_owned()
@@ -122,7 +122,7 @@ impl UserDirectory {
         }
     }
 
-    /// Starts a program here; what it prints goes to a file.
+    /// Starts a program here; its output goes to a file.
     pub(super) fn start_command(&self, command: &mut Command, told: &Path) -> Result<Child> {
         let told = File::create(told)?;
         command

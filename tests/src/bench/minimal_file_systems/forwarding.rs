@@ -1,6 +1,6 @@
-//! The smallest file system that passes a directory through the kernel's FUSE: what the crate and
-//! the kernel cost by themselves, without limits, leases or accounts. Not a file system to use: it
-//! knows files and directories only, and one user.
+//! The smallest file system that passes a directory through the kernel's FUSE: the cost of the
+//! crate and the kernel by themselves, without limits, leases or accounts. Not a file system to
+//! use: it knows files and directories only, and one user.
 //!
 //! The bare one lets everybody do everything and has no extended attributes, which spares the
 //! kernel questions that it has to ask of a volume; the strict one has both, as libfuse's own
@@ -36,17 +36,17 @@ const XATTR_BYTES_MAX: usize = 256;
 /// Last argument of a process that passes through strictly.
 const STRICT_ARGUMENT: &str = "strict";
 
-/// What a handle stands for.
+/// The object of a handle.
 #[derive(Clone)]
 enum OpenObject {
     File(Arc<File>),
     Directory(Arc<Vec<(OsString, Option<FileAttr>)>>),
 }
 
-/// What the file system does beside passing files through.
+/// Extra work of the file system besides passing files through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum ForwardingMode {
-    /// Nothing.
+    /// None.
     Bare,
     /// The kernel asks it for permissions, and for extended attributes.
     Strict,
@@ -134,7 +134,7 @@ impl ForwardingFileSystem {
     }
 }
 
-/// Answers, or says the error.
+/// Replies with the result or the error.
 macro_rules! reply_or_error {
     ($reply:ident, $result:expr, $done:expr) => {
         match $result {
@@ -150,7 +150,7 @@ impl Filesystem for ForwardingFileSystem {
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
-        // Only what the kernel offers is asked for, so it cannot refuse.
+        // Only capabilities that the kernel offers are requested, so it cannot reject them.
         let _ = config.add_capabilities(wanted & config.capabilities());
         Ok(())
     }

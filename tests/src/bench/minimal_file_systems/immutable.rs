@@ -1,7 +1,6 @@
-//! The smallest file system of which the kernel keeps all that it was told: files and directories
-//! are opened without any message, names, attributes and pages never expire. What a cache volume
-//! whose files are in memory can be at best. Not a file system to use: its directory must not
-//! change.
+//! The smallest file system that the kernel caches completely: files and directories are opened
+//! without any message, names, attributes and pages never expire. It is the best case of a cache
+//! volume whose files are in memory. Not a file system to use: its directory must not change.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -23,14 +22,14 @@ use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, negative_attributes, s
 /// Hidden first argument: this process shows a directory that does not change.
 pub(in crate::bench) const IMMUTABLE_PROCESS: &str = "--immutable-file-system";
 
-/// A file or directory, with the numbers of what is in it.
+/// A file or directory, with the numbers of its entries.
 struct ImmutableNode {
     path: PathBuf,
     attributes: FileAttr,
     entries: Vec<(OsString, usize)>,
 }
 
-/// All that there is; a number is a place in the list, from 1.
+/// All files and directories; a number is a position in the list, from 1.
 struct ImmutableFileSystem {
     nodes: Vec<ImmutableNode>,
     by_name: HashMap<(usize, OsString), usize>,
@@ -99,7 +98,7 @@ impl Filesystem for ImmutableFileSystem {
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_NO_OPEN_SUPPORT
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
-        // Only what the kernel offers is asked for, so it cannot refuse.
+        // Only capabilities that the kernel offers are requested, so it cannot reject them.
         let _ = config.add_capabilities(wanted & config.capabilities());
         Ok(())
     }

@@ -18,12 +18,11 @@ use tempfile::TempDir;
 use super::machine;
 use crate::mounts_matching;
 
-/// As long as agents let the kernel believe attributes and names.
+/// The attribute TTL of agents.
 const ATTRIBUTE_TTL: Duration = Duration::from_secs(24 * 3600);
 const GENERATION: Generation = Generation(0);
 
-/// What all of them have: as many threads as serve a volume of an agent here, and everybody may use
-/// them.
+/// Common options: as many threads as serve a volume of an agent here, and access for all users.
 fn session_config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
@@ -31,7 +30,7 @@ fn session_config() -> Config {
     config
 }
 
-/// Tells the kernel that a name is not there: with a number of none, so that it believes it.
+/// Replies that a name does not exist, as a cacheable negative entry with inode 0.
 fn negative_attributes() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -59,8 +58,8 @@ pub(super) struct MinimalFileSystem {
 }
 
 impl MinimalFileSystem {
-    /// Starts the process with a hidden first argument, what it shows and where, and what else it
-    /// is to know; waits for its mount. Jobs see it that begin afterwards.
+    /// Starts the process with a hidden first argument, its directory, its mount point and other
+    /// arguments; waits for its mount. Jobs see it that begin afterwards.
     pub(super) fn start(kind: &str, source: &Path, more: &[&str]) -> Result<Self> {
         let shown = tempfile::tempdir()?;
         let process = Command::new(std::env::current_exe()?)

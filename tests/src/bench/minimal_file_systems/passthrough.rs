@@ -1,4 +1,4 @@
-//! The smallest file system that gives the kernel a file to read by itself: what passthrough costs
+//! The smallest file system that gives the kernel a file to read by itself: the cost of passthrough
 //! without limits, leases, accounts or digests. It has one file, named `file`.
 
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ const FILE_INODE: INodeNo = INodeNo(2);
 struct PassthroughFileSystem {
     file: File,
     size: u64,
-    /// What the kernel has open, and how often.
+    /// Files that the kernel has open, and their counts.
     backing: Mutex<(u32, Option<BackingId>)>,
 }
 

@@ -1,5 +1,5 @@
-//! One program on one volume while something goes wrong: starts it, watches it, ends it, and looks
-//! what is left. Causes no fault but those of its own agent.
+//! One program on one volume during a fault: starts it, watches it, ends it, and checks for
+//! leftovers. Causes no fault but those of its own agent.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -19,16 +19,16 @@ use crate::bench::measure::Stopwatch;
 use crate::cache_cluster::DATA_FILE;
 use crate::{TestCluster, printed_text, processes_matching};
 
-/// Calls after which a program counts as under way.
+/// Calls after which a program counts as started.
 const CALLS_BEFORE_FAULT: u64 = 30;
 
-/// Time for a program to be under way, and for everything to be gone at the end.
+/// Time for a program to start, and for everything to be gone at the end.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Bytes of a volume, as the command line says it.
+/// Bytes of a volume, as an argument of the command line.
 const VOLUME_SIZE: &str = "200MB";
 
 /// Where the program works.
@@ -47,7 +47,7 @@ pub(super) enum VolumeLocality {
     Remote,
 }
 
-/// What is tried.
+/// The tested case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FaultCase {
     pub(super) work: ProbeVolume,
@@ -55,13 +55,13 @@ pub(super) struct FaultCase {
     pub(super) locality: VolumeLocality,
 }
 
-/// What a case came to.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CaseResult {
     pub(super) case: String,
-    /// What the program and whoever started it saw.
+    /// The observations of the program and its starter.
     pub(super) observation: String,
-    /// Until the program went on, or everything of it was gone.
+    /// Time until the program continued, or everything of it was gone.
     pub(super) duration_ms: u64,
     /// It was neither.
     pub(super) has_hung: bool,
@@ -131,7 +131,7 @@ impl RunningCase {
         let (seconds, work) = (deadline_s.to_string(), case.work.name());
         let (state, point) = (running.read_text("state"), running.read_text("mnt"));
         let keeps = case.durability().name();
-        let common = ["--operation-timeout", &seconds, "--explain"];
+        let common = ["--json", "--operation-timeout", &seconds, "--explain"];
         let mut command = match case.location {
             ProgramLocation::Job => {
                 let mount = format!("{volume}:/vol");
@@ -193,7 +193,7 @@ impl RunningCase {
         )?)
     }
 
-    /// Looks at it, so long after the fault; whether it has come to its end.
+    /// Checks it, so long after the fault; returns whether it has ended.
     pub(super) fn poll(&mut self, watch: &Stopwatch) -> Result<bool> {
         if self.resolved_after.is_some() {
             return Ok(true);
@@ -229,7 +229,7 @@ impl RunningCase {
         state.errno == 0 && state.call_began_ns > 0 && u128::from(waits) > longest.as_nanos()
     }
 
-    /// Ends it, and looks what is left, and whether what was kept is there.
+    /// Ends it, and checks for leftovers and for the kept records.
     pub(super) fn finish(
         mut self,
         world: &TestCluster,
@@ -273,7 +273,7 @@ impl RunningCase {
         saw
     }
 
-    /// Ends what still runs, in good order; what is there after that is left over.
+    /// Ends all remaining processes in order; anything present afterwards is left over.
     fn clean_up(&mut self, hung: bool) -> Result<Vec<String>> {
         if let Some(probe) = &mut self.probe {
             let _ = probe.kill();
@@ -357,7 +357,7 @@ impl RunningCase {
         processes_matching(&self.read_text("state"))
     }
 
-    /// All that has to do with it, the keeper of its mount included.
+    /// All its processes, including the watchdog of its mount.
     fn processes(&self) -> Vec<String> {
         processes_matching(&self.directory.path().to_string_lossy())
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it is put right again, in a name space of its own.
+//! Faults and their repair, in a name space of their own.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,7 +19,7 @@ const NODE_NAME: &str = "n1";
 /// Size of the disk that gets full.
 const SMALL_DISK_SIZE: &str = "256m";
 
-/// What goes wrong.
+/// The fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultScenario {
     /// The server is stopped (SIGSTOP), and stays so.
@@ -30,7 +30,7 @@ pub enum FaultScenario {
     ServerRestart,
     /// No packet goes between agents and server any more.
     LinkCut,
-    /// Somebody else fills the server's disk.
+    /// Another user fills the server's disk.
     DiskFull,
     /// The agent is killed (SIGKILL).
     AgentKill,
@@ -63,12 +63,12 @@ impl FaultScenario {
         }
     }
 
-    /// Whether programs may go on for good once it has happened, so that nobody need wait.
+    /// Whether programs may continue for ever after it, so that waiting is pointless.
     pub(super) fn is_transient(self) -> bool {
         matches!(self, Self::ServerRestart | Self::DiskFull)
     }
 
-    /// What must be there before anything runs.
+    /// Requirements before the start.
     pub(super) fn set_up(self, world: &mut TestCluster) -> Result<()> {
         if self != Self::DiskFull {
             return Ok(());
@@ -97,7 +97,7 @@ impl FaultScenario {
         }
     }
 
-    /// Keeps it so: what makes room on a full disk is not to help.
+    /// Keeps it full: space that the server frees must not help.
     pub(super) fn sustain(self, world: &TestCluster) -> Result<()> {
         match self {
             Self::DiskFull => fill_disk(&filler_path(world)),
@@ -132,7 +132,7 @@ pub(crate) fn isolation_obstacle() -> Option<String> {
     tried.err().map(|error| format!("{error:#}"))
 }
 
-/// Gives this thread, and what it starts, a network and a table of mounts of its own.
+/// Gives this thread and its children a network and a mount table of their own.
 pub(crate) fn enter_private_namespaces() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
     let nothing: Option<&str> = None;
@@ -167,7 +167,7 @@ pub(crate) fn mount_small_disk(directory: &Path, size: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes away what [`mount_small_disk`] made, also while somebody uses it.
+/// Removes the disk of [`mount_small_disk`], even if it is in use.
 pub(crate) fn unmount_small_disk(directory: &Path) -> Result<()> {
     Ok(umount2(directory, MntFlags::MNT_DETACH)?)
 }

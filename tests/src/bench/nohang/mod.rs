@@ -1,5 +1,5 @@
-//! `bench nohang`: programs on volumes while servers, links, disks and agents fail. What each saw,
-//! how long until it went on or everything of it was gone, and what was left.
+//! `bench nohang`: programs on volumes while servers, links, disks and agents fail. Each program's
+//! observations, the time until it continued or was gone, and the leftovers.
 
 mod fault_case;
 pub(crate) mod fault_scenario;
@@ -17,8 +17,8 @@ use super::measure::{Stopwatch, format_number};
 use super::{BenchmarkReport, Options};
 use crate::TestCluster;
 
-/// Deadline of remote operations, in seconds: longer than the shortest silence of an agent that
-/// its watchers act on, and than a connection needs to be given up (five seconds of silence).
+/// Deadline of remote operations, in seconds: longer than the shortest silence on which an agent's
+/// watchers act, and than the silence after which a connection is closed (five seconds).
 const OPERATION_TIMEOUT_S: u64 = 6;
 
 /// Beyond the deadline a job is ended within two seconds, and all is gone.
@@ -39,20 +39,20 @@ const CASES: [(ProbeVolume, ProgramLocation); 4] = [
     (ProbeVolume::Cache, ProgramLocation::Host),
 ];
 
-/// What the cases of one fault came to.
+/// The results of one fault's cases.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultResult {
     /// Programs that met the fault.
     pub case_count: usize,
-    /// Of these, those that neither went on nor ended.
+    /// The cases that neither continued nor ended.
     pub hung_count: usize,
     /// Processes, mounts and files that were left.
     pub leftovers: Vec<String>,
     /// Bytes that were read wrong, or kept and lost.
     pub wrong_bytes: u64,
-    /// The longest time until one went on or was gone.
+    /// The longest time until one continued or was gone.
     pub longest: Duration,
-    /// A line for each case: its name, what it saw, seconds, leftovers.
+    /// A line for each case: its name, its observation, seconds, leftovers.
     pub lines: Vec<[String; 4]>,
 }
 
@@ -60,10 +60,10 @@ pub struct FaultResult {
 /// understands [`PROBE_COMMAND`] and [`CHECK_COMMAND`].
 ///
 /// # Errors
-/// What kept the programs from running; not what they met.
+/// The errors that kept the programs from running; not the effects of faults.
 pub fn run_scenario(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     std::thread::scope(|scope| {
-        // A thread: what is its own ends with it.
+        // A thread: its own name spaces end with it.
         let apart = scope.spawn(|| {
             fault_scenario::enter_private_namespaces()
                 .and_then(|()| run_scenario_here(fault, tools))
@@ -75,7 +75,7 @@ pub fn run_scenario(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     .with_context(|| fault.name())
 }
 
-/// The longest time until a program goes on, or everything of it is gone.
+/// The longest time until a program continues, or everything of it is gone.
 pub fn time_to_resolve_max() -> Duration {
     Duration::from_secs(OPERATION_TIMEOUT_S) + END_MARGIN
 }
@@ -118,7 +118,7 @@ fn run_scenario_here(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     Ok(verdict)
 }
 
-/// Watches until each program has ended, or is known to go on; tells which did neither.
+/// Watches until each program has ended or continues; returns the programs that did neither.
 fn watch_cases(
     fault: FaultScenario,
     world: &TestCluster,
@@ -219,7 +219,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     Ok(())
 }
 
-/// What [`PROBE_COMMAND`] and [`CHECK_COMMAND`] stand for.
+/// The hidden commands [`PROBE_COMMAND`] and [`CHECK_COMMAND`].
 pub(super) fn run_tool(name: &str, arguments: &[String]) -> Option<Result<()>> {
     match name {
         PROBE_COMMAND => Some(probe_program::run_probe(arguments)),

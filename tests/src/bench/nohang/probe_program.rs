@@ -1,5 +1,5 @@
-//! The program that meets the faults: it works on a directory call by call, and notes in a file on
-//! the host what it is at, so that others see what it sees. Knows nothing of volumes.
+//! The program that meets the faults: it works on a directory call by call, and writes its current
+//! call into a file on the host for observers. Knows nothing of volumes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::cache_cluster::DATA_FILE;
 use crate::content::Content;
 use crate::seeded_rng::SeededRng;
 
-/// What the command line of the benchmarks calls it.
+/// Its name on the command line of the benchmarks.
 pub const PROBE_COMMAND: &str = "nohang-probe";
 
 /// As [`PROBE_COMMAND`], for the one that looks afterwards.
@@ -30,7 +30,7 @@ const RECORDS_PER_WRITE: u64 = 8;
 /// Every so many rounds there is an fsync, and names change.
 const ROUNDS_PER_SYNC: u64 = 4;
 
-/// What a cache volume shows.
+/// The content of a cache volume.
 pub(super) const SET_BYTES: usize = 8 << 20;
 const SET_SEED: u64 = 77;
 const READ_BYTES: u64 = 64 << 10;
@@ -38,7 +38,7 @@ const READ_BYTES: u64 = 64 << 10;
 /// Pause between two rounds: others want to work as well.
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a program works on.
+/// The target of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProbeVolume {
     Scratch,
@@ -54,12 +54,12 @@ impl ProbeVolume {
     }
 }
 
-/// What a program is promised of its records on a scratch volume.
+/// The durability of a program's records on a scratch volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Durability {
-    /// Those that it synced: its agent's death ends it too.
+    /// Synced records: its agent's death ends the program too.
     WhenSynced,
-    /// Those of files that it closed.
+    /// Records of closed files.
     WhenClosed,
 }
 
@@ -72,15 +72,15 @@ impl Durability {
     }
 }
 
-/// What a probe tells: where it is, and what it met.
+/// The state of a probe: its position, and its errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ProbeState {
-    /// Records that are in a file which was closed, or synced as [`Durability`] says: nothing may
-    /// lose them.
+    /// Records in a file that was closed or synced, according to [`Durability`]: no fault may lose
+    /// them.
     pub(super) durable_records: u64,
     /// Calls that returned.
     pub(super) calls_returned: u64,
-    /// When the call under way began, in nanoseconds of the machine's clock; 0 without one.
+    /// Start of the current call, in nanoseconds of the machine's clock; 0 without one.
     pub(super) call_began_ns: u64,
     /// The longest call so far.
     pub(super) call_ns_max: u64,
@@ -91,7 +91,7 @@ pub(super) struct ProbeState {
 }
 
 impl ProbeState {
-    /// What a probe said last; nothing before it began.
+    /// The last state of a probe; `None` before its start.
     pub(super) fn read(path: &Path) -> Self {
         let mut bytes = [0; 48];
         let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0));
@@ -133,7 +133,7 @@ pub(super) fn now_ns() -> u64 {
     now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// What home has for cache volumes.
+/// The files at home for cache volumes.
 pub(super) fn cache_content() -> Content {
     Content::new(SET_SEED, SET_BYTES)
 }
@@ -153,7 +153,7 @@ pub(super) fn run_probe(arguments: &[String]) -> Result<()> {
         .create(true)
         .truncate(true)
         .open(state)?;
-    // As a program that was started there: should the mount go, it does not find what is below.
+    // Runs as if started there: without the mount, it does not find the directory below.
     std::env::set_current_dir(&directory)?;
     let mut probe = Probe {
         state_file: file,
@@ -170,7 +170,7 @@ pub(super) fn run_probe(arguments: &[String]) -> Result<()> {
     Err(error.into())
 }
 
-/// `nohang-check KIND DIRECTORY STATE`: prints how many bytes of what a probe had kept are wrong.
+/// `nohang-check KIND DIRECTORY STATE`: prints how many of a probe's kept bytes are wrong.
 pub(super) fn run_check(arguments: &[String]) -> Result<()> {
     let (_, directory, state) = parse_arguments(arguments)?;
     let state = ProbeState::read(&state);
@@ -179,7 +179,7 @@ pub(super) fn run_check(arguments: &[String]) -> Result<()> {
     for (index, found) in log.chunks(RECORD_BYTES).enumerate() {
         let is_kept = (index as u64) < state.durable_records;
         let expected = record_bytes(index as u64);
-        // The rest may be missing, or cut anywhere; nothing else may stand in its place.
+        // The rest may be missing or truncated; no other data may be in its place.
         let is_right =
             found == &expected[..found.len()] || (!is_kept && found.iter().all(|b| *b == 0));
         wrong += if is_right { 0 } else { found.len() };
@@ -259,10 +259,10 @@ impl Probe {
         }
     }
 
-    /// Reads past what the kernel keeps: it shall ask.
+    /// Reads beyond the kernel's cache, so that it must ask the server.
     fn read_uncached(&mut self, path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
         let file = self.time_call(|| File::open(path))?;
-        // Advice: what is not clean stays, and is as good.
+        // Only advice: dirty pages stay, which is as good.
         let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         let mut found = vec![0; length];
         self.time_call(|| file.read_exact_at(&mut found, at))?;
@@ -284,7 +284,7 @@ impl Probe {
     }
 
     fn write_state(&self) {
-        // The host's own disk; should that fail, whoever watches sees a probe that stands still.
+        // The host's own disk; if that fails, observers see a stuck probe.
         let _ = self.state_file.write_all_at(&self.state.bytes(), 0);
     }
 }

@@ -1,9 +1,9 @@
-//! What the thesis prints of its baselines: what is possible, how many pipelines at once, and who
-//! is faster by how much.
+//! The thesis' printed baselines: feasibility, concurrent pipelines, and the speed-up of the
+//! fastest strategy.
 
 use anyhow::{Context, Result, ensure};
-use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{
+use bafs_sim::planner::{Strategy, StrategyAllocation};
+use bafs_sim::simulator::study::{
     self, StrategyComparison, StudyPoint, compare_strategies, thesis_environment,
 };
 
@@ -103,8 +103,8 @@ pub(super) fn simulate_baselines(report: &mut BenchmarkReport) -> Result<[Strate
         .map_err(|_| anyhow::anyhow!("there are three baselines"))
 }
 
-/// By how much the winners lead, in per cent of the time of others: the thesis says 20, 15 and 25,
-/// give or take ten, and nothing of the private-intensive one.
+/// The winners' lead, in per cent of the other time: the thesis has 20, 15 and 25, give or take
+/// ten, and no figure for the private-intensive one.
 pub(super) fn compare_baselines(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
     let [batch, private, mixed] = simulate_baselines(report)?;

@@ -4,19 +4,19 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::planner::{Environment, Shape, Strategy, plan_workload};
-use bafs_sched::seeded_rng::SeededRng;
-use bafs_sched::sim::study::thesis_environment;
-use bafs_sched::sim::{
+use bafs_sim::planner::{Environment, Shape, Strategy, StrategyAllocation, plan_workload};
+use bafs_sim::seeded_rng::SeededRng;
+use bafs_sim::simulator::study::thesis_environment;
+use bafs_sim::simulator::{
     LoadModel, Policy, Scenario, Simulation, SimulationResult, TrialScope, TrialsOutcome,
     decide_by_simulation,
 };
-use bafs_sched::workflow::{Workflow, parse_workflow};
+use bafs_workflow::{Workflow, parse_workflow};
 
 use super::super::measure::{Samples, time_seconds};
 use super::super::{BenchmarkReport, Options};
 
-/// What planning a graph of a thousand jobs may take, in seconds.
+/// Time limit for planning a graph of a thousand jobs, in seconds.
 const PLAN_S_MAX: f64 = 1.0;
 
 /// Some node fails so often, in seconds.

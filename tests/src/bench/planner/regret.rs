@@ -1,15 +1,15 @@
 //! How much longer the predicted strategy takes than the best one, over the thesis' sensitivity
-//! studies and over workloads drawn at random: by the model alone, with the candidates simulated
-//! that it cannot tell from each other, and in a run that follows this by itself (`run --plan`). Of
-//! the random ones those from [`UNSEEN_SEED_MIN`] on were not looked at while the model was made.
+//! studies and over random workloads: by the model alone, with simulated candidates where the model
+//! cannot tell them apart, and in a run that plans by itself (`run --plan`). Of the random ones
+//! those from [`UNSEEN_SEED_MIN`] on were not looked at while the model was made.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{
+use bafs_sim::planner::Strategy;
+use bafs_sim::simulator::study::{
     StrategyComparison, StrategyTime, StudyPoint, StudyVariable, baseline_workloads,
     compare_strategies, random_point,
 };
@@ -18,16 +18,16 @@ use super::super::machine::count_processors;
 use super::super::measure::Stopwatch;
 use super::super::{BenchmarkReport, Options};
 
-/// Strategies closer than this are as good as each other: seeds move them by more.
+/// Strategies closer than this are equally good: seeds vary more.
 const TIE_RATIO: f64 = 1.01;
 
 /// The first seed of random points by which nothing was corrected.
 const UNSEEN_SEED_MIN: u64 = 1_000_000;
 
-/// Points that take longer are told, as the whole takes long.
+/// Points that take longer are listed, because the whole study is slow.
 const SLOW_POINT: Duration = Duration::from_secs(20);
 
-/// What the choice is meant to keep: mean, 99th percentile and most.
+/// Target of the choice: mean, 99th percentile and maximum.
 const TARGETS: [(&str, f64); 3] = [("mean", 1.005), ("p99", 1.03), ("max", 1.05)];
 
 struct ComparisonTask {
@@ -291,8 +291,8 @@ fn report_summary(
 }
 
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
-/// point away. Changes between strategies that are as good as each other do not count. Says which
-/// the choice does not make.
+/// point away. Changes between equally good strategies do not count. Says which the choice does not
+/// make.
 fn count_crossovers(
     row: &[(&ComparisonTask, StrategyComparison)],
     report: &mut BenchmarkReport,

@@ -1,14 +1,13 @@
-//! `bench sim`: how fast the scheduler core decides and the simulator simulates, from 10⁴ to 10⁶
-//! jobs, by a strategy's rules and by need with the safety of every start; and how much work that
-//! is, counted, as time also grows with memory that answers later. It needs no mount and no
-//! network.
+//! `bench sim`: the speed of the scheduler core and of the simulator, from 10⁴ to 10⁶ jobs, by a
+//! strategy's rules and by need with safe starts. It also counts the examined records, because time
+//! depends on memory latency as well. It needs no mount and no network.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
-use bafs_sched::sim::{
-    self, LoadModel, Policy, Scenario, Simulation, SimulationResult, build_canonical_workflow,
+use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
+use bafs_sim::simulator::{
+    LoadModel, Policy, Scenario, Simulation, SimulationResult, StepTimer, build_canonical_workflow,
 };
 
 use super::measure::Stopwatch;
@@ -16,10 +15,10 @@ use super::{BenchmarkReport, Options};
 
 /// Jobs, and nodes in clusters of a hundred.
 const JOBS_AND_NODES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
-/// What a million jobs may take, and so fewer too, in seconds.
+/// Time limit of a million jobs, and of fewer, in seconds.
 const SECONDS_MAX: f64 = 120.0;
 const DECISIONS_PER_S_MIN: f64 = 50_000.0;
-/// What 99 of a hundred decisions may take, in milliseconds.
+/// Time limit of 99 of a hundred decisions, in milliseconds.
 const DECISION_MS_MAX: f64 = 5.0;
 /// Decisions at the beginning of a run, while nearly all jobs wait.
 const EARLY_DECISIONS: usize = 100_000;
@@ -28,7 +27,7 @@ const EARLY_DECISIONS: usize = 100_000;
 #[derive(Default)]
 struct DecisionTimes(Vec<u32>);
 
-impl sim::StepTimer for DecisionTimes {
+impl StepTimer for DecisionTimes {
     fn time_step(&mut self, step: impl FnOnce()) {
         let watch = Stopwatch::start();
         step();

@@ -1,0 +1,76 @@
+//! Which home server a volume or a URL means, and the wait for a home that no listing has yet.
+
+use std::sync::PoisonError;
+
+use bafs_proto::ids::{ExtractionId, VolumeId};
+use bafs_proto::time::Deadline;
+use bafs_proto::{Error, ErrorCode, Result};
+
+use super::homes::HomePath;
+use super::remote_io;
+use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, Servers};
+use bafs_workflow::{Url, VolumeIndex, VolumeKind};
+
+/// A home may take so long to appear in the catalog before its name counts as wrong, in
+/// milliseconds: adverts come every second and vanish after four.
+const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
+
+impl Servers {
+    /// Where a volume is at home when nothing is cached.
+    pub(super) async fn resolve_volume_home(
+        &self,
+        volume: VolumeIndex,
+        id: VolumeId,
+    ) -> Result<HomePath> {
+        match &self.workflow.volume(volume).kind {
+            VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
+            VolumeKind::Scratch { fill: Some(url) } => {
+                remote_io::prepare_filled_directory(
+                    self,
+                    self.resolve_url(url).await?,
+                    ExtractionId(id.0),
+                )
+                .await
+            }
+            VolumeKind::Scratch { fill: None } => {
+                let url = remote_io::find_results_home(&self.workflow).ok_or_else(|| {
+                    let text = "remote I/O needs a home, but the workflow names none";
+                    Error::new(ErrorCode::Unsupported, text)
+                })?;
+                let home = self.resolve_url(url).await?;
+                let path = format!("{}/{id}", remote_io::run_directory(self.run));
+                Ok(HomePath { path, ..home })
+            }
+        }
+    }
+
+    /// The place of a URL; waits a while for its home to appear in the catalog.
+    pub(crate) async fn resolve_url(&self, url: &Url) -> Result<HomePath> {
+        let end = Deadline::after_ms(CALL_TIMEOUT_MS);
+        let mut timeout: Option<Deadline> = None;
+        loop {
+            let (found, is_listed) = {
+                let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+                (homes.resolve_url(url), homes.is_listed())
+            };
+            let error = match found {
+                Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
+                // Not the fault of who asks: it is away, as when a node says so.
+                Err(error) if error.is_transient() && self.is_resumed => {
+                    return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
+                }
+                found => return found,
+            };
+            // Its jobs ran, so the names in the workflow were right once: their homes come back.
+            if is_listed && !self.is_resumed {
+                let until =
+                    *timeout.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
+                if until.remaining().is_zero() {
+                    // A home that never appears is a mistake in the workflow.
+                    return Err(Error::new(ErrorCode::NotFound, error.detail));
+                }
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! How unevenly blocks of cooperative caches are spread over their parts, as nodes tell: so much
+//! more than its size the next cache is made. Moves no block and makes no cache.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::VolumeIndex;
+
+use crate::action::Action;
+use crate::space::scale_up;
+use crate::state::cache_statistics::CacheInspection;
+use crate::state::scheduler_state::State;
+use crate::state::volumes::InstanceState;
+
+impl State {
+    /// Another reader of a cache is done: after the first, the second, the fourth and so on its
+    /// parts are asked what they keep of it. Where several are as large as the cache they tell
+    /// nothing.
+    pub(crate) fn look_at_cache(&mut self, volume: VolumeIndex) {
+        let node = self.graph.volume(volume);
+        if !node.is_cache {
+            return;
+        }
+        let left = node.users_left as usize;
+        let readers = self.graph.workflow.volume(volume).users.len();
+        if !readers.saturating_sub(left).is_power_of_two() {
+            return;
+        }
+        let parts = self.volumes.live(volume).values();
+        let size = self.size_of(volume).bytes;
+        let part = |id: &VolumeId| {
+            let instance = self.volumes.get(*id)?;
+            (instance.state == InstanceState::Ready).then_some((*id, instance.server?))
+        };
+        let parts: Vec<(VolumeId, ServerId)> = parts.filter_map(part).collect();
+        let mut by_group: BTreeMap<String, Vec<(VolumeId, ServerId)>> = BTreeMap::new();
+        for part in parts {
+            if let Some(node) = self.fleet.get(part.1) {
+                let group = node.seen.group.clone();
+                by_group.entry(group).or_default().push(part);
+            }
+        }
+        let is_whole = |(id, _): &(VolumeId, ServerId)| {
+            let instance = self.volumes.get(*id);
+            instance.is_some_and(|instance| instance.size.bytes >= size)
+        };
+        by_group.retain(|_, parts| parts.len() == 1 || !parts.iter().any(is_whole));
+        let is_even = |parts: &[(VolumeId, ServerId)]| {
+            parts.len() > 1 && are_of_one_division(parts) && self.hold_all(parts, size)
+        };
+        let divided = by_group.iter().filter(|(_, parts)| is_even(parts));
+        let left = divided.map(|(group, parts)| (group.clone(), parts.len()));
+        let asked = CacheInspection {
+            left: left.collect(),
+            ..CacheInspection::default()
+        };
+        self.skew.asked.insert(volume, asked);
+        let look = |(id, server)| Action::InspectCache { id, server };
+        self.out.extend(by_group.into_values().flatten().map(look));
+    }
+
+    /// Whether parts are as large together as the cache. Where one is lost they are not, and keep
+    /// what was its part.
+    fn hold_all(&self, parts: &[(VolumeId, ServerId)], size: u64) -> bool {
+        let instances = parts.iter().filter_map(|(id, _)| self.volumes.get(*id));
+        let bytes = instances.map(|it| it.size.bytes);
+        bytes.fold(0, u64::saturating_add) >= size
+    }
+
+    /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
+    pub(crate) fn cache_seen(&mut self, id: VolumeId, kept_bytes: u64) {
+        let there = self
+            .volumes
+            .get(id)
+            .filter(|it| it.state == InstanceState::Ready);
+        let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
+            return;
+        };
+        let asked = self.skew.asked.get_mut(&volume);
+        let (Some(asked), Some(node)) = (asked, self.fleet.get(server)) else {
+            return;
+        };
+        if asked.kept.insert(id, kept_bytes).is_none()
+            && let Some(left) = asked.left.get_mut(&node.seen.group)
+        {
+            *left = left.saturating_sub(1);
+        }
+        if asked.left.get(&node.seen.group) != Some(&0) {
+            return;
+        }
+        let kept = &asked.kept;
+        let peers = self.fleet.group_of(server);
+        let parts = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
+        let part = |id: VolumeId| Some((self.volumes.get(id)?.size.bytes, *kept.get(&id)?));
+        let parts: Option<Vec<(u64, u64)>> = parts.map(part).collect();
+        let found = parts.and_then(|parts| unevenness(&parts, self.size_of(volume).bytes));
+        if let Some(found) = found {
+            self.skew.note(volume, found);
+        }
+    }
+
+    /// The size of a cache, and a part more for blocks that are not spread evenly.
+    pub(crate) fn with_skew(&self, bytes: u64) -> u64 {
+        with_skew(bytes, self.skew.permille())
+    }
+}
+
+/// As much, and so many thousandths more.
+pub(crate) fn with_skew(bytes: u64, permille: u64) -> u64 {
+    bytes.saturating_add(scale_up(bytes, permille, 1000))
+}
+
+/// Whether no part of a group came later than the others, which keep what is its part now. Parts
+/// of one division have ids that follow each other.
+fn are_of_one_division(parts: &[(VolumeId, ServerId)]) -> bool {
+    let ids = || parts.iter().map(|(id, _)| id.0);
+    let (Some(first), Some(last)) = (ids().min(), ids().max()) else {
+        return false;
+    };
+    last - first == parts.len() as u128 - 1
+}
+
+/// How much more than its share by size the fullest part of a cache of `size` keeps, in
+/// thousandths; `parts` are their sizes and what they keep. Nothing where less than half of the
+/// cache has come, or where a part has just begun: the others keep its share until it has that.
+fn unevenness(parts: &[(u64, u64)], size: u64) -> Option<u64> {
+    let sum = |of: fn(&(u64, u64)) -> u64| parts.iter().map(of).fold(0, u64::saturating_add);
+    let (room, kept) = (sum(|part| part.0), sum(|part| part.1));
+    if kept < size / 2 || kept == 0 {
+        return None;
+    }
+    let share = |part: &(u64, u64)| scale_up(part.0, kept, room).max(1);
+    if parts.iter().any(|part| part.1 < share(part) / 2) {
+        return None;
+    }
+    let more = parts
+        .iter()
+        .map(|part| scale_up(part.1.saturating_sub(share(part)), 1000, share(part)));
+    more.max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::cache_statistics::SKEW_PERMILLE_FIRST;
+    use crate::state::cache_statistics::Skew;
+
+    #[test]
+    fn load_imbalance_follows_the_most_uneven_cache() {
+        let mut skew = Skew::default();
+        assert_eq!(skew.permille(), SKEW_PERMILLE_FIRST);
+        for (volume, found, expected) in [(1, 50, 50), (2, 90, 90), (2, 40, 50), (1, 0, 40)] {
+            skew.note(VolumeIndex(volume), found);
+            assert_eq!(skew.permille(), expected);
+        }
+    }
+
+    #[test]
+    fn imbalance_is_that_of_the_fullest_partition() {
+        assert_eq!(unevenness(&[(50, 50), (50, 50)], 100), Some(0));
+        assert_eq!(unevenness(&[(50, 60), (50, 40)], 100), Some(200));
+        // As its part is larger, more is its share.
+        assert_eq!(unevenness(&[(75, 75), (25, 25)], 100), Some(0));
+    }
+
+    #[test]
+    fn partly_filled_cache_has_no_imbalance() {
+        assert_eq!(unevenness(&[(50, 30), (50, 19)], 100), None);
+        assert_eq!(unevenness(&[(50, 50), (50, 50), (50, 0)], 100), None);
+        assert_eq!(unevenness(&[], 0), None);
+    }
+
+    #[test]
+    fn learned_imbalance_is_bounded() {
+        let permille = |found: &[u64]| {
+            let mut skew = Skew::default();
+            for (at, found) in (0..).zip(found) {
+                skew.note(VolumeIndex(at), *found);
+            }
+            skew.permille()
+        };
+        assert_eq!(permille(&[]), SKEW_PERMILLE_FIRST);
+        assert_eq!(
+            [permille(&[0]), permille(&[60, 40]), permille(&[900])],
+            [20, 60, 300]
+        );
+    }
+}

@@ -1,0 +1,29 @@
+//! Longest chain first (levels of Hu, Operations Research 9, 1961), whatever space it takes.
+
+use bafs_workflow::JobIndex;
+
+use super::{OrderKey, Policy, ReadyOrder, View};
+
+/// Orders by the length of the chain of jobs that begins with a job.
+#[derive(Debug)]
+pub(super) struct CriticalPath;
+
+impl Policy for CriticalPath {
+    fn name(&self) -> &'static str {
+        "critical-path"
+    }
+
+    fn summary(&self) -> &'static str {
+        "the job with the longest chain of jobs after it goes first, whatever space it needs"
+    }
+}
+
+impl ReadyOrder for CriticalPath {
+    fn key(&self, view: View<'_>, job: JobIndex) -> OrderKey {
+        OrderKey {
+            turn: view.turn_by_limits(job),
+            chain: view.graph.chains.length_of(job),
+            need: view.need_of(job),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Jobs that leave the node that has their data, because others have nothing to do: when waiting
+//! would cost more than reading over the network.
+
+use bafs_proto::ids::ServerId;
+use bafs_workflow::JobIndex;
+
+use crate::state::scheduler_state::State;
+
+/// Bound jobs that are looked at for one that could run elsewhere.
+const AWAY_LOOKED_AT: usize = 64;
+
+/// Bound jobs that are tried elsewhere at a time.
+const AWAY_TRIED: usize = 2;
+
+/// What found no place is tried again after as many steps as there are running jobs, divided by
+/// this. Among many, a place that is taken a little later costs less than a look at each step.
+const AWAY_REST: usize = 16;
+
+impl State {
+    /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
+    /// do. Answers whether there was one.
+    pub(crate) fn place_away(&mut self) -> bool {
+        if self.fleet.idle().next().is_none() {
+            return false;
+        }
+        if let Some(rest) = self.away_rest.checked_sub(1) {
+            self.away_rest = rest;
+            return false;
+        }
+        let bound = self.queues.bound().take(AWAY_LOOKED_AT);
+        // Where a slot is free, all that could start there has.
+        let is_held_back = !self.may_spill();
+        let is_stuck = |(_, server): &(JobIndex, ServerId)| {
+            is_held_back || self.fleet.free_slots(*server) == 0
+        };
+        let stuck: Vec<JobIndex> = bound
+            .filter(is_stuck)
+            .filter(|(job, server)| self.is_better_away(*job, *server))
+            .map(|(job, _)| job)
+            .take(AWAY_TRIED)
+            .collect();
+        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.warming.is_in_the_way);
+        let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
+        if !is_placed {
+            self.away_rest = self.attempts.len() / AWAY_REST;
+        }
+        // Nothing is deleted for a job that only need not wait.
+        self.is_space_wanted &= was_wanted || self.may_spill();
+        self.warming.is_in_the_way &= was_in_the_way;
+        is_placed
+    }
+
+    /// Whether a job would wait longer for a slot of its node than it takes to move its data over
+    /// the network once. Before a barrier all wait for the last, so the queue counts as a whole.
+    fn is_better_away(&self, job: JobIndex, server: ServerId) -> bool {
+        if self.may_spill() {
+            return true;
+        }
+        let slots = self.fleet.get(server).map_or(1, |node| node.seen.slots);
+        let waiting = self.queues.length(server) as u64;
+        let wall_ms = self.checkpoints.mean_wall_ms();
+        let wait_ms = wall_ms.saturating_mul(waiting) / u64::from(slots.max(1));
+        let mounted = self.graph.mounted(job).into_iter();
+        let there = mounted.filter(|(volume, _)| {
+            let is_cache = self.graph.volume(*volume).is_cache;
+            !is_cache && self.volumes.live_at(*volume, Some(server)).is_some()
+        });
+        let bytes = there.fold(0u64, |sum, (volume, _)| {
+            sum.saturating_add(self.held_bytes(volume))
+        });
+        self.checkpoints.expected_ms((server, server), bytes) < wait_ms
+    }
+}

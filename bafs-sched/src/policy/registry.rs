@@ -1,0 +1,235 @@
+//! Which policies there are, and those that a run uses.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Policy;
+use super::admission::{ADMISSIONS, Admission};
+use super::cache_space::{CachePartitioning, PARTITIONINGS};
+use super::failure::{ATTRIBUTIONS, FailureAttribution};
+use super::order::{ORDERS, ReadyOrder};
+use super::placement::{PLACEMENTS, Placement};
+use super::replication::{REPLICATIONS, Replication};
+use super::strategy::{STRATEGY_CHANGES, StrategyChanges};
+
+/// A policy, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PolicyDescription {
+    /// Its family.
+    pub family: &'static str,
+    /// Its name in the family.
+    pub name: &'static str,
+    /// What it does, in one sentence.
+    pub summary: &'static str,
+    /// Whether a run uses it when the user names none of its family.
+    pub is_default: bool,
+}
+
+/// All policies, by family in the order of their asking; the default of each family first.
+#[must_use]
+pub fn list_policies() -> Vec<PolicyDescription> {
+    let mut all = Vec::new();
+    describe("admission", ADMISSIONS, &mut all);
+    describe("order", ORDERS, &mut all);
+    describe("placement", PLACEMENTS, &mut all);
+    describe("cache_space", PARTITIONINGS, &mut all);
+    describe("replication", REPLICATIONS, &mut all);
+    describe("failure", ATTRIBUTIONS, &mut all);
+    describe("strategy", STRATEGY_CHANGES, &mut all);
+    all
+}
+
+fn describe<P: Policy + ?Sized>(
+    family: &'static str,
+    policies: &[&'static P],
+    all: &mut Vec<PolicyDescription>,
+) {
+    let described = policies
+        .iter()
+        .enumerate()
+        .map(|(at, policy)| PolicyDescription {
+            family,
+            name: policy.name(),
+            summary: policy.summary(),
+            is_default: at == 0,
+        });
+    all.extend(described);
+}
+
+/// The policies that a user named, by family; the default of all other families. Kept in the
+/// journal with the other settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PolicyNames(BTreeMap<String, String>);
+
+impl PolicyNames {
+    /// Takes `family=name`.
+    ///
+    /// # Errors
+    /// A sentence that names what there is, when no such policy exists.
+    pub fn choose(&mut self, text: &str) -> Result<(), String> {
+        let Some((family, name)) = text.split_once('=') else {
+            return Err(format!(
+                "'{text}' is not of the form family=name; see `bafs policies`"
+            ));
+        };
+        let all = list_policies();
+        if !all.iter().any(|policy| policy.family == family) {
+            let mut families: Vec<&str> = all.iter().map(|policy| policy.family).collect();
+            families.dedup();
+            let families = families.join(", ");
+            return Err(format!(
+                "no family of policies is called '{family}'; there are {families}"
+            ));
+        }
+        let of_family = all.iter().filter(|policy| policy.family == family);
+        let names: Vec<&str> = of_family.map(|policy| policy.name).collect();
+        if !names.contains(&name) {
+            let names = names.join(", ");
+            return Err(format!(
+                "no {family} policy is called '{name}'; there are {names}"
+            ));
+        }
+        self.0.insert(family.to_owned(), name.to_owned());
+        Ok(())
+    }
+
+    /// The same with another policy.
+    ///
+    /// # Panics
+    /// When there is no such policy: for names that the program itself gives.
+    #[must_use]
+    pub fn with(mut self, family: &str, name: &str) -> Self {
+        let chosen = self.choose(&format!("{family}={name}"));
+        assert_eq!(chosen, Ok(()), "the program names policies that exist");
+        self
+    }
+
+    /// The name of a family's policy, if the user gave one.
+    #[must_use]
+    pub fn get(&self, family: &str) -> Option<&str> {
+        self.0.get(family).map(String::as_str)
+    }
+
+    /// What a user named, as `family=name`.
+    pub fn iter(&self) -> impl Iterator<Item = String> {
+        self.0
+            .iter()
+            .map(|(family, name)| format!("{family}={name}"))
+    }
+
+    /// One of these: the one that was named, else the first. A journal may name one that this
+    /// version does not have; the default takes its place.
+    fn find<P: Policy + ?Sized>(&self, family: &str, policies: &[&'static P]) -> &'static P {
+        let named = self.get(family);
+        let mut policies = policies.iter();
+        let first = policies.clone().next().expect("a family has a policy");
+        let found = policies.find(|policy| Some(policy.name()) == named);
+        found.unwrap_or(first)
+    }
+}
+
+/// The policies of a run, one of each family.
+#[derive(Clone, Copy)]
+pub(crate) struct PolicySet {
+    pub(crate) admission: &'static dyn Admission,
+    pub(crate) order: &'static dyn ReadyOrder,
+    pub(crate) placement: &'static dyn Placement,
+    pub(crate) cache_space: &'static dyn CachePartitioning,
+    pub(crate) replication: &'static dyn Replication,
+    pub(crate) failure: &'static dyn FailureAttribution,
+    pub(crate) strategy: &'static dyn StrategyChanges,
+}
+
+impl PolicySet {
+    pub(crate) fn new(names: &PolicyNames) -> Self {
+        Self {
+            admission: names.find("admission", ADMISSIONS),
+            order: names.find("order", ORDERS),
+            placement: names.find("placement", PLACEMENTS),
+            cache_space: names.find("cache_space", PARTITIONINGS),
+            replication: names.find("replication", REPLICATIONS),
+            failure: names.find("failure", ATTRIBUTIONS),
+            strategy: names.find("strategy", STRATEGY_CHANGES),
+        }
+    }
+
+    fn names(&self) -> [&'static str; 7] {
+        [
+            self.admission.name(),
+            self.order.name(),
+            self.placement.name(),
+            self.cache_space.name(),
+            self.replication.name(),
+            self.failure.name(),
+            self.strategy.name(),
+        ]
+    }
+}
+
+impl fmt::Debug for PolicySet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.names().fmt(f)
+    }
+}
+
+impl PartialEq for PolicySet {
+    fn eq(&self, other: &Self) -> bool {
+        self.names() == other.names()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn policy_names_are_unique_in_their_family() {
+        let all = list_policies();
+        let names: BTreeSet<(&str, &str)> = all.iter().map(|it| (it.family, it.name)).collect();
+        assert_eq!(names.len(), all.len());
+    }
+
+    #[test]
+    fn each_open_family_has_an_alternative() {
+        for family in [
+            "order",
+            "placement",
+            "cache_space",
+            "replication",
+            "failure",
+            "strategy",
+        ] {
+            let all = list_policies();
+            assert!(
+                all.iter().filter(|it| it.family == family).count() >= 2,
+                "{family}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_policy_names_are_rejected_with_the_choices() {
+        let mut names = PolicyNames::default();
+        let error = names
+            .choose("placement=nearest")
+            .expect_err("there is none");
+        assert!(error.contains("capacity"), "{error}");
+        let error = names.choose("place=capacity").expect_err("there is none");
+        assert!(error.contains("placement"), "{error}");
+        let error = names.choose("placement").expect_err("a name is missing");
+        assert!(error.contains("family=name"), "{error}");
+    }
+
+    #[test]
+    fn named_policy_replaces_the_default() {
+        let names = PolicyNames::default().with("order", "breadth-first");
+        let policies = PolicySet::new(&names);
+        assert_eq!(policies.order.name(), "breadth-first");
+        assert_eq!(policies.placement.name(), "capacity");
+    }
+}

@@ -1,0 +1,82 @@
+//! The nodes to plan with: those that are there, and those that failed and will soon be back.
+
+use std::collections::BTreeMap;
+
+use bafs_proto::ids::ServerId;
+use bafs_proto::time::Time;
+
+use crate::space::Space;
+use crate::state::nodes::FleetNode;
+use crate::state::scheduler_state::State;
+use crate::state::strategy::RESTARTS;
+use crate::strategy_selector::{NodeKind, StrategySelectorConfig};
+
+impl StrategySelectorConfig {
+    /// How long a lost node is expected to come back, in milliseconds. Where none is expected to
+    /// fail, one that does is gone.
+    fn back_within_ms(&self) -> u64 {
+        let is_any_expected = self.mtbf_s.is_some();
+        let restart_s = if is_any_expected { self.restart_s } else { 0 };
+        restart_s.saturating_mul(RESTARTS * 1_000)
+    }
+}
+
+impl State {
+    /// A node was lost.
+    pub(crate) fn note_lost_node(&mut self, server: ServerId) {
+        if let Some(guided) = &mut self.guided {
+            guided.lost_nodes.0.insert(server, self.now);
+        }
+    }
+
+    /// Forgets the nodes that will not come back any more, and those that did. Answers when the
+    /// next one of the others is given up.
+    pub(crate) fn forget_lost_nodes(&mut self) -> Option<Time> {
+        let guided = self.guided.as_mut()?;
+        let within_ms = guided.guide.back_within_ms();
+        let (fleet, now) = (&self.fleet, self.now);
+        guided
+            .lost_nodes
+            .0
+            .retain(|server, since| fleet.is_vacant(*server) && now < since.plus_ms(within_ms));
+        let until = guided.lost_nodes.0.values();
+        until.map(|since| since.plus_ms(within_ms)).min()
+    }
+
+    fn expected_nodes(&self) -> impl Iterator<Item = (ServerId, &FleetNode)> {
+        let lost = self.guided.as_ref().map(|guided| &guided.lost_nodes.0);
+        let lost = lost.into_iter().flat_map(BTreeMap::keys);
+        let away = lost.filter_map(|server| Some((*server, self.fleet.get(*server)?)));
+        self.fleet.live().chain(away)
+    }
+
+    /// Processors and bytes of the nodes to plan with.
+    pub(crate) fn processors_and_bytes(&self) -> (u64, u64) {
+        self.expected_nodes()
+            .fold((0, 0u64), |(cpus, bytes), (id, node)| {
+                let usable = self.fleet.usable_when_back(id).bytes;
+                (cpus + u64::from(node.slots()), bytes.saturating_add(usable))
+            })
+    }
+
+    /// The nodes to plan with, equal ones together.
+    pub(crate) fn node_kinds(&self) -> Vec<NodeKind> {
+        let mut kinds: BTreeMap<(u32, Space, &str), u32> = BTreeMap::new();
+        for (id, node) in self.expected_nodes() {
+            let kind = (
+                node.slots(),
+                self.fleet.usable_when_back(id),
+                node.seen.group.as_str(),
+            );
+            *kinds.entry(kind).or_default() += 1;
+        }
+        let kinds = kinds.into_iter();
+        let kinds = kinds.map(|((slots, space, group), count)| NodeKind {
+            count,
+            slots,
+            space,
+            group: group.to_owned(),
+        });
+        kinds.collect()
+    }
+}

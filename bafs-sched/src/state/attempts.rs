@@ -1,0 +1,50 @@
+//! Attempts to run jobs.
+
+use std::collections::BTreeSet;
+
+use bafs_proto::Error;
+use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
+use bafs_proto::time::Time;
+use bafs_workflow::VolumeIndex;
+
+use crate::action::MountedVolume;
+
+/// Where an attempt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttemptState {
+    /// Its volumes are being created.
+    Preparing,
+    /// The node was asked to start it.
+    Starting,
+    /// The node runs it.
+    Running,
+    /// The node was asked to kill it.
+    Stopping,
+}
+
+/// One attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Attempt {
+    pub(crate) execution: ExecutionId,
+    pub(crate) server: ServerId,
+    pub(crate) slots: u32,
+    /// When it took its slots.
+    pub(crate) since: Time,
+    pub(crate) stage: AttemptState,
+    /// Its volumes, in the order of the job's mounts.
+    pub(crate) uses: Vec<MountedVolume>,
+    /// Volumes that are not ready yet.
+    pub(crate) missing: BTreeSet<VolumeId>,
+    /// Nodes of volumes that were not ready when it began, until all are.
+    pub(crate) made_on: BTreeSet<ServerId>,
+    /// While stopping: the failure of the environment that is the reason, if one is.
+    pub(crate) fault: Option<Error>,
+    /// Volumes that it surely left as they were, once its report is there.
+    pub(crate) unchanged: BTreeSet<VolumeIndex>,
+}
+
+impl Attempt {
+    pub(crate) fn uses(&self, id: VolumeId) -> bool {
+        self.uses.iter().any(|used| used.id == id)
+    }
+}

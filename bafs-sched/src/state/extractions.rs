@@ -1,0 +1,158 @@
+//! Files on their way home.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{ExtractionId, VolumeId};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
+
+use crate::state::failed_logs::FailedLogs;
+use crate::state::observed_access::RunWarning;
+
+/// Where an extraction is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExtractionState {
+    /// The volume's writers are not all done.
+    Waiting,
+    /// The server was asked.
+    Sending(ExtractionId, VolumeId),
+    /// Failed for the moment; the same extraction goes on later.
+    Paused(ExtractionId, VolumeId),
+    /// Durable at home.
+    Done,
+    /// Given up; the file stays where it is, for the user to fetch.
+    Kept(VolumeId),
+    /// Will not be: the job that should have written it is dead.
+    Failed,
+}
+
+/// A file that does not get home.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Failing {
+    /// When it failed first since it last got on.
+    pub(crate) since: Time,
+    /// How it failed last.
+    pub(crate) error: Error,
+}
+
+/// All extractions, in the order of the workflow's list.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Extractions {
+    pub(crate) stages: Vec<ExtractionState>,
+    /// When a server was asked for each last.
+    pub(crate) asked: Vec<Time>,
+    pub(crate) faults: Vec<u32>,
+    pub(crate) failing: BTreeMap<u32, Failing>,
+    /// What the user is told at the end of each that is given up.
+    pub(crate) given_up: BTreeMap<u32, RunWarning>,
+    /// Kinds of refusals that the user was told of.
+    pub(crate) told: BTreeSet<ErrorCode>,
+    pub(crate) by_id: BTreeMap<ExtractionId, u32>,
+    /// Files that are no results.
+    pub(crate) logs: FailedLogs,
+    pub(crate) done: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Extractions {
+    pub(crate) fn new(extracts: usize) -> Self {
+        Self {
+            stages: vec![ExtractionState::Waiting; extracts],
+            asked: vec![Time::default(); extracts],
+            faults: vec![0; extracts],
+            failing: BTreeMap::new(),
+            given_up: BTreeMap::new(),
+            told: BTreeSet::new(),
+            by_id: BTreeMap::new(),
+            logs: FailedLogs::default(),
+            done: 0,
+            failed: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Whether nothing is left to send.
+    pub(crate) fn is_final(&self) -> bool {
+        self.done + self.failed == self.stages.len() as u64 && self.logs.is_empty()
+    }
+
+    /// Extractions that a server was asked for: position, id and volume.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractionId, VolumeId)> {
+        let asked = self.by_id.iter();
+        let asked = asked.filter_map(|(id, index)| match self.stages[*index as usize] {
+            ExtractionState::Sending(_, volume) => Some((*index, *id, volume)),
+            _ => None,
+        });
+        asked.chain(self.logs.under_way())
+    }
+
+    /// Whether nothing was done about an extraction yet.
+    pub(crate) fn is_waiting(&self, index: u32) -> bool {
+        self.stages[index as usize] == ExtractionState::Waiting
+    }
+
+    /// An extraction from this volume that was begun: its id, and whether a server is asked for it
+    /// now.
+    pub(crate) fn begun(&self, index: u32, volume: VolumeId) -> Option<(ExtractionId, bool)> {
+        match self.stages[index as usize] {
+            ExtractionState::Sending(extract, of) if of == volume => Some((extract, true)),
+            ExtractionState::Paused(extract, of) if of == volume => Some((extract, false)),
+            _ => None,
+        }
+    }
+
+    /// Volumes that stay when the run ends, as they hold results that could not be sent.
+    pub(crate) fn kept(&self) -> BTreeSet<VolumeId> {
+        // Only what was refused is kept.
+        let refused = self.failing.keys();
+        let kept = refused.filter_map(|index| match self.stages[*index as usize] {
+            ExtractionState::Kept(id) => Some(id),
+            _ => None,
+        });
+        kept.collect()
+    }
+
+    /// The volume of an extraction that a server was asked for.
+    pub(crate) fn volume_of(&self, extract: ExtractionId) -> Option<VolumeId> {
+        let Some(index) = self.by_id.get(&extract) else {
+            return self.logs.volume_of(extract);
+        };
+        match self.stages[*index as usize] {
+            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Where the results are that could not be sent, and how to fetch each.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &RunWarning> {
+        self.given_up.values()
+    }
+
+    /// Volumes that hold finished files which are not at home.
+    pub(crate) fn holders(&self) -> BTreeSet<VolumeId> {
+        let holder = |stage: &ExtractionState| match *stage {
+            ExtractionState::Sending(_, id)
+            | ExtractionState::Paused(_, id)
+            | ExtractionState::Kept(id) => Some(id),
+            ExtractionState::Waiting | ExtractionState::Done | ExtractionState::Failed => None,
+        };
+        self.stages.iter().filter_map(holder).collect()
+    }
+
+    /// Time in which nothing could be tried does not count.
+    pub(crate) fn put_off(&mut self, ms: u64) {
+        for failing in self.failing.values_mut() {
+            failing.since = failing.since.plus_ms(ms);
+        }
+        for asked in &mut self.asked {
+            *asked = asked.plus_ms(ms);
+        }
+        self.logs.put_off(ms);
+    }
+
+    /// Whether no server was asked for anything that it has not answered.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.by_id.is_empty() && self.logs.is_empty()
+    }
+}

@@ -1,0 +1,24 @@
+//! Pipelines whose volumes were dropped for others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Pipelines that made way for others.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Ways {
+    /// The most jobs that were done when one did.
+    pub(crate) done_most: u64,
+    /// How often each did since a pipeline ended, or more were done than ever before.
+    pub(crate) made: BTreeMap<u32, u32>,
+    /// Pipelines that ended after others made way: each counts once, as it may make way itself and
+    /// end again.
+    pub(crate) ended: BTreeSet<u32>,
+}
+
+impl Ways {
+    /// A pipeline is through: it was not in vain that others made way.
+    pub(crate) fn pipeline_ended(&mut self, pipeline: u32) {
+        if !self.made.is_empty() && self.ended.insert(pipeline) {
+            self.made.clear();
+        }
+    }
+}

@@ -1,0 +1,588 @@
+//! Everything that the scheduler knows, and what each fact and each timer starts. How facts change
+//! the state is in `transition/`, the rules are in `policy/`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
+use bafs_proto::time::Time;
+use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+
+use crate::action::{Action, MountedVolume};
+use crate::event::{Event, NodeInfo};
+use crate::policy::PolicySet;
+use crate::settings::Settings;
+use crate::space::Space;
+use crate::state::attempt_index::UnderWay;
+use crate::state::attempts::{Attempt, AttemptState};
+use crate::state::cache_statistics::Skew;
+use crate::state::copy_costs::Checkpoints;
+use crate::state::critical_path::Urgency;
+use crate::state::deletions::Leaving;
+use crate::state::extractions::Extractions;
+use crate::state::isolation::CutOff;
+use crate::state::jobs::{Graph, JobState};
+use crate::state::limits::StrategyLimits;
+use crate::state::lost_volumes::LostVolume;
+use crate::state::node_surveys::Surveys;
+use crate::state::nodes::Fleet;
+use crate::state::observed_access::Deeds;
+use crate::state::pipeline_homes::Claims;
+use crate::state::preemptions::Ways;
+use crate::state::prefetch::Warming;
+use crate::state::progress::{JobFailure, Outcome, Progress};
+use crate::state::ready_queue::Queues;
+use crate::state::strategy::Guided;
+use crate::state::timers::{Timer, Timers};
+use crate::state::user_commands::Steering;
+use crate::state::volume_sizes::Sizes;
+use crate::state::volumes::{InstanceState, Volumes};
+use crate::strategy_selector::StrategySelector;
+
+/// Ids that one series has, as a power of two.
+const SERIES_BITS: u32 = 32;
+
+/// What the core is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Waits for a fleet that the workflow fits into.
+    Gathering,
+    /// Runs jobs.
+    Running,
+    /// Starts nothing any more and deletes what is left.
+    Finishing,
+    /// Nothing is left.
+    Over,
+}
+
+/// Decides what a workflow needs done next. Deterministic: equal facts give equal decisions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    pub(crate) run: RunId,
+    pub(crate) settings: Settings,
+    /// The rules that it follows.
+    pub(crate) policies: PolicySet,
+    pub(crate) now: Time,
+    pub(crate) phase: Phase,
+    pub(crate) is_cancelled: bool,
+    /// Since when no node answers, if the scheduler is cut off.
+    pub(crate) cut_off: Option<CutOff>,
+    pub(crate) graph: Graph,
+    pub(crate) volumes: Volumes,
+    pub(crate) fleet: Fleet,
+    pub(crate) queues: Queues,
+    pub(crate) attempts: BTreeMap<JobIndex, Attempt>,
+    /// The same by node, and by what they read.
+    pub(crate) under_way: UnderWay,
+    pub(crate) executions: BTreeMap<ExecutionId, JobIndex>,
+    pub(crate) extractions: Extractions,
+    pub(crate) checkpoints: Checkpoints,
+    /// Volumes that a server may still have although they were given up: to be deleted there.
+    pub(crate) stale: BTreeMap<VolumeId, ServerId>,
+    /// Those of them that can be used again if their node comes back and has them.
+    pub(crate) left: BTreeMap<VolumeId, LostVolume>,
+    /// Jobs that were done while there were such volumes, each with the last id given then.
+    pub(crate) redone: BTreeMap<JobIndex, u64>,
+    /// Parts of caches that are being deleted: what they leave is free in a moment.
+    pub(crate) leaving: Leaving,
+    /// Steps until jobs are tried again on nodes that have nothing to do.
+    pub(crate) away_rest: usize,
+    /// Executions that were given up with their node, which may run them yet: to be killed there.
+    pub(crate) strays: BTreeMap<ExecutionId, ServerId>,
+    /// Volumes that were given up while they were being created: they may yet come to exist.
+    pub(crate) unanswered: BTreeMap<VolumeId, ServerId>,
+    /// Volumes that were made after they were given up; their deletion is under way.
+    pub(crate) late: BTreeSet<VolumeId>,
+    pub(crate) timers: Timers,
+    /// Until when the core waits for nodes or space.
+    pub(crate) patience: Option<Time>,
+    /// Beside other runs: since when a job has slots, and no room.
+    pub(crate) lacks_room_since: Option<Time>,
+    /// Whether it waits for further nodes, some being there.
+    pub(crate) is_settling: bool,
+    /// When pipelines block each other, the only one that may start jobs.
+    pub(crate) protected: Option<u32>,
+    /// How often that ended before the pipeline did, since the last pipeline ended.
+    pub(crate) unprotected: u32,
+    /// Pipelines whose volumes were dropped for others.
+    pub(crate) ways: Ways,
+    /// The strategy's rules, when there are any.
+    pub(crate) admission: Option<StrategyLimits>,
+    /// How often rules gave way.
+    pub(crate) rules_eased: u64,
+    /// Which strategy is followed, when the scheduler chooses by itself.
+    pub(crate) guided: Option<Guided>,
+    /// Where pipelines are at home, and which need room elsewhere.
+    pub(crate) claims: Claims,
+    /// What was found on nodes lately, for the same question.
+    pub(crate) surveys: Surveys,
+    /// Losses and restarts of nodes that ran jobs, and the last of them.
+    pub(crate) nodes_gone: u64,
+    pub(crate) last_gone: Option<(ServerId, Time)>,
+    /// What users wished of pipelines.
+    pub(crate) steering: Steering,
+    /// Sizes that are not declared, or were too small.
+    pub(crate) sizes: Sizes,
+    /// What jobs did, to compare it with what is declared.
+    pub(crate) deeds: Deeds,
+    /// How unevenly blocks of caches were found to be spread.
+    pub(crate) skew: Skew,
+    /// Batch volumes that come before their readers start.
+    pub(crate) warming: Warming,
+    /// Caches that are kept only for users that may have to run again.
+    pub(crate) idle_caches: BTreeSet<VolumeIndex>,
+    /// Which ready jobs go first because of the jobs after them.
+    pub(crate) urgency: Urgency,
+    /// Whether a job with a free slot found no space since this was last looked at.
+    pub(crate) is_space_wanted: bool,
+    /// Whether a job that had room was kept back lately, so that others can end.
+    pub(crate) is_held_back: bool,
+    /// The most scratch space that one job needs at once.
+    pub(crate) scratch_need_max: Space,
+    /// The largest scratch volume, in bytes.
+    pub(crate) scratch_volume_max: u64,
+    /// The most that the caches of one job need.
+    pub(crate) cache_need_max: Space,
+    /// The most CPUs that one job asks for.
+    pub(crate) cpus_max: u32,
+    /// While finishing: attempts that were left when idle volumes were deleted last.
+    pub(crate) cleaned_with: Option<usize>,
+    next_id: u64,
+    pub(crate) started: u64,
+    pub(crate) failures: Vec<JobFailure>,
+    pub(crate) messages: Vec<String>,
+    pub(crate) outcome: Option<Outcome>,
+    pub(crate) out: Vec<Action>,
+}
+
+impl State {
+    /// Of a workflow of which nothing is done yet.
+    pub(crate) fn new(
+        run: RunId,
+        workflow: Workflow,
+        settings: Settings,
+        selector: &dyn StrategySelector,
+    ) -> Self {
+        let extractions = Extractions::new(workflow.extracts.len());
+        let volumes = Volumes::new(&workflow);
+        let graph = Graph::new(workflow);
+        let mut scheduler = Self {
+            run,
+            policies: PolicySet::new(&settings.policies),
+            now: Time(0),
+            phase: Phase::Gathering,
+            is_cancelled: false,
+            cut_off: None,
+            sizes: Sizes::new(&graph),
+            steering: Steering::new(&graph),
+            warming: Warming::new(&graph),
+            graph,
+            volumes,
+            fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
+            queues: Queues::default(),
+            attempts: BTreeMap::new(),
+            under_way: UnderWay::default(),
+            executions: BTreeMap::new(),
+            extractions,
+            checkpoints: Checkpoints::default(),
+            stale: BTreeMap::new(),
+            left: BTreeMap::new(),
+            redone: BTreeMap::new(),
+            leaving: Leaving::default(),
+            away_rest: 0,
+            strays: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            late: BTreeSet::new(),
+            timers: Timers::default(),
+            patience: None,
+            lacks_room_since: None,
+            is_settling: false,
+            protected: None,
+            unprotected: 0,
+            ways: Ways::default(),
+            admission: None,
+            rules_eased: 0,
+            guided: None,
+            claims: Claims::default(),
+            surveys: Surveys::default(),
+            nodes_gone: 0,
+            last_gone: None,
+            deeds: Deeds::default(),
+            skew: Skew::default(),
+            idle_caches: BTreeSet::new(),
+            urgency: Urgency::default(),
+            is_space_wanted: false,
+            is_held_back: false,
+            scratch_need_max: Space::ZERO,
+            scratch_volume_max: 0,
+            cache_need_max: Space::ZERO,
+            cpus_max: 1,
+            cleaned_with: None,
+            next_id: 0,
+            started: 0,
+            failures: Vec::new(),
+            messages: Vec::new(),
+            outcome: None,
+            out: Vec::new(),
+            settings,
+        };
+        scheduler.follow_settings(selector);
+        scheduler.note_needs();
+        scheduler.enqueue_ready();
+        scheduler
+    }
+
+    /// Takes the limits and the strategy selector that the settings name.
+    fn follow_settings(&mut self, selector: &dyn StrategySelector) {
+        let rules = self.settings.allocation_rules.clone();
+        self.admission = rules.map(|rules| StrategyLimits::new(rules, &self.graph));
+        let guide = self.settings.strategy_selector.clone();
+        let workflow = &self.graph.workflow;
+        self.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
+    }
+
+    fn enqueue_ready(&mut self) {
+        for job in self.graph.job_indexes() {
+            if self.graph.state(job) == JobState::Ready {
+                self.enqueue(job);
+            }
+        }
+    }
+
+    /// Takes note of the most that one job needs.
+    fn note_needs(&mut self) {
+        self.scratch_volume_max = self.largest_scratch_volume();
+        self.scratch_need_max = self.largest_scratch_need();
+        self.cache_need_max = self.largest_cache_need();
+        let all = self.graph.job_indexes();
+        self.cpus_max = all.map(|job| self.slots_of(job)).max().unwrap_or(1);
+    }
+
+    /// Prepares a step at `now`: time passes, and timers that are due fire.
+    pub(crate) fn pass_time(&mut self, now: Time, event: &Event) {
+        if matches!(event, Event::SchedulerResumed { .. }) {
+            self.skip_absence(now);
+        }
+        // Clocks of machines step back now and then; the core's time does not.
+        self.now = self.now.max(now);
+        self.checkpoints.observe(self.now, self.fleet.alive);
+        while !self.has_time_stopped()
+            && let Some(timer) = self.timers.take_due(self.now)
+        {
+            self.fire(timer);
+        }
+    }
+
+    /// When [`Event::Tick`] is due at the latest.
+    pub fn next_timer(&self) -> Option<Time> {
+        let is_none_due = self.phase == Phase::Over || self.has_time_stopped();
+        (!is_none_due).then(|| self.timers.next()).flatten()
+    }
+
+    /// How the workflow ended, once nothing of it is left.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// The workflow.
+    pub fn workflow(&self) -> &Workflow {
+        &self.graph.workflow
+    }
+
+    /// The run.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// How it is run.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What was last seen of a node, lost or not.
+    pub fn node(&self, server: ServerId) -> Option<&NodeInfo> {
+        self.fleet.get(server).map(|node| &node.seen)
+    }
+
+    /// All nodes that were seen, lost or not.
+    pub fn nodes(&self) -> impl Iterator<Item = (ServerId, &NodeInfo)> {
+        self.fleet.iter().map(|(server, node)| (server, &node.seen))
+    }
+
+    /// Whether a node that was seen has been given up since.
+    pub fn is_lost(&self, server: ServerId) -> bool {
+        self.fleet.get(server).is_some_and(|node| node.is_lost)
+    }
+
+    /// What the run's own volumes reserve on a node.
+    pub fn reserved(&self, server: ServerId) -> Space {
+        self.fleet
+            .get(server)
+            .map_or(Space::ZERO, |node| node.reserved)
+    }
+
+    /// The job of an execution that is under way, with its node.
+    pub fn execution(&self, execution: ExecutionId) -> Option<(JobIndex, ServerId)> {
+        let job = *self.executions.get(&execution)?;
+        Some((job, self.attempts.get(&job)?.server))
+    }
+
+    /// Where a job is in its life.
+    pub fn job_state(&self, job: JobIndex) -> JobState {
+        self.graph.state(job)
+    }
+
+    /// Jobs that are done.
+    pub fn jobs_done(&self) -> u64 {
+        self.graph.totals.done
+    }
+
+    /// Records of jobs, volumes, nodes and queues that were looked at so far: how much work the
+    /// decisions were, whatever the machine.
+    pub fn records_examined(&self) -> u64 {
+        let (volumes, nodes) = (self.volumes.tally.total(), self.fleet.tally.total());
+        self.graph.tally.total() + volumes + nodes + self.queues.tally.total()
+    }
+
+    /// Executions that run and must be watched.
+    pub fn running_executions(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
+        let is_running = |attempt: &&Attempt| attempt.stage == AttemptState::Running;
+        self.attempts
+            .values()
+            .filter(is_running)
+            .map(|attempt| (attempt.execution, attempt.server))
+    }
+
+    /// Volumes that are ready, by server: what must be kept alive.
+    pub fn ready_volumes(&self) -> BTreeMap<ServerId, Vec<VolumeId>> {
+        let mut ready: BTreeMap<ServerId, Vec<VolumeId>> = BTreeMap::new();
+        for (id, instance) in self.volumes.iter() {
+            if let (true, Some(server)) = (instance.state.is_complete(), instance.server) {
+                ready.entry(server).or_default().push(id);
+            }
+        }
+        ready
+    }
+
+    /// Volumes that hold results which are not at home: what must outlive this scheduler.
+    pub fn result_volumes(&self) -> BTreeSet<VolumeId> {
+        self.extractions.holders()
+    }
+
+    /// Whether results are left that could not be sent home, for the user to fetch.
+    pub fn has_unsent_results(&self) -> bool {
+        !self.extractions.kept().is_empty()
+    }
+
+    /// Everything that was asked for and not answered yet; what a driver does first after a
+    /// restart. All of it is safe to repeat.
+    pub fn outstanding_actions(&self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for (id, instance) in self.volumes.iter() {
+            let Some(server) = instance.server else {
+                continue;
+            };
+            let (volume, size) = (instance.volume, instance.size);
+            match instance.state {
+                InstanceState::Creating => {
+                    actions.push(Action::CreateVolume {
+                        id,
+                        volume,
+                        server,
+                        size,
+                    });
+                }
+                InstanceState::Copying => actions.extend(self.copy_action(id, instance)),
+                InstanceState::Deleting => actions.push(Action::DeleteVolume { id, server }),
+                InstanceState::Ready | InstanceState::Copy | InstanceState::Held => {}
+            }
+        }
+        let asked = self.asked_for().into_iter();
+        actions.extend(asked.map(|(server, volumes)| Action::FindVolumes { server, volumes }));
+        let is_awaited = |id: &VolumeId| self.left.get(id).is_some_and(LostVolume::is_awaited);
+        for (&id, &server) in self.stale.iter().filter(|(id, server)| {
+            !is_awaited(id) && !self.is_lost(**server) || self.late.contains(id)
+        }) {
+            actions.push(Action::DeleteVolume { id, server });
+        }
+        let strays = self.strays.iter();
+        let strays = strays.filter(|(_, server)| !self.is_lost(**server));
+        actions.extend(strays.map(|(&execution, &server)| Action::KillJob { execution, server }));
+        for (job, attempt) in &self.attempts {
+            let (execution, server) = (attempt.execution, attempt.server);
+            match attempt.stage {
+                AttemptState::Starting => actions.push(self.start_action(*job, attempt)),
+                AttemptState::Stopping => actions.push(Action::KillJob { execution, server }),
+                AttemptState::Preparing | AttemptState::Running => {}
+            }
+        }
+        actions.extend(self.asked_to_warm());
+        for (index, extract, id) in self.extractions.under_way() {
+            let volume = self.graph.workflow.extracts[index as usize].volume;
+            let server = self.volumes.get(id).and_then(|instance| instance.server);
+            let source = MountedVolume { volume, id, server };
+            actions.push(Action::ExtractFile {
+                extract,
+                index,
+                source,
+            });
+        }
+        if let Some(outcome) = &self.outcome {
+            actions.push(Action::Finish {
+                outcome: outcome.clone(),
+            });
+        }
+        actions
+    }
+
+    /// Numbers for a progress display.
+    pub fn progress(&self) -> Progress {
+        let totals = self.graph.totals;
+        let running = self
+            .attempts
+            .values()
+            .filter(|attempt| attempt.stage == AttemptState::Running);
+        Progress {
+            jobs_total: self.graph.workflow.jobs.len() as u64,
+            jobs_done: totals.done,
+            jobs_running: running.count() as u64,
+            jobs_failed: totals.failed,
+            jobs_skipped: totals.skipped,
+            executions: self.started,
+            extracts_total: self.graph.workflow.extracts.len() as u64,
+            extracts_done: self.extractions.done,
+            extracted_bytes: self.extractions.bytes,
+            extracts_failed: self.extractions.failed,
+            volumes: self.volumes.len() as u64,
+            nodes: self.fleet.live().count() as u64,
+            nodes_lost: self.fleet.lost,
+        }
+    }
+
+    /// The next id of this run: never used before, and the same again in a replay.
+    pub(crate) fn next_id(&mut self) -> u128 {
+        self.next_id += 1;
+        self.run.derive(self.next_id)
+    }
+
+    /// The last number that [`Self::next_id`] made an id of.
+    pub(crate) fn last_id(&self) -> u64 {
+        self.next_id
+    }
+
+    /// Applies one fact.
+    pub(crate) fn apply(&mut self, event: Event) {
+        match event {
+            Event::NodesListed {
+                nodes,
+                unlisted: missed,
+            } => self.servers_seen(nodes, &missed),
+            Event::QuotasChanged { quotas: shares } => self.shares_seen(shares),
+            Event::ServerSilent { server } => self.lose_server(server),
+            Event::CutOff {
+                silent_ms,
+                has_catalog,
+            } => self.begin_cut_off(silent_ms, has_catalog),
+            Event::Reconnected => self.end_cut_off(),
+            Event::VolumeCreated { volume } => self.volume_created(volume),
+            Event::VolumeCopied {
+                volume,
+                received_bytes,
+            } => self.volume_copied(volume, received_bytes),
+            Event::SourceWarningsReceived { volume, warnings } => {
+                self.volume_warned(volume, &warnings)
+            }
+            Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
+            Event::JobStarted { execution } => self.job_started(execution),
+            Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
+            Event::JobEnded { execution, report } => self.job_ended(execution, report),
+            Event::JobUnknown { execution } => self.job_unknown(execution),
+            // It is kept for the driver: the core knows no homes.
+            Event::HomeListed { .. } => {}
+            Event::CacheInspected {
+                volume,
+                primary_bytes: kept_bytes,
+                refetched_bytes: again_bytes,
+            } => {
+                self.cache_seen(volume, kept_bytes);
+                self.note_again(volume, again_bytes);
+            }
+            Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
+            Event::VolumesFound { server, found } => self.volumes_found(server, &found),
+            Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
+            Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),
+            Event::VolumeDeleted { volume } => self.volume_deleted(volume),
+            Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
+            Event::CancelRequested => self.cancel(),
+            Event::CommandReceived {
+                count,
+                command: wish,
+            } => self.steer(count, wish),
+            Event::Tick => {}
+            Event::SchedulerResumed { id_prefix: series } => {
+                self.next_id = u64::from(series) << SERIES_BITS;
+                self.delete_unanswered();
+            }
+        }
+    }
+
+    /// While no scheduler ran nothing could be heard and nobody was waited for.
+    fn skip_absence(&mut self, now: Time) {
+        let away_ms = now.ms_since(self.now);
+        self.put_off(away_ms);
+        if let Some(cut_off) = &mut self.cut_off {
+            cut_off.since = cut_off.since.plus_ms(away_ms);
+        }
+    }
+
+    /// What was to happen after so long happens as much later.
+    pub(crate) fn put_off(&mut self, away_ms: u64) {
+        self.timers.put_off(away_ms);
+        self.patience = self.patience.map(|until| until.plus_ms(away_ms));
+        self.lacks_room_since = self.lacks_room_since.map(|since| since.plus_ms(away_ms));
+        self.fleet.put_off(away_ms);
+        self.extractions.put_off(away_ms);
+        self.checkpoints.put_off(away_ms);
+        if let Some(guided) = &mut self.guided {
+            guided.put_off(away_ms);
+        }
+    }
+
+    fn fire(&mut self, timer: Timer) {
+        match timer {
+            Timer::Missing(server) => self.give_up_missing(server),
+            Timer::Aside(server) | Timer::Full(server) => self.use_again(server),
+            Timer::Job(job) => {
+                if self.graph.state(job) == JobState::HeldBack {
+                    self.settle(job, 0);
+                }
+            }
+            Timer::Extract(index) => self.send_again(index),
+            Timer::Copy(id) => self.copy_is_overdue(id),
+            Timer::Delete(volume) => self.delete_again(volume),
+            Timer::Cleanup => self.stop_cleaning(),
+            // The time is compared where it matters.
+            Timer::Patience => {}
+        }
+    }
+
+    /// Does what has become possible.
+    pub(crate) fn advance(&mut self) {
+        if self.phase == Phase::Gathering {
+            self.gather();
+        }
+        if self.phase == Phase::Running {
+            self.make_sizes_up();
+            self.reconsider();
+            self.heed_chains();
+            self.place_all();
+            self.warm_ahead();
+            self.look_for_blockade();
+            if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {
+                self.finish();
+            }
+        }
+        if self.phase == Phase::Finishing {
+            self.end_if_clean();
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What users asked of pipelines.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::state::jobs::Graph;
+
+/// All wishes so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Steering {
+    pub(crate) count: u64,
+    pub(crate) priority: BTreeMap<u32, i32>,
+    pub(crate) given_up: BTreeSet<u32>,
+}
+
+impl Steering {
+    /// What the workflow itself says.
+    pub(crate) fn new(graph: &Graph) -> Self {
+        let mut priority: BTreeMap<u32, i32> = BTreeMap::new();
+        for job in graph.job_indexes() {
+            let own = graph.workflow.job(job).priority;
+            // Of pipelines where no job has one there may be a million.
+            if own > 0 {
+                let highest = priority.entry(graph.pipeline(job)).or_default();
+                *highest = own.max(*highest);
+            } else if own < 0 && graph.pipeline(job) == job.0 {
+                let jobs = graph.members(job.0);
+                let jobs = jobs.map(|job| graph.workflow.job(job).priority);
+                priority.extend(jobs.max().map(|highest| (job.0, highest)));
+            }
+        }
+        Self {
+            priority,
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
+//! `policy/placement/starts.rs`, what a failure means by `policy/failure/attribution.rs`.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use bafs_proto::Error;
+use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_workflow::{JobIndex, VolumeIndex};
+
+use crate::action::{Action, MountedVolume};
+use crate::policy::View;
+use crate::space::Space;
+use crate::state::attempts::{Attempt, AttemptState};
+use crate::state::jobs::JobState;
+use crate::state::nodes::FleetNode;
+use crate::state::progress::describe_signal;
+use crate::state::ready_queue::ReadyKey;
+use crate::state::scheduler_state::{Phase, State};
+use crate::state::timers::Timer;
+use crate::state::volumes::{Instance, InstanceState};
+
+impl State {
+    /// Gives a job its place: reserves, asks for volumes, and starts it when all are there.
+    pub(crate) fn assign(
+        &mut self,
+        job: JobIndex,
+        server: ServerId,
+        creates: Vec<(VolumeIndex, Option<ServerId>, Space)>,
+    ) {
+        self.queues.take(job);
+        self.begin_pipeline(self.graph.pipeline(job));
+        self.graph.set_state(job, JobState::Active);
+        let execution = ExecutionId(self.next_id());
+        for (volume, target, size) in creates {
+            self.create(volume, target, size);
+        }
+        let mut uses = Vec::new();
+        let (mut missing, mut made_on) = (BTreeSet::new(), BTreeSet::new());
+        for mount in self.graph.workflow.job(job).mounts.clone() {
+            self.warming.give_up(mount.volume);
+            let (id, home) = self.mountable(mount.volume, server, job);
+            uses.push(MountedVolume {
+                volume: mount.volume,
+                id,
+                server: home,
+            });
+            let instance = self.volumes.get_mut(id).expect("what is live exists");
+            if instance.state == InstanceState::Creating && missing.insert(id) {
+                instance.waiters.push(job);
+                made_on.extend(instance.server);
+            }
+            if mount.writable {
+                self.graph.volume_mut(mount.volume).writer = Some(job);
+            }
+        }
+        let slots = self.slots_of(job);
+        let is_probe = self.is_probe(job, server, &made_on);
+        self.fleet.update(server, |node| {
+            node.busy += slots;
+            if is_probe {
+                node.probe = Some(job);
+            }
+        });
+        let stage = AttemptState::Preparing;
+        let attempt = Attempt {
+            since: self.now,
+            execution,
+            server,
+            slots,
+            stage,
+            uses,
+            missing,
+            made_on,
+            fault: None,
+            unchanged: BTreeSet::new(),
+        };
+        self.executions.insert(execution, job);
+        self.graph.job_mut(job).last_server = Some(server);
+        let caches = self.parts_of(&attempt);
+        self.under_way.begin(job, server, caches.into_iter());
+        self.attempts.insert(job, attempt);
+        self.start_if_prepared(job);
+    }
+
+    /// The parts of caches that an attempt reads.
+    pub(crate) fn parts_of(&self, attempt: &Attempt) -> Vec<VolumeId> {
+        let used = attempt.uses.iter();
+        let caches = used.filter(|used| self.graph.volume(used.volume).is_cache);
+        caches.map(|used| used.id).collect()
+    }
+
+    pub(crate) fn slots_of(&self, job: JobIndex) -> u32 {
+        self.graph.workflow.job(job).cpus.max(1)
+    }
+
+    fn mountable(
+        &self,
+        volume: VolumeIndex,
+        server: ServerId,
+        job: JobIndex,
+    ) -> (VolumeId, Option<ServerId>) {
+        let found = if self.graph.volume(volume).is_cache && !self.settings.caches_nothing() {
+            self.part_for(volume, server, job)
+                .map(|(id, peer)| (id, Some(peer)))
+        } else {
+            self.volumes.scratch(volume)
+        };
+        found.expect("a place has all volumes of its job")
+    }
+
+    pub(crate) fn create(&mut self, volume: VolumeIndex, server: Option<ServerId>, size: Space) {
+        let id = VolumeId(self.next_id());
+        let state = match server {
+            Some(server) => {
+                self.fleet.update(server, |node| {
+                    node.reserved = node.reserved.saturating_add(size)
+                });
+                self.out.push(Action::CreateVolume {
+                    id,
+                    volume,
+                    server,
+                    size,
+                });
+                InstanceState::Creating
+            }
+            None => InstanceState::Ready,
+        };
+        let was_live = self.volumes.is_live(volume);
+        let waiters = Vec::new();
+        let instance = Instance {
+            volume,
+            server,
+            size,
+            state,
+            waiters,
+            delete_faults: 0,
+            is_kept: false,
+        };
+        self.volumes.add(id, instance);
+        if !was_live {
+            self.note_batch(volume);
+            self.requeue_users(volume);
+        }
+    }
+
+    fn start_if_prepared(&mut self, job: JobIndex) {
+        let Some(attempt) = self.attempts.get_mut(&job) else {
+            return;
+        };
+        if attempt.stage == AttemptState::Preparing && attempt.missing.is_empty() {
+            attempt.stage = AttemptState::Starting;
+            self.started += 1;
+            let made_on = std::mem::take(&mut attempt.made_on);
+            let action = self.start_action(job, &self.attempts[&job]);
+            self.out.push(action);
+            self.prove_room(job, &made_on);
+        }
+    }
+
+    pub(crate) fn start_action(&self, job: JobIndex, attempt: &Attempt) -> Action {
+        let mounted = self.graph.mounted(job).into_iter();
+        let holds_results = |volume: &VolumeIndex| {
+            let node = self.graph.volume(*volume);
+            node.extracts_left > 0 && node.writers_left == 1
+        };
+        let written = mounted.filter(|(_, writable)| *writable);
+        Action::StartJob {
+            execution: attempt.execution,
+            job,
+            server: attempt.server,
+            volumes: attempt.uses.clone(),
+            results: written.map(|(v, _)| v).filter(holds_results).collect(),
+        }
+    }
+
+    pub(crate) fn volume_created(&mut self, id: VolumeId) {
+        let creating = self
+            .volumes
+            .get_mut(id)
+            .filter(|i| i.state == InstanceState::Creating);
+        let Some(instance) = creating else {
+            self.delete_late(id);
+            return;
+        };
+        instance.state = InstanceState::Ready;
+        for job in std::mem::take(&mut instance.waiters) {
+            if let Some(attempt) = self.attempts.get_mut(&job) {
+                attempt.missing.remove(&id);
+            }
+            self.start_if_prepared(job);
+        }
+    }
+
+    pub(crate) fn job_started(&mut self, execution: ExecutionId) {
+        if let Some(job) = self.executions.get(&execution)
+            && let Some(attempt) = self.attempts.get_mut(job)
+            && attempt.stage == AttemptState::Starting
+        {
+            attempt.stage = AttemptState::Running;
+        }
+    }
+
+    /// The node may run it all the same, when its answer was lost: it is killed to be sure.
+    pub(crate) fn start_failed(&mut self, execution: ExecutionId, error: &Error) {
+        let Some(&job) = self.executions.get(&execution) else {
+            return;
+        };
+        let server = self.attempts[&job].server;
+        let doing = format!("node {} did not start it", self.fleet.name(server));
+        self.stop(job, Some(error.clone().context(doing)));
+    }
+
+    pub(crate) fn job_unknown(&mut self, execution: ExecutionId) {
+        self.strays.remove(&execution);
+        let Some(&job) = self.executions.get(&execution) else {
+            return;
+        };
+        let attempt = &self.attempts[&job];
+        match (
+            attempt.stage == AttemptState::Stopping,
+            attempt.fault.clone(),
+        ) {
+            (true, fault) => self.stopped(job, fault),
+            (false, _) => self.node_went(job, "its node restarted and no longer knows it"),
+        }
+    }
+
+    pub(crate) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
+        self.strays.remove(&execution);
+        let Some(&job) = self.executions.get(&execution) else {
+            return;
+        };
+        self.note_unchanged(job, &report);
+        if self.attempts[&job].stage == AttemptState::Stopping {
+            let fault = self.attempts[&job].fault.clone();
+            self.stopped(job, fault);
+            return;
+        }
+        let space = if report.outcome == JobOutcome::Exited(0) {
+            self.compare_with_declared(job, &report);
+            self.learn_sizes(job, &report);
+            self.learn_computing(job, &report);
+            self.learn_held(job, &report);
+            self.learn_took(job, &report);
+            String::new()
+        } else if let Some((server, why)) = self.disk_was_full(job, &report) {
+            self.pass_by_full_disk(job, server, &why);
+            return;
+        } else if self.found_no_space(job, &report) && self.grow(job, &report) {
+            return;
+        } else {
+            self.look_for_refused_writes(job, &report);
+            self.describe_full(job, &report)
+        };
+        let tail = report.output_tail;
+        match report.outcome {
+            JobOutcome::Exited(0) => self.succeed(job),
+            JobOutcome::Exited(code) => {
+                self.own_fault(job, format!("exited with code {code}{space}"), tail);
+            }
+            JobOutcome::Signaled(signal) => {
+                let signal = describe_signal(signal);
+                self.own_fault(job, format!("was ended by {signal}{space}"), tail);
+            }
+            JobOutcome::NotStarted(why) => {
+                self.refused(job, format!("cannot start: {why}"), tail);
+            }
+            JobOutcome::EnvironmentFailed(error) => self.environment_ended(job, &error, tail),
+            JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),
+        }
+    }
+
+    /// Takes note of how long a job kept its slots.
+    fn learn_took(&mut self, job: JobIndex, report: &JobReport) {
+        let since = self.attempts[&job].since;
+        let took_ms = self.now.ms_since(since).max(report.wall_ms);
+        self.graph.job_mut(job).took_ms = took_ms;
+        self.checkpoints.learn_job(took_ms, report);
+    }
+
+    fn succeed(&mut self, job: JobIndex) {
+        let server = self.attempts[&job].server;
+        self.fleet.update(server, FleetNode::prove);
+        self.prove_space(job);
+        self.end_attempt(job);
+        self.blame_nodes(job);
+        self.graph.set_state(job, JobState::Done);
+        self.note_redone(job);
+        for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
+            if self.graph.state(child) == JobState::Waiting {
+                self.settle(child, 0);
+            }
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            if writable {
+                self.send_files(volume);
+            }
+            self.look_at_cache(volume);
+            self.release_if_unneeded(volume);
+            if writable {
+                self.consider_copy(volume);
+            }
+        }
+        self.release_kept(self.graph.pipeline(job));
+        self.end_pipeline_if_final(self.graph.pipeline(job));
+        self.wake_for_batch();
+        self.unprotect_if_done();
+    }
+
+    /// Asks for the end of an attempt. `fault` counts against job and node; without one the
+    /// attempt is simply repeated.
+    pub(crate) fn stop(&mut self, job: JobIndex, fault: Option<Error>) {
+        let Some(attempt) = self.attempts.get_mut(&job) else {
+            return;
+        };
+        match attempt.stage {
+            AttemptState::Preparing => self.stopped(job, fault),
+            AttemptState::Starting | AttemptState::Running => {
+                attempt.stage = AttemptState::Stopping;
+                attempt.fault = fault;
+                let (execution, server) = (attempt.execution, attempt.server);
+                self.out.push(Action::KillJob { execution, server });
+            }
+            AttemptState::Stopping => {}
+        }
+    }
+
+    fn stopped(&mut self, job: JobIndex, fault: Option<Error>) {
+        match fault {
+            None => self.end_stopped(job),
+            Some(error) => self.environment_failed(job, &error),
+        }
+    }
+
+    pub(crate) fn end_stopped(&mut self, job: JobIndex) {
+        self.abandon_attempt(job);
+        self.settle(job, 0);
+    }
+
+    /// Frees what an attempt occupied; the caller says what becomes of the job.
+    pub(crate) fn end_attempt(&mut self, job: JobIndex) -> Option<Attempt> {
+        let attempt = self.attempts.remove(&job)?;
+        let caches = self.parts_of(&attempt);
+        self.under_way.end(job, attempt.server, caches.into_iter());
+        self.executions.remove(&attempt.execution);
+        self.fleet.update(attempt.server, |node| {
+            node.busy = node.busy.saturating_sub(attempt.slots);
+            node.probe.take_if(|probe| *probe == job);
+        });
+        for id in &attempt.missing {
+            if let Some(instance) = self.volumes.get_mut(*id) {
+                instance.waiters.retain(|waiter| *waiter != job);
+            }
+        }
+        for (volume, writable) in self.graph.mounted(job) {
+            if writable && self.graph.volume(volume).writer == Some(job) {
+                self.graph.volume_mut(volume).writer = None;
+                self.requeue_users(volume);
+            }
+        }
+        self.queues.wake(attempt.server);
+        self.pass_measurement_on(job);
+        Some(attempt)
+    }
+
+    /// Puts a job that has no attempt where it belongs, after a pause if one is given.
+    pub(crate) fn settle(&mut self, job: JobIndex, pause_ms: u64) {
+        self.queues.take(job);
+        if self.graph.has_dead_parent(job) || self.is_given_up(job) {
+            self.skip(job);
+            return;
+        }
+        self.make_inputs_again(job);
+        let state = if self.graph.job(job).parents_left > 0 {
+            JobState::Waiting
+        } else if pause_ms > 0 {
+            self.timers.set(self.now.plus_ms(pause_ms), Timer::Job(job));
+            JobState::HeldBack
+        } else {
+            JobState::Ready
+        };
+        self.graph.set_state(job, state);
+        if state == JobState::Ready && self.phase != Phase::Finishing {
+            self.enqueue(job);
+        }
+    }
+
+    /// Puts a ready job into the queue where its data are.
+    pub(crate) fn enqueue(&mut self, job: JobIndex) {
+        let view = View::new(self);
+        let binding = self.policies.placement.binding(view, job);
+        let order = self.policies.order.key(view, job);
+        let pipeline = self.graph.pipeline(job);
+        let key = ReadyKey {
+            waits: self.waits_for_probe(pipeline),
+            behind: self.behind(pipeline),
+            turn: order.turn,
+            chain: Reverse(order.chain),
+            need: order.need,
+            starts_pipeline: !self.is_pipeline_of_job_begun(job),
+            kind: self.graph.kind(job),
+            job,
+        };
+        self.queues.put(binding, key);
+    }
+
+    /// Whether a job has parents, or scratch volumes that exist: its pipeline has begun.
+    fn is_pipeline_of_job_begun(&self, job: JobIndex) -> bool {
+        let mut mounted = self.graph.mounted(job).into_iter();
+        !self.graph.workflow.job(job).parents.is_empty()
+            || mounted.any(|(volume, _)| {
+                self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache
+            })
+    }
+
+    /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
+    /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
+    /// job room.
+    pub(crate) fn node_of_data(&self, job: JobIndex) -> Option<ServerId> {
+        let mut home: Option<(u64, ServerId)> = None;
+        for (volume, _) in self.graph.mounted(job) {
+            if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
+                let bytes = self.graph.workflow.volume(volume).size_bytes;
+                let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
+                if let Some(server) = there
+                    && home.is_none_or(|(most, _)| most < bytes)
+                {
+                    home = Some((bytes, server));
+                }
+            }
+        }
+        let (_, server) = home?;
+        let no_room_on = &self.graph.job(job).troubles.no_room_on;
+        let can_run =
+            !no_room_on.contains(&server) && self.could_run(job, server, self.need_of(job));
+        can_run.then_some(server)
+    }
+
+    /// The turn of a job under the limits of a strategy.
+    pub(crate) fn turn_by_limits(&self, job: JobIndex) -> (u32, u32) {
+        let admission = self.admission.as_ref();
+        admission.map_or((0, 0), |admission| {
+            admission.turn(&self.graph, job, self.graph.pipeline(job))
+        })
+    }
+
+    /// What is added to the need of readers that come after those of what was there before: a
+    /// little more than scratch volumes need, so that jobs which lack a batch volume come later.
+    pub(crate) fn need_behind(&self, job: JobIndex) -> Space {
+        let mounted = self.graph.mounted(job).into_iter();
+        let places = mounted.map(|(volume, _)| self.warming.place_behind(volume));
+        let more = self.scratch_need_max.bytes.saturating_add(1);
+        let bytes = more.saturating_mul(places.max().unwrap_or(0));
+        Space { bytes, files: 0 }
+    }
+
+    /// What those volumes of a job need that do not exist.
+    pub(crate) fn need_of(&self, job: JobIndex) -> Space {
+        if self.settings.has_private_data_at_home() {
+            return Space::ZERO;
+        }
+        let mounted = self.graph.mounted(job).into_iter();
+        let missing = mounted.filter(|(volume, _)| !self.volumes.is_live(*volume));
+        missing.fold(Space::ZERO, |sum, (v, _)| {
+            sum.saturating_add(self.size_of(v))
+        })
+    }
+
+    /// Whether a node could run a job with this need when nothing else ran there, and the job has
+    /// not failed there, nor met a full disk.
+    pub(crate) fn could_run(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
+        let (node, slots) = (self.graph.job(job), self.slots_of(job));
+        let seen = self.fleet.get(server).map(|node| &node.seen);
+        seen.is_some_and(|seen| seen.slots >= slots)
+            && !node.troubles.refused_by.contains(&server)
+            && !node.troubles.avoids(server)
+            && self.can_ever_hold(job, server, need)
+    }
+
+    /// Whether a node could hold what a job still needs beside what the job has there: waiting for
+    /// others to leave does not help where it could not.
+    pub(crate) fn can_ever_hold(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
+        let mounted = self.graph.mounted(job).into_iter();
+        let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
+        let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());
+        let held = here.fold(Space::ZERO, |sum, (v, _)| {
+            sum.saturating_add(self.size_of(v))
+        });
+        let (mut left, mut need) = (self.fleet.offered(server).saturating_sub(held), need);
+        // Of caches a part may do, wherever that is.
+        for (cache, _) in self.graph.mounted(job) {
+            if self.graph.volume(cache).is_cache && !self.volumes.is_live(cache) {
+                need = need.saturating_sub(self.size_of(cache));
+            }
+        }
+        left.files = left.files.max(need.files);
+        self.may_spill() || left.can_hold(need)
+    }
+
+    /// The need of jobs changed because a volume came or went.
+    pub(crate) fn requeue_users(&mut self, volume: VolumeIndex) {
+        for position in 0..self.graph.workflow.volume(volume).users.len() {
+            let job = self.graph.workflow.volume(volume).users[position];
+            if self.queues.contains(job) {
+                self.enqueue(job);
+            }
+        }
+    }
+}

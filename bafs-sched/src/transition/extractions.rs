@@ -1,0 +1,384 @@
+//! Files on their way home: when each is sent, and what its success or failure means.
+
+use bafs_proto::ids::{ExtractionId, VolumeId};
+use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::{JobIndex, VolumeIndex};
+
+use crate::action::{Action, MountedVolume};
+use crate::describe::describe_ms;
+use crate::state::extractions::{ExtractionState, Failing};
+use crate::state::jobs::JobState;
+use crate::state::observed_access::RunWarning;
+use crate::state::scheduler_state::{Phase, State};
+use crate::state::timers::Timer;
+use crate::state::volumes::InstanceState;
+
+/// What lasts no longer than this passes by itself, in milliseconds.
+const PASSING_MS: u64 = 10_000;
+
+/// A file that was sent for longer than this before it failed again got on meanwhile, in
+/// milliseconds: nodes give up a home that does not answer after two minutes at most.
+const GETS_ON_MS: u64 = 300_000;
+
+impl State {
+    /// A job has waited so long for a home: of the first that waits for more than a moment somebody
+    /// is told, as of results.
+    pub(crate) fn tell_of_home(&mut self, job: JobIndex, waited_ms: u64, fault: &str) {
+        let is_long = waited_ms >= PASSING_MS;
+        if !is_long || !self.extractions.told.insert(ErrorCode::HomeUnreachable) {
+            return;
+        }
+        let (name, time) = (
+            &self.graph.workflow.job(job).name,
+            describe_ms(self.settings.extract_timeout_ms),
+        );
+        let text = format!(
+            "job '{name}' waits for a home that does not answer: {fault}; start the home; the \
+             scheduler retries for {time}"
+        );
+        self.tell(RunWarning {
+            job: Some(job),
+            volume: None,
+            node: None,
+            text,
+        });
+    }
+
+    /// Sends the files of a volume home if its last writer is done.
+    pub(crate) fn send_files(&mut self, volume: VolumeIndex) {
+        let node = self.graph.volume(volume);
+        if node.writers_left > 0 || node.extracts_left == 0 {
+            return;
+        }
+        for index in node.extracts.clone() {
+            if self.extractions.stages[index as usize] == ExtractionState::Waiting {
+                self.send(index, volume);
+            }
+        }
+    }
+
+    fn send(&mut self, index: u32, volume: VolumeIndex) {
+        let Some((id, server)) = self.volumes.scratch(volume) else {
+            return;
+        };
+        if self
+            .volumes
+            .get(id)
+            .is_none_or(|instance| instance.state != InstanceState::Ready)
+        {
+            return;
+        }
+        let extract = ExtractionId(self.next_id());
+        self.extractions.stages[index as usize] = ExtractionState::Sending(extract, id);
+        self.extractions.asked[index as usize] = self.now;
+        self.extractions.by_id.insert(extract, index);
+        let source = MountedVolume { volume, id, server };
+        self.out.push(Action::ExtractFile {
+            extract,
+            index,
+            source,
+        });
+    }
+
+    pub(crate) fn send_again(&mut self, index: u32) {
+        let ExtractionState::Paused(extract, id) = self.extractions.stages[index as usize] else {
+            return self.send_log_again(index);
+        };
+        self.extractions.stages[index as usize] = ExtractionState::Sending(extract, id);
+        self.extractions.asked[index as usize] = self.now;
+        let Some(instance) = self.volumes.get(id) else {
+            return;
+        };
+        let source = MountedVolume {
+            volume: instance.volume,
+            id,
+            server: instance.server,
+        };
+        self.out.push(Action::ExtractFile {
+            extract,
+            index,
+            source,
+        });
+    }
+
+    pub(crate) fn file_extracted(&mut self, extract: ExtractionId, bytes: u64) {
+        if self.log_sent(extract) {
+            return;
+        }
+        let Some(index) = self.extractions.by_id.remove(&extract) else {
+            return;
+        };
+        self.extractions.failing.remove(&index);
+        self.extractions.bytes += bytes;
+        self.extractions.done += 1;
+        self.close_extract(index, ExtractionState::Done);
+    }
+
+    pub(crate) fn extract_failed(&mut self, extract: ExtractionId, error: &Error) {
+        if self.log_failed(extract, error) {
+            return;
+        }
+        let Some(&index) = self.extractions.by_id.get(&extract) else {
+            return;
+        };
+        let ExtractionState::Sending(_, id) = self.extractions.stages[index as usize] else {
+            return;
+        };
+        if error.code == ErrorCode::NotFound {
+            self.extractions.by_id.remove(&extract);
+            self.extractions.stages[index as usize] = ExtractionState::Waiting;
+            self.not_written(index);
+            return;
+        }
+        let faults = &mut self.extractions.faults[index as usize];
+        *faults += 1;
+        let faults = *faults;
+        let waited_ms = self.count_failing(index, error);
+        self.tell_refusal(index, error, waited_ms);
+        if is_hopeless(error) || waited_ms >= self.settings.extract_timeout_ms {
+            self.keep(index, id);
+            return;
+        }
+        self.extractions.stages[index as usize] = ExtractionState::Paused(extract, id);
+        let pause_ms = self.settings.pause_ms(faults);
+        self.timers
+            .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
+        if let Some(server) = self.volumes.get(id).and_then(|instance| instance.server) {
+            self.out.push(Action::ProbeVolumes {
+                server,
+                volumes: vec![id],
+            });
+        }
+    }
+
+    /// Notes that a file did not get home; for how long it has not, in milliseconds.
+    fn count_failing(&mut self, index: u32, error: &Error) -> u64 {
+        let (now, error) = (self.now, error.clone());
+        let known = self.extractions.failing.remove(&index);
+        let may_get_on = error.is_transient();
+        let took_ms = now.ms_since(self.extractions.asked[index as usize]);
+        let lasting = known.filter(|_| !may_get_on || took_ms <= GETS_ON_MS);
+        let since = lasting.map_or(now, |known| known.since);
+        let failing = Failing { since, error };
+        self.extractions.failing.insert(index, failing);
+        now.ms_since(since)
+    }
+
+    /// A refusal does not pass by itself, nor does what lasts: who can mend the cause should know
+    /// while the run goes on.
+    fn tell_refusal(&mut self, index: u32, error: &Error, waited_ms: u64) {
+        // A volume that is lost is written again, and its files are sent then.
+        let passes =
+            error.is_transient() && waited_ms < PASSING_MS || error.code == ErrorCode::VolumeLost;
+        if passes || !self.extractions.told.insert(error.code) {
+            return;
+        }
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let volume = &self.graph.workflow.volume(spec.volume).name;
+        let (path, target) = (&spec.path, &spec.target);
+        let next = match is_hopeless(error) {
+            true => "the scheduler does not retry it".to_owned(),
+            false => {
+                let time = describe_ms(self.settings.extract_timeout_ms);
+                format!("correct that; the scheduler retries it for {time}")
+            }
+        };
+        let text = format!(
+            "file '{path}' of volume '{volume}' cannot be sent to {target}: {error}; {next}"
+        );
+        let volume = Some(spec.volume);
+        self.tell(RunWarning {
+            job: None,
+            volume,
+            node: None,
+            text,
+        });
+    }
+
+    /// Gives up sending a file that is finished: its volume outlives the run, and the user is told
+    /// how to fetch it.
+    fn keep(&mut self, index: u32, id: VolumeId) {
+        if let ExtractionState::Sending(extract, _) | ExtractionState::Paused(extract, _) =
+            self.extractions.stages[index as usize]
+        {
+            self.extractions.by_id.remove(&extract);
+        }
+        self.extractions.stages[index as usize] = ExtractionState::Kept(id);
+        self.extractions.failed += 1;
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let name = &self.graph.workflow.volume(spec.volume).name;
+        let (path, target) = (&spec.path, &spec.target);
+        let failing = self.extractions.failing.get(&index);
+        let error = failing.map(|failing| &failing.error);
+        let is_of_file = error.is_some_and(|error| error.code == ErrorCode::BadPath);
+        let error = error.map_or_else(String::new, ToString::to_string);
+        let instance = self.volumes.get_mut(id);
+        let server = instance.and_then(|instance| {
+            instance.is_kept = true;
+            instance.server
+        });
+        let stays = match server {
+            Some(server) => {
+                let (node, kept_ms) = (self.fleet.name(server), self.settings.result_lifetime_ms);
+                let fetch = match is_of_file {
+                    // Nor would that command send it.
+                    true => format!(" in volume {id}"),
+                    false => format!(
+                        "; correct the cause, then run: bafs volume extract {id} {} {}",
+                        shell_word(path),
+                        shell_word(&target.to_string())
+                    ),
+                };
+                let kept = describe_ms(kept_ms);
+                format!("it stays on node {node} for {kept} after the run{fetch}")
+            }
+            None => format!("it stays at home in .bafs-remote/{}/{id}", self.run),
+        };
+        let text =
+            format!("file '{path}' of volume '{name}' failed to reach {target}: {error}; {stays}");
+        let warning = RunWarning {
+            job: None,
+            volume: Some(spec.volume),
+            node: server,
+            text,
+        };
+        self.extractions.given_up.insert(index, warning);
+    }
+
+    /// The run ends: results that could not be sent so far stay where they are. Where one cannot,
+    /// or does not get there soon, nobody knows yet of the others whether they can.
+    pub(crate) fn keep_unsent(&mut self) {
+        let under_way = |stage: &ExtractionState| match stage {
+            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) => Some(*id),
+            _ => None,
+        };
+        let unsent = (0u32..).zip(self.extractions.stages.iter().map(under_way));
+        let unsent = unsent.filter_map(|(index, id)| Some((index, id?)));
+        let unsent: Vec<(u32, VolumeId)> = unsent
+            .filter(|(_, id)| self.volumes.get(*id).is_some())
+            .collect();
+        let is_late = |index: u32| {
+            let asked = self.extractions.asked[index as usize];
+            self.now.ms_since(asked) >= PASSING_MS || self.extractions.failing.contains_key(&index)
+        };
+        if !unsent.iter().any(|(index, _)| is_late(*index)) {
+            return;
+        }
+        for (index, id) in unsent {
+            let since = self.now;
+            let error = Error::new(
+                ErrorCode::HomeUnreachable,
+                "the run ended before it arrived",
+            );
+            let failing = self.extractions.failing.entry(index);
+            failing.or_insert(Failing { since, error });
+            self.keep(index, id);
+        }
+    }
+
+    /// The volume of these extractions is gone: they start afresh when it is written again.
+    pub(crate) fn take_back_extracts(&mut self, volume: VolumeIndex, id: VolumeId) {
+        for index in self.graph.volume(volume).extracts.clone() {
+            let stage = &mut self.extractions.stages[index as usize];
+            match *stage {
+                ExtractionState::Sending(extract, of) | ExtractionState::Paused(extract, of)
+                    if of == id =>
+                {
+                    *stage = ExtractionState::Waiting;
+                    self.extractions.by_id.remove(&extract);
+                }
+                ExtractionState::Kept(of) if of == id => {
+                    *stage = ExtractionState::Waiting;
+                    self.extractions.failed -= 1;
+                    // At the end of the run nobody makes the volume again.
+                    if self.phase != Phase::Finishing {
+                        self.extractions.given_up.remove(&index);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives up the extracts of a volume that a dead job should have written.
+    pub(crate) fn give_up_extracts(&mut self, volume: VolumeIndex) {
+        if self.graph.volume(volume).writers_dead == 0 {
+            return;
+        }
+        for index in self.graph.volume(volume).extracts.clone() {
+            match self.extractions.stages[index as usize] {
+                ExtractionState::Done | ExtractionState::Failed | ExtractionState::Kept(_) => {
+                    continue;
+                }
+                ExtractionState::Sending(extract, _) | ExtractionState::Paused(extract, _) => {
+                    self.extractions.by_id.remove(&extract);
+                }
+                ExtractionState::Waiting => {}
+            }
+            self.extractions.failed += 1;
+            self.close_extract(index, ExtractionState::Failed);
+        }
+    }
+
+    /// The last writer finished without writing what was to be extracted: its fault.
+    fn not_written(&mut self, index: u32) {
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let (volume, path) = (spec.volume, spec.path.clone());
+        let writers = self.graph.volume(volume).writers.iter().copied();
+        let Some(job) = writers.max_by_key(|job| self.graph.rank(*job)) else {
+            return;
+        };
+        if self.graph.state(job) != JobState::Done {
+            return;
+        }
+        let name = &self.graph.workflow.volume(volume).name;
+        let reason = format!("finished, but did not write '{path}' in volume '{name}'");
+        if self.count_own_fault(job) {
+            self.keep_logs(job);
+            self.fail(job, reason, String::new());
+        } else {
+            self.redo(vec![job], Vec::new());
+        }
+    }
+
+    fn close_extract(&mut self, index: u32, stage: ExtractionState) {
+        self.extractions.stages[index as usize] = stage;
+        let volume = self.graph.workflow.extracts[index as usize].volume;
+        let pipeline = self.graph.close_extract(volume);
+        self.release_if_unneeded(volume);
+        if let Some(pipeline) = pipeline {
+            self.release_kept(pipeline);
+        }
+    }
+}
+
+/// Whether no other answer will come of this file and this place. `BadPath` is a fault of the file
+/// itself.
+fn is_hopeless(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::BadPath | ErrorCode::Conflict | ErrorCode::Unsupported
+    )
+}
+
+/// One word of a command that can be pasted into a shell.
+fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=@%+,".contains(c);
+    match !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_file_names_are_quoted_for_the_shell() {
+        assert_eq!(shell_word("bafs://home/res/out.1"), "bafs://home/res/out.1");
+        assert_eq!(shell_word("a b"), "'a b'");
+        assert_eq!(shell_word("it's"), r"'it'\''s'");
+        assert_eq!(shell_word("$(x)"), "'$(x)'");
+    }
+}

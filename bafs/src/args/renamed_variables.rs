@@ -1,0 +1,69 @@
+//! Environment variables that were renamed. An old name sets its option if the new name is unset,
+//! until version 0.2. Help texts and the reference show only the new names.
+
+use clap::{Arg, Command, CommandFactory, FromArgMatches};
+
+use super::Cli;
+
+/// New and old name of each renamed variable.
+const RENAMED_VARIABLES: [(&str, &str); 1] = [("BAFS_OPERATION_TIMEOUT", "BAFS_OP_DEADLINE")];
+
+impl Cli {
+    /// Parses the arguments of this process and its environment. Exits on a usage error.
+    pub(crate) fn from_process() -> Self {
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        let mut command = accept_old_variables(Self::command(), &is_set);
+        let mut matches = command.clone().get_matches();
+        Self::from_arg_matches_mut(&mut matches)
+            .unwrap_or_else(|error| error.format(&mut command).exit())
+    }
+}
+
+/// Lets options of the command and of its subcommands read old variables where only these are set.
+fn accept_old_variables(command: Command, is_set: &dyn Fn(&str) -> bool) -> Command {
+    command
+        .mut_args(|arg| accept_old_variable(arg, is_set))
+        .mut_subcommands(|subcommand| accept_old_variables(subcommand, is_set))
+}
+
+fn accept_old_variable(arg: Arg, is_set: &dyn Fn(&str) -> bool) -> Arg {
+    let renamed = RENAMED_VARIABLES
+        .iter()
+        .find(|(new, _)| arg.get_env().is_some_and(|name| name == *new));
+    match renamed {
+        Some((new, old)) if !is_set(new) && is_set(old) => arg.env(old),
+        _ => arg,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The variable that the operation timeout of a subcommand reads.
+    fn variable_of_timeout(subcommand: &str, set: &[&str]) -> String {
+        let command = accept_old_variables(Cli::command(), &|name| set.contains(&name));
+        let subcommand = command.find_subcommand(subcommand).unwrap();
+        let mut options = subcommand.get_arguments();
+        let timeout = options.find(|arg| arg.get_id() == "operation_timeout");
+        let variable = timeout.unwrap().get_env().unwrap();
+        variable.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn old_variable_counts_while_the_new_is_unset() {
+        for subcommand in ["mount", "exec"] {
+            let variable = variable_of_timeout(subcommand, &["BAFS_OP_DEADLINE"]);
+            assert_eq!(variable, "BAFS_OP_DEADLINE");
+        }
+    }
+
+    #[test]
+    fn new_variable_overrides_its_old_name() {
+        let both = ["BAFS_OP_DEADLINE", "BAFS_OPERATION_TIMEOUT"];
+        for set in [&both[..], &[]] {
+            let variable = variable_of_timeout("exec", set);
+            assert_eq!(variable, "BAFS_OPERATION_TIMEOUT");
+        }
+    }
+}
