@@ -33,17 +33,18 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::advert::{Advert, CacheAdvert, HEAD_ATTRIBUTES, ServerKind};
 use crate::attributes::Constraint;
-pub use crate::cache::{BlockData, InvalidateVolume};
-use crate::cache::{
-    CacheMember, CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, WarmingStatus,
+pub use crate::block_calls::{
+    BlockData, BlockRange, CacheRef, FetchPriority, FetchScope, Probe, ProbePurpose, Promote,
+    ReadBlocks, Touch,
 };
+pub use crate::cache::InvalidateVolume;
+use crate::cache::{CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, WarmingStatus};
 use crate::error::{Error, ErrorCode, Result};
 use crate::fd_passing::{GetHandoffTicket, HandoffTicket};
 use crate::file_op::{Caller, FileOp, FileResult};
 use crate::hash::Digest;
 use crate::ids::{
-    AgentId, BlockIndex, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId,
-    VolumeId,
+    AgentId, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId, VolumeId,
 };
 use crate::job_report::VolumeUse;
 pub use crate::job_report::{JobOutput, ReadJobOutput};
@@ -189,6 +190,9 @@ calls! {
     // blocks of a cache volume
     ReadManifest => ManifestPage,
     ReadBlocks => BlockData,
+    Probe => BlockData,
+    Promote => Done,
+    Touch => Done,
     JoinCache => JoinCacheReply,
     GetCache => CacheStatus,
     WarmCache => WarmingStatus,
@@ -577,64 +581,6 @@ pub struct ManifestPage {
     pub entries: Vec<SourceEntry>,
     /// Whether entries follow.
     pub has_more: bool,
-}
-
-/// Who asks for blocks. It decides where the server may look: a peer must never be sent on to
-/// another peer, or stale beliefs could chase each other in circles.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ReadKind {
-    /// An agent: local copy, else the primary peer, else home.
-    Agent,
-    /// Another server: local copy, else home.
-    Peer,
-    /// A server that is about to ask home and wants to spare it: local copy, or what is on its way.
-    /// Of two such servers the one with the larger id waits for the other. The digest
-    /// of a block that is not to be had so is [`Digest::ABSENT`] or [`Digest::EVICTED`], and it has
-    /// no bytes in the body.
-    PeerProbe(CacheMember),
-    /// Another server that reads ahead of its readers: as a peer, but home is asked only when
-    /// nobody waits for it.
-    ReadAhead,
-    /// A server that cannot reach the primary: local copy, else the primary, else home.
-    Relay,
-    /// Another server that asked ahead of its readers, of whom one waits now: what of the blocks
-    /// is on its way from home is urgent from here on. The answer is empty.
-    Expedite,
-    /// Another server that was their primary: which of the blocks are here? The answer has their
-    /// digests, [`Digest::ABSENT`] for those that are not, and no bytes.
-    CheckPresence,
-    /// Another server, one of whose readers is about to come to the blocks: what of them is here
-    /// counts as used now. The answer is empty.
-    Touch,
-}
-
-/// Reads blocks of a cache volume; they follow each other in the body of the reply.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReadBlocks {
-    /// The cache: an agent names the volume, a peer the cooperative cache.
-    pub cache: CacheRef,
-    /// State of the source that the reader works with; otherwise `SourceChanged`.
-    pub manifest: Digest,
-    /// Which file.
-    pub file: FileIndex,
-    /// First block.
-    pub first: BlockIndex,
-    /// Number of blocks; the reply must fit a body.
-    pub count: u32,
-    /// Who asks.
-    pub kind: ReadKind,
-    /// What came before did not match its digests: the server compares what it has of the blocks
-    /// with them before it sends any, and brings good ones in place of those that are damaged.
-    pub must_verify: bool,
-}
-
-/// Names a cache to a server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CacheRef {
-    /// The volume of this id.
-    Volume(VolumeId),
-    /// This server's volume of the cooperative cache of this name.
-    Cooperative(String),
 }
 
 // ------------------------------------------------------------------------------------- jobs

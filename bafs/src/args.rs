@@ -10,7 +10,9 @@ mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
+use bafs_proto::attributes::Comparison;
 use bafs_proto::path::from_bytes;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -21,7 +23,7 @@ pub(crate) use pool::{
     PilotArgs, PilotNodeArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize,
 };
 pub(crate) use run::{RunArgs, StartOrder};
-pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, ServersArgs};
+pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
@@ -150,6 +152,17 @@ pub(crate) struct MemoryArgs {
         default_value = "256MiB"
     )]
     pub(crate) memory: String,
+}
+
+/// Which servers are listed.
+#[derive(Debug, Args)]
+pub(crate) struct ServersArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Only servers with this attribute, such as `memory_bytes >= 8000000000`; operators are ==,
+    /// !=, <, <=, >, >= and contains. May be repeated; all must hold.
+    #[arg(long = "where", value_name = "COMPARISON", value_parser = Comparison::from_str)]
+    pub(crate) comparisons: Vec<Comparison>,
 }
 
 /// How to reach a cluster.

@@ -18,8 +18,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::limits::EARLY_HANDLES_MAX;
 use bafs_proto::message::{
-    BlockData, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
-    SourceIdentity, SourceKind, TreeSession,
+    BlockData, Done, FileResults, ManifestPage, ReadBlocks, Reply, Request, RunFileOps,
+    SourceEntry, SourceIdentity, SourceKind, TreeSession,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -200,7 +200,7 @@ impl FakeServer {
                 };
                 Ok((Reply::ReadManifest(page), Bytes::new()))
             }
-            Request::ReadBlocks(read) => {
+            Request::ReadBlocks(ReadBlocks { range: read, .. }) => {
                 let entry = build_manifest(&self.root).swap_remove(read.file.0 as usize);
                 let data = std::fs::read(self.root.join(entry.path)).unwrap();
                 let chunks = data.chunks(BLOCK_BYTES as usize);

@@ -1,13 +1,10 @@
-//! The command line of the servers: `bafs home`, `bafs catalog`, `bafs node`, and of their list.
+//! The command line of the servers: `bafs home`, `bafs catalog`, `bafs node`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use bafs_proto::attributes::{AttributeValue, Comparison, parse_attribute};
+use bafs_proto::attributes::{AttributeValue, parse_attribute};
 use bafs_proto::message::HEAD_ATTRIBUTES;
 use clap::Args;
-
-use super::ClientArgs;
 
 /// What all servers share.
 #[derive(Debug, Clone, Args)]
@@ -118,17 +115,6 @@ pub(crate) struct NodeArgs {
     /// --where` selects by it. May be repeated.
     #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = parse_own_attribute)]
     pub(crate) attributes: Vec<(String, AttributeValue)>,
-}
-
-/// Which servers are listed.
-#[derive(Debug, Args)]
-pub(crate) struct ServersArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Only servers with this attribute, such as `memory_bytes >= 8000000000`; operators are ==,
-    /// !=, <, <=, >, >= and contains. May be repeated; all must hold.
-    #[arg(long = "where", value_name = "COMPARISON", value_parser = Comparison::from_str)]
-    pub(crate) comparisons: Vec<Comparison>,
 }
 
 /// An attribute whose name the advert does not use itself.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_proto::attributes::AttributeValue;
 use nix::sys::signal::{Signal, raise};
 use nix::unistd::geteuid;
 use tokio::signal::unix::{SignalKind, signal};
@@ -102,6 +103,10 @@ fn build_node(pool: &PoolFile, args: &PilotNodeArgs, store: &Path) -> Result<Nod
         slots: count_processors(&pool.engine),
         homes: None,
         catalog: Some(pool.catalog.clone()),
+        attributes: vec![(
+            "batch_system".to_owned(),
+            AttributeValue::Text(pool.engine.clone()),
+        )],
     })
 }
 
