@@ -9,8 +9,8 @@ use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractionId, InodeNo};
 use bafs_proto::message::{
-    CloseTree, CommitPut, ListSource, OpenTree, PutFile, ReadCounters, RunFileOps, SourceKind,
-    StatSource, TreeRef,
+    CloseTree, CommitPut, ListSource, OpenTree, ReadCounters, RunFileOps, SourceKind, StatSource,
+    TreeRef,
 };
 use bafs_proto::token::{Right, Token};
 
@@ -272,48 +272,35 @@ async fn out_of_order_chunks_are_stored_in_order() {
 #[tokio::test]
 async fn a_small_file_is_put_by_one_call() {
     let world = HomeFixture::new();
-    let put = |id, path: &str, digest| PutFile {
-        extraction: ExtractionId(id),
-        path: path.to_owned(),
-        mode: 0o640,
-        digest,
-    };
     let target = world.root.path().join("out/f");
-    let wrong = put(1, "out/f", Digest::of(b"other"));
-    let refused = world.send(&world.token, wrong, b"small").await;
+    let wrong = world.put_small(1, "out/f", Digest::of(b"other"), b"small");
+    let refused = wrong.await;
     assert_eq!(error_code(refused), ErrorCode::DigestMismatch);
     assert!(!target.exists());
-    let call = put(1, "out/f", Digest::of(b"small"));
-    let (receipt, _) = world
-        .send(&world.token, call.clone(), b"small")
-        .await
-        .expect("put");
+    let put = || world.put_small(1, "out/f", Digest::of(b"small"), b"small");
+    let receipt = put().await.expect("put");
     assert_eq!(fs::read(&target).expect("read"), b"small");
     let mode = fs::metadata(&target).expect("stat").permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
     world.start(None);
     fs::write(&target, b"used since").expect("write");
-    let again = world.send(&world.token, call, b"small").await;
-    assert_eq!(again.expect("again").0, receipt);
+    assert_eq!(put().await.expect("again"), receipt);
     let begun = world.call(begin(1, "out/f")).await.expect("begin");
     assert_eq!(begun.receipt, Some(receipt));
     assert_eq!(fs::read(&target).expect("read"), b"used since");
-    let elsewhere = put(1, "out/g", Digest::of(b"small"));
-    let refused = world.send(&world.token, elsewhere, b"small").await;
-    assert_eq!(error_code(refused), ErrorCode::Conflict);
+    let elsewhere = world.put_small(1, "out/g", Digest::of(b"small"), b"small");
+    assert_eq!(error_code(elsewhere.await), ErrorCode::Conflict);
     // What another call began is finished by this one.
     world.put(2, "out/h", b"half of it").await.expect("begin");
-    let whole = put(2, "out/h", Digest::of(b"whole"));
-    let finished = world.send(&world.token, whole, b"whole").await;
-    finished.expect("put");
+    let finished = world.put_small(2, "out/h", Digest::of(b"whole"), b"whole");
+    finished.await.expect("put");
     assert_eq!(
         fs::read(world.root.path().join("out/h")).expect("read"),
         b"whole"
     );
     let foreign = grant(&world.signer, "mine", &[Right::Write]);
-    let call = put(3, "out/i", Digest::of(b"x"));
-    let refused = world.send(&foreign, call, b"x").await;
-    assert_eq!(error_code(refused), ErrorCode::RightMissing);
+    let refused = world.put_small_as(&foreign, 3, "out/i", Digest::of(b"x"), b"x");
+    assert_eq!(error_code(refused.await), ErrorCode::RightMissing);
 }
 
 #[tokio::test]
