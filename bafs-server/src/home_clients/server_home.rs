@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bafs_proto::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
@@ -15,6 +14,7 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::pack_sender::PackSender;
@@ -160,13 +160,18 @@ impl HomeBackend for ServerHome {
         digest: Digest,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
-        let call = PutFile {
+        let Ok(size) = u32::try_from(data.len()) else {
+            let text = format!("'{}' is too large to go with one call", put.path);
+            return Box::pin(async { Err(Error::new(ErrorCode::Malformed, text)) });
+        };
+        let file = PutFile {
             extraction: put.extract,
             path: put.path.clone(),
             mode: put.mode,
+            size,
             digest,
+            token: put.token.clone(),
         };
-        let (packs, token) = (Arc::clone(&self.packs), put.token.clone());
-        Box::pin(packs.put(call, token, data, deadline))
+        Box::pin(Arc::clone(&self.packs).put(file, data, deadline))
     }
 }

@@ -56,7 +56,7 @@ impl UploadRefusal {
 
 /// Uploads that the disk refused since this server began, and those that it found unfinished then.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct SpaceQueue {
     list: Mutex<BTreeMap<ExtractionId, UploadRefusal>>,
     /// When the disk refused anything of which no bytes are here, in milliseconds.
     wanted_ms: AtomicU64,
@@ -66,7 +66,7 @@ pub(super) struct Refused {
     told_ms: AtomicU64,
 }
 
-impl Refused {
+impl SpaceQueue {
     /// Why the last bytes of an upload were refused, unless it goes on.
     pub(super) fn why(&self, extract: ExtractionId) -> Option<Error> {
         let list = self.list();
@@ -253,7 +253,7 @@ mod tests {
     /// senders that never give up; which come to their end, and how much was sent in all.
     fn arrive(sizes: &[u64], room: u64) -> (Vec<bool>, u64) {
         let (refused, full) = (
-            Refused::default(),
+            SpaceQueue::default(),
             Error::new(ErrorCode::NoSpaceBytes, "full"),
         );
         let (mut held, mut free, mut sent) = (vec![0; sizes.len()], room, 0);
