@@ -16,8 +16,9 @@ use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::home_backend::HomeBackend;
+use super::home_upload::HomeUpload;
 use super::settings::HomeSettings;
-use super::{HomeBackend, HomeUpload};
 use crate::access::AccessChecker;
 use crate::clock;
 use crate::home_server::{Export, ExportEntry, Uploads, list, read};

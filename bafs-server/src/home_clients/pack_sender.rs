@@ -11,7 +11,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::server_home::HomeServerLocation;
+use super::home_locations::HomeServerLocation;
 
 /// Bytes of a pack of several files: as long on the way as a piece of a large one.
 const PACK_BYTES_MAX: usize = IO_BYTES_MAX as usize;

@@ -3,50 +3,22 @@
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ServerId;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
 use bafs_proto::message::{
     BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
     SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
-use bafs_proto::net::pool::Pool;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::home_backend::HomeBackend;
+use super::home_locations::HomeServerLocation;
+use super::home_upload::HomeUpload;
 use super::pack_sender::PackSender;
-use super::{HomeBackend, HomeUpload};
-
-/// Where a home server is, and which one must be there. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct HomeServerLocation {
-    pool: Pool,
-    address: Arc<str>,
-    id: Option<ServerId>,
-}
-
-impl HomeServerLocation {
-    pub(super) fn new(pool: Pool, address: &str, id: Option<ServerId>) -> Self {
-        let address = address.into();
-        Self { pool, address, id }
-    }
-
-    /// Makes a call with raw data, once, and to no other server.
-    pub(super) async fn call<C: Call>(
-        &self,
-        token: &Token,
-        call: C,
-        body: Bytes,
-        deadline: Deadline,
-    ) -> Result<(C::Reply, Bytes)> {
-        let there = self.pool.connection_to(self.id, &self.address, deadline);
-        let there = there.await?;
-        there.call_with_body(token, call, body, deadline).await
-    }
-}
 
 /// A home server.
 pub(super) struct ServerHome {
