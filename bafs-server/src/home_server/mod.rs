@@ -44,6 +44,7 @@ mod arrivals;
 mod directory_use;
 mod export;
 mod listing;
+mod pack_limits;
 mod packs;
 mod request_rights;
 mod source_reading;
@@ -77,10 +78,9 @@ use bafs_proto::message::{
     SourceEntry, SourcePage, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
-use bafs_proto::net::{BoxFuture, Cancellation, IncomingRequest, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::path::check_result_path;
 use bafs_proto::replica::ReadSources;
-use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
@@ -99,7 +99,7 @@ use crate::serving::{
 use crate::source::source_entry;
 use crate::tree_sessions::TreeSessions;
 use packs::SmallFile;
-use throttle::Throttle;
+use throttle::{CallWait, Throttle};
 
 /// How often silent tree sessions are looked for, in milliseconds.
 const SWEEP_MS: u64 = 5_000;
@@ -164,9 +164,6 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer> {
     }
     Ok(running)
 }
-
-/// How long a caller waits at most, and whether it waits still.
-type CallWait<'a> = (Deadline, &'a Cancellation);
 
 /// Answers calls about one exported directory.
 #[derive(Debug)]

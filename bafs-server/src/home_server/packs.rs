@@ -10,34 +10,12 @@ use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use futures_util::future::join_all;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::pack_limits::PACKS_MAX;
 use super::upload::{Content, FileIdentity, StagedData, UploadEvent, UploadRecord, UploadState};
 use super::upload_files::{StagedFile, check_target_path};
 use super::uploads::{Uploads, check_digest};
-
-/// Calls whose files are put in place at once; others wait for their turn.
-const PACKS_MAX: usize = 16;
-
-/// Files of all of them that are made durable at once, each with a thread and a descriptor. Those
-/// that a disk takes together cost about as much as one.
-const FILES_MAX: usize = 192;
-
-/// How much is done at once, for all callers of a home together.
-#[derive(Debug)]
-pub(super) struct Limits {
-    packs: Arc<Semaphore>,
-    files: Semaphore,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            packs: Arc::new(Semaphore::new(PACKS_MAX)),
-            files: Semaphore::new(FILES_MAX),
-        }
-    }
-}
 
 /// Whether a caller may write at a path: the one that it gave, and the one where links in the
 /// export lead.
@@ -289,6 +267,7 @@ mod tests {
     use bafs_proto::token::Token;
 
     use super::super::export::{Export, OWN_DIRECTORY};
+    use super::super::pack_limits::FILES_MAX;
     use super::super::upload_table::TableFault;
     use super::*;
 

@@ -10,12 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::Error;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, Result};
 
-use super::unfinished::STALE_MS;
 use crate::clock;
+
+/// An upload that nobody continued for so long gives its room to others on a full disk, in
+/// milliseconds: whoever still wants the file asks again earlier, and sends it anew else.
+pub(super) const STALE_MS: u64 = 600_000;
 
 /// Who was refused, or went on, no longer ago than this still wants its room, in milliseconds:
 /// whoever sends asks again after ten seconds at most.
@@ -241,6 +244,12 @@ impl SpaceQueue {
 
 fn is_recent(at: Time, now: Time) -> bool {
     at != Time::default() && now.ms_since(at) <= WANTED_MS
+}
+
+/// Whether the disk had no room for what was asked.
+pub(super) fn is_full<T>(result: &Result<T>) -> bool {
+    let error = result.as_ref().err();
+    error.is_some_and(|error| error.code == ErrorCode::NoSpaceBytes)
 }
 
 #[cfg(test)]

@@ -12,16 +12,13 @@ use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::statvfs;
 
 use super::export::Export;
+use super::space_queue::{STALE_MS, is_full};
 use super::upload::UploadRecord;
 use super::upload_files::{UploadFiles, fault};
 use super::upload_recovery::changed_at;
 use super::upload_table::{UploadTable, has_table};
 use super::uploads::Uploads;
 use crate::clock;
-
-/// An upload that nobody continued for so long gives its room to others on a full disk, in
-/// milliseconds: whoever still wants the file asks again earlier, and sends it anew else.
-pub(super) const STALE_MS: u64 = 600_000;
 
 /// An upload of which bytes came, but not all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -229,12 +226,6 @@ impl Uploads {
             self.files.directory.display()
         )
     }
-}
-
-/// Whether the disk had no room for what was asked.
-pub(super) fn is_full<T>(result: &Result<T>) -> bool {
-    let error = result.as_ref().err();
-    error.is_some_and(|error| error.code == ErrorCode::NoSpaceBytes)
 }
 
 #[cfg(test)]

@@ -25,9 +25,8 @@ use bafs_proto::{Error, ErrorCode, Result};
 use super::arrivals::{Arrival, Arrivals};
 use super::directory_use::{DirectoryUse, make_private_directory};
 use super::export::{Export, OWN_DIRECTORY};
-use super::packs::Limits;
-use super::space_queue::SpaceQueue;
-use super::unfinished::is_full;
+use super::pack_limits::PackLimits;
+use super::space_queue::{SpaceQueue, is_full};
 use super::upload::unknown_upload_error;
 use super::upload::{Content, StagedData, UploadEvent, UploadRecord, UploadState};
 use super::upload_files::{
@@ -44,7 +43,7 @@ pub(crate) struct Uploads {
     pub(super) table: UploadTable,
     pub(super) arrivals: Arrivals,
     pub(super) queue: SpaceQueue,
-    pub(super) limits: Limits,
+    pub(super) limits: PackLimits,
     /// Keeps others from removing the directory.
     occupied: Mutex<Option<DirectoryUse>>,
 }
@@ -64,7 +63,7 @@ impl Uploads {
             files,
             arrivals: Arrivals::default(),
             queue: SpaceQueue::default(),
-            limits: Limits::default(),
+            limits: PackLimits::default(),
             occupied: Mutex::default(),
         };
         let occupied = uploads.occupy();
