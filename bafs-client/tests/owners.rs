@@ -32,9 +32,8 @@ struct OwnershipFixture {
 impl OwnershipFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let session = bafs_tree::Tree::open(directory.path(), None)
-            .unwrap()
-            .session(true);
+        let tree = bafs_tree::Tree::open(directory.path(), None).unwrap();
+        let session = bafs_tree::Session::new(tree, true);
         let run =
             move |caller, op: &_, data: &[u8], out: &mut _| session.run(caller, op, data, out);
         let ownership = Ownership::SingleOwner {

@@ -182,7 +182,8 @@ fn mount_in_process(mode: VolumeMode, directory: &Path) -> Result<VolumeMount> {
         bytes: 2_000_000_000,
         files: 100_000,
     };
-    let session = bafs_tree::Tree::open(store.path(), Some(limit))?.session(true);
+    let tree = bafs_tree::Tree::open(store.path(), Some(limit))?;
+    let session = bafs_tree::Session::new(tree, true);
     let run = move |caller, op: &_, data: &[u8], read: &mut _| session.run(caller, op, data, read);
     let (losses, _) = tokio::sync::mpsc::unbounded_channel();
     let volume = Volume::new(

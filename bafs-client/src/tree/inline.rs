@@ -286,7 +286,7 @@ async fn open_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<LentSe
     let tree = opening.await.map_err(|error| transfer_error(&error))?;
     let tree = tree.map_err(|error| transfer_error(&error))?;
     Ok(LentSession {
-        session: tree.session(writable).without_btimes(),
+        session: Session::new(tree.clone(), writable).without_btimes(),
         tree,
         lock,
         connection: Arc::new(connection),

@@ -84,7 +84,7 @@ impl MountedVolume {
             match kind {
                 TreeKind::Local => {
                     let tree = bafs_tree::Tree::open(store.path(), None).unwrap();
-                    let session = tree.session(true);
+                    let session = bafs_tree::Session::new(tree, true);
                     let run = LocalTree::new(move |caller, op, data, read| {
                         session.run(caller, op, data, read)
                     });

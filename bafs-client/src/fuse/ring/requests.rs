@@ -491,7 +491,7 @@ mod tests {
                 files: 100,
             };
             let tree = bafs_tree::Tree::open(store.path(), Some(limit)).unwrap();
-            let session = tree.session(true);
+            let session = bafs_tree::Session::new(tree, true);
             let run =
                 move |caller, op: &_, data: &[u8], out: &mut _| session.run(caller, op, data, out);
             let (losses, _) = tokio::sync::mpsc::unbounded_channel();
