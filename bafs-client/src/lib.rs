@@ -35,6 +35,7 @@
 
 pub mod agent;
 mod clock;
+pub mod connection_end;
 pub mod doctor;
 pub mod entry_points;
 mod errno;

@@ -16,13 +16,14 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 
-use super::connection_end::{ConnectionEnd, ConnectionEndSender, serve_until_end};
 use super::file_system::{ReaderMode, VolumeFileSystem};
 use super::mount_error::{MountError, mount_refusal};
 use super::reader_slots::{ReaderSlot, session_thread_count};
 use super::ring::{RingRefused, Rings};
+use super::serving::serve_until_end;
 use super::write_back::WriteBackTracker;
 use crate::clock;
+use crate::connection_end::{ConnectionEnd, ConnectionEndSender};
 use crate::doctor::{connections, mounts};
 use crate::limits::{DETACH_TIMEOUT, WRITE_BACK_PERCENT_MAX};
 use crate::logic::mount_table;

@@ -17,8 +17,10 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::blocking_operations::BlockingOperations;
+use super::completion::Completion;
+use super::local::LocalTree;
 use super::remote;
-use super::{Completion, LocalTree, RemoteTree};
+use super::remote::RemoteTree;
 use crate::errno::errno_of;
 use crate::fd_passing::{self, HandoffConnection, HandoffError, ReceivedHandoff};
 use crate::limits::{CLOSE_TIMEOUT_MS, PASSTHROUGH_FILE_BYTES_MIN};

@@ -32,31 +32,32 @@
 mod bind_mount;
 mod blocking_operations;
 mod cache;
+mod completion;
 mod disk_watch;
 mod inline;
 mod local;
 mod remote;
+mod server;
 mod tree_handoff;
 
-use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult, TreeStat};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use bafs_proto::file_op::{Caller, FileOp, FileReply, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::message::TreeRef;
 
 pub use bind_mount::BindMountTree;
 pub use cache::CacheTree;
+pub use completion::Completion;
 pub use inline::InlineTree;
 pub use local::LocalTree;
-pub use remote::{Durability, RemoteTree, Server};
+pub use remote::{Durability, RemoteTree};
+pub use server::Server;
 pub use tree_handoff::{MountLocation, take_handoff};
 
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 use crate::sandbox::is_root_of_machine;
-
-/// Receives the result of one operation, with the data of a read. It is called once, by any thread.
-pub type Completion = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
 
 /// A tree of files: runs the operations of one volume.
 #[derive(Debug)]

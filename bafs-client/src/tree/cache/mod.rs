@@ -23,7 +23,8 @@ use tokio::runtime::Handle;
 
 use self::blocks::BlockFetcher;
 use self::local_blocks::LocalBlocks;
-use super::{Completion, Server};
+use super::completion::Completion;
+use super::server::Server;
 use crate::errno::errno_of;
 use crate::limits::{DEFAULT_READ_AHEAD_KIB, PASSTHROUGH_FILE_BYTES_MIN};
 use crate::logic::manifest_tree::{ManifestFile, ManifestTree, Owner};
