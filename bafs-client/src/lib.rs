@@ -50,6 +50,7 @@ pub mod logic;
 pub mod memory;
 mod mount_watchdog;
 mod output;
+mod own_process;
 mod report_limits;
 pub mod sandbox;
 mod set_id_files;
