@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use bafs_client::logic::manifest_tree::Owner;
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -44,7 +45,7 @@ impl OwnershipFixture {
         let volume = Arc::new(Volume::new(
             "v",
             Tree::Local(LocalTree::new(run)),
-            VolumeMode::scratch(true),
+            VolumeMode::scratch(Access::ReadWrite),
             ownership,
             VolumeHealth::new("v", losses),
             VolumeUsage::new(),

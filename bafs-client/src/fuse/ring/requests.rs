@@ -469,6 +469,7 @@ mod tests {
     use super::super::outbox::{Outbox, OutboxCommand, ReadyReply};
     use super::*;
     use crate::kernel::RingBuffers;
+    use crate::sandbox::Access;
     use crate::tree::{LocalTree, Tree};
     use crate::usage::VolumeUsage;
     use crate::volume::{Ownership, Volume, VolumeMode};
@@ -498,7 +499,7 @@ mod tests {
             let volume = Volume::new(
                 "v",
                 Tree::Local(LocalTree::new(run)),
-                VolumeMode::scratch(true),
+                VolumeMode::scratch(Access::ReadWrite),
                 Ownership::AsStored,
                 VolumeHealth::new("v", losses),
                 VolumeUsage::new(),
