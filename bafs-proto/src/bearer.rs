@@ -155,7 +155,6 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)
-        | Request::PutFile(_)
         | Request::PutFiles(_)
         | Request::JoinCache(_) => {
             let text = format!("only servers call {}", request.name());

@@ -209,7 +209,6 @@ calls! {
     // many small files in one call, and sparse ones without their holes
     ReadVolumeFiles => SourceData,
     MapVolumeFile => FileMap,
-    PutFile => PutReceipt,
     ReadSources => SourceData,
     PutFiles => PutResults,
     // what a job printed
@@ -316,8 +315,16 @@ pub struct CommitPut {
     pub digest: Digest,
 }
 
-/// Puts a small file (the body) in place with one call: as [`BeginPut`], [`PutRange`] and
-/// [`CommitPut`] would, or what they left is finished.
+/// Puts small files in place, whose bytes follow each other in the body. Each has a right of its
+/// own and answers for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutFiles {
+    /// At most [`PUT_FILES_MAX`](crate::limits::PUT_FILES_MAX).
+    pub files: Vec<PutFile>,
+}
+
+/// A file of a [`PutFiles`]: an upload that begins, arrives and is committed at once. One that was
+/// begun in ranges is finished so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutFile {
     /// The upload; repeating it shows that it is done.
@@ -326,25 +333,10 @@ pub struct PutFile {
     pub path: String,
     /// Permission bits.
     pub mode: u32,
-    /// Digest that it must have.
-    pub digest: Digest,
-}
-
-/// Puts many small files in place, whose bytes follow each other in the body: each as if it had
-/// come alone, so each has a right of its own and answers for itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutFiles {
-    /// At most [`PUT_FILES_MAX`](crate::limits::PUT_FILES_MAX).
-    pub files: Vec<PutFilesEntry>,
-}
-
-/// A file of a [`PutFiles`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutFilesEntry {
-    /// The call that it would be alone.
-    pub put: PutFile,
     /// Its size in bytes.
     pub size: u32,
+    /// Digest that it must have.
+    pub digest: Digest,
     /// Capability for its place.
     pub token: Token,
 }

@@ -159,7 +159,7 @@ impl FakeServer {
         match request {
             Request::OpenTree(open) => {
                 let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
-                let session = Arc::new(self.tree.session(open.writable));
+                let session = Arc::new(bafs_tree::Session::new(self.tree.clone(), open.writable));
                 self.sessions.lock().unwrap().insert(epoch, session);
                 let lease_ms = self.lease_ms.load(Ordering::Relaxed);
                 Ok((

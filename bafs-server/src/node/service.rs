@@ -109,7 +109,6 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)
-        | Request::PutFile(_)
         | Request::PutFiles(_) => return Err(unsupported_error(request)),
     };
     Ok(needs)

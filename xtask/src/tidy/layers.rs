@@ -81,8 +81,11 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "redb",
-        allowed_paths: &["bafs-server/src/"],
-        files_max: 1,
+        allowed_paths: &[
+            "bafs-server/src/home_server/upload_table.rs",
+            "bafs-server/src/storage/database.rs",
+        ],
+        files_max: 2,
     },
     ConfinedDependency {
         name: "toml",

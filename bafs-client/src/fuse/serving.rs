@@ -1,5 +1,4 @@
-//! Who answers the kernel until its connection ends, and how it ended: by an unmount, after which
-//! another may write the volume, or because somebody aborted it.
+//! Who answers the kernel until its connection ends, and how it ended.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,35 +7,12 @@ use std::thread::{self, JoinHandle};
 
 use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::Session;
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use tokio::sync::watch;
 
 use super::file_system::{ReaderMode, VolumeFileSystem};
 use super::ring::Rings;
 use super::shared_readers::{self, WRITE_OVERHEAD_BYTES};
-
-/// How the kernel's connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConnectionEnd {
-    /// The volume was unmounted: all that programs did with it had been asked before.
-    Unmounted,
-    /// Somebody aborted the connection; the mount may still be there.
-    Aborted,
-}
-
-impl ConnectionEnd {
-    /// What the device says instead of a request.
-    pub(super) fn from_errno(errno: Errno) -> Self {
-        match errno {
-            Errno::ENODEV => Self::Unmounted,
-            _ => Self::Aborted,
-        }
-    }
-}
-
-/// Where it is told that the connection has ended, and how.
-pub(super) type ConnectionEndSender = Arc<watch::Sender<Option<ConnectionEnd>>>;
+use crate::connection_end::{ConnectionEnd, ConnectionEndSender};
 
 /// Has the kernel's requests answered until its connection ends; by a thread of its own, if that is
 /// returned.

@@ -10,12 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::Error;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, Result};
 
-use super::unfinished::STALE_MS;
 use crate::clock;
+
+/// An upload that nobody continued for so long gives its room to others on a full disk, in
+/// milliseconds: whoever still wants the file asks again earlier, and sends it anew else.
+pub(super) const STALE_MS: u64 = 600_000;
 
 /// Who was refused, or went on, no longer ago than this still wants its room, in milliseconds:
 /// whoever sends asks again after ten seconds at most.
@@ -56,7 +59,7 @@ impl UploadRefusal {
 
 /// Uploads that the disk refused since this server began, and those that it found unfinished then.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct SpaceQueue {
     list: Mutex<BTreeMap<ExtractionId, UploadRefusal>>,
     /// When the disk refused anything of which no bytes are here, in milliseconds.
     wanted_ms: AtomicU64,
@@ -66,7 +69,7 @@ pub(super) struct Refused {
     told_ms: AtomicU64,
 }
 
-impl Refused {
+impl SpaceQueue {
     /// Why the last bytes of an upload were refused, unless it goes on.
     pub(super) fn why(&self, extract: ExtractionId) -> Option<Error> {
         let list = self.list();
@@ -243,6 +246,12 @@ fn is_recent(at: Time, now: Time) -> bool {
     at != Time::default() && now.ms_since(at) <= WANTED_MS
 }
 
+/// Whether the disk had no room for what was asked.
+pub(super) fn is_full<T>(result: &Result<T>) -> bool {
+    let error = result.as_ref().err();
+    error.is_some_and(|error| error.code == ErrorCode::NoSpaceBytes)
+}
+
 #[cfg(test)]
 mod tests {
     use bafs_proto::ErrorCode;
@@ -253,7 +262,7 @@ mod tests {
     /// senders that never give up; which come to their end, and how much was sent in all.
     fn arrive(sizes: &[u64], room: u64) -> (Vec<bool>, u64) {
         let (refused, full) = (
-            Refused::default(),
+            SpaceQueue::default(),
             Error::new(ErrorCode::NoSpaceBytes, "full"),
         );
         let (mut held, mut free, mut sent) = (vec![0; sizes.len()], room, 0);
