@@ -194,7 +194,7 @@ async fn list_volumes(args: ClientArgs, output: Printer) -> Result<()> {
             v.spec.name,
             node.name,
             kind_name(&v.spec.kind),
-            format!("{:?}", v.state).to_lowercase(),
+            state_name(v.state),
             v.used_bytes,
             v.spec.size_bytes
         ))?;
@@ -353,12 +353,12 @@ fn format_status(node: &Advert, status: &VolumeStatus) -> String {
         }
     };
     let mut text = format!(
-        "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{kept}{}",
+        "{} {} on {}: {} volume, {}, {} of {} bytes and {} of {} files used{kept}{}",
         status.spec.id,
         status.spec.name,
         node.name,
         kind_name(&status.spec.kind),
-        status.state,
+        state_name(status.state),
         status.used_bytes,
         status.spec.size_bytes,
         status.used_files,
@@ -393,6 +393,14 @@ fn status_json(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
         "warnings_omitted": status.warnings.omitted_count,
         "expires": status.expires,
     })
+}
+
+fn state_name(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Creating => "creating",
+        VolumeState::Ready => "ready",
+        VolumeState::Failed => "failed",
+    }
 }
 
 fn kind_name(kind: &VolumeKind) -> &'static str {
