@@ -107,6 +107,8 @@ enum ClusterEvent {
     ServeAction(Action),
     ApplyEvent(Event),
     ExecutionEnds(ServerId, ExecutionId),
+    /// A scheduler that took up the run asks for an execution.
+    QueryExecution(ServerId, ExecutionId),
     NodeReturns(ServerId),
     NodeDies(ServerId),
     SecondPasses,
@@ -313,6 +315,9 @@ impl SimulatedCluster {
             ClusterEvent::ServeAction(action) => self.serve_action(action),
             ClusterEvent::ApplyEvent(event) => self.apply_event(event),
             ClusterEvent::ExecutionEnds(server, execution) => self.end_execution(server, execution),
+            ClusterEvent::QueryExecution(server, execution) => {
+                self.query_execution(server, execution)
+            }
             ClusterEvent::NodeReturns(server) => self.revive_node(server),
             ClusterEvent::NodeDies(server) => {
                 if self.is_alive(server) {

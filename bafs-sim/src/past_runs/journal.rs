@@ -459,10 +459,8 @@ mod tests {
             settings: Settings::default(),
         };
         let records = vec![(Time(0), Event::nodes_listed(seen))];
-        let mut timeline = build_timeline(
-            History::decide(header, records, &ModelSelector),
-            &ModelSelector,
-        );
+        let history = History::decide(header, records, &ModelSelector);
+        let mut timeline = build_timeline(history, &ModelSelector);
         // A job in the west that reads what lies in the east.
         let making = |volume: u32, server: u64| VolumeRecord {
             name: "v".to_owned(),

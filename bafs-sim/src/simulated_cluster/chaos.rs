@@ -25,6 +25,9 @@ const CHAOS_NODES: usize = 6;
 /// Ids of nodes that take the place of those of a journal.
 const NEW_NODES_FROM: u64 = 1_000;
 
+/// A call is on the wire for so long, in milliseconds.
+const WIRE_MS_MAX: u64 = 21;
+
 /// Digest of the writes of an interrupted job.
 const PARTIAL_WRITE: u64 = 1;
 
@@ -228,6 +231,7 @@ impl SimulatedCluster {
                 }
                 ClusterEvent::NodeReturns(server) => self.node(server).died_at = None,
                 ClusterEvent::ApplyEvent(_)
+                | ClusterEvent::QueryExecution(..)
                 | ClusterEvent::NodeDies(_)
                 | ClusterEvent::SecondPasses => {}
             }
@@ -400,15 +404,18 @@ impl SimulatedCluster {
         self.scheduler.check_restored(&scheduler);
         scheduler.finish_redo();
         let due = std::mem::take(&mut self.due_events);
-        for (at, due) in due {
-            let is_kept = match &due {
-                ClusterEvent::ApplyEvent(_) => false,
-                ClusterEvent::ServeAction(_) => self.rng.next_bool(500),
-                _ => true,
+        for ((at, sequence), due) in due {
+            let is_on_the_wire = at.ms_since(self.now) <= WIRE_MS_MAX;
+            let at = match &due {
+                ClusterEvent::ApplyEvent(_) => continue,
+                // Calls that were sent arrive before another scheduler has started.
+                ClusterEvent::ServeAction(_) => match is_on_the_wire && self.rng.next_bool(500) {
+                    true => self.now,
+                    false => continue,
+                },
+                _ => at,
             };
-            if is_kept {
-                self.due_events.insert(at, due);
-            }
+            self.due_events.insert((at, sequence), due);
         }
         self.take_up(scheduler);
     }
@@ -473,22 +480,17 @@ impl SimulatedCluster {
         world
     }
 
-    /// A new scheduler asks a node for an execution that it should run.
-    fn query_execution(&mut self, server: ServerId, execution: ExecutionId) {
+    /// A new scheduler asks a node for an execution that it should run, until it is answered or the
+    /// node is lost.
+    pub(super) fn query_execution(&mut self, server: ServerId, execution: ExecutionId) {
+        let place = self.scheduler.execution(execution);
+        if place.is_none_or(|(_, at)| at != server) {
+            return;
+        }
         if !self.is_alive(server) {
-            // Its end is reported after the node returns, or it is declared lost.
-            if self.nodes[&server].died_at.is_none() {
-                let report = self.nodes[&server].reports.get(&execution).cloned();
-                let back = self.nodes[&server]
-                    .unreachable
-                    .map_or(0, |(_, back)| back.ms_since(self.now));
-                if let Some(report) = report {
-                    self.schedule_due(
-                        back + 10,
-                        ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }),
-                    );
-                }
-            }
+            let away = self.nodes[&server].unreachable;
+            let pause_ms = away.map_or(1_000, |(_, back)| back.ms_since(self.now) + 10);
+            self.schedule_due(pause_ms, ClusterEvent::QueryExecution(server, execution));
             return;
         }
         let node = &self.nodes[&server];
