@@ -6,10 +6,11 @@ mod warm;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use bafs_proto::attributes::Constraint;
 use bafs_proto::cache::GetCache;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
-use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume};
+use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume, QueryServers};
 use bafs_proto::token::Token;
 use bafs_proto::volume::{
     LimitKind, ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
@@ -17,8 +18,8 @@ use bafs_proto::volume::{
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, LimitEnforcement, UsageError, VolumeArgs, VolumeCommand, VolumeCreateArgs,
-    VolumeReplicateArgs,
+    ClientArgs, LimitEnforcement, ServersArgs, UsageError, VolumeArgs, VolumeCommand,
+    VolumeCreateArgs, VolumeReplicateArgs,
 };
 use crate::client::ClusterClient;
 use crate::output::Printer;
@@ -309,8 +310,13 @@ async fn invalidate_volume(args: VolumeArgs, output: Printer) -> Result<()> {
 }
 
 /// `bafs servers`.
-pub(crate) async fn print_servers(args: ClientArgs, output: Printer) -> Result<()> {
-    let servers = ClusterClient::new(&args)?.list_servers(None).await?;
+pub(crate) async fn print_servers(args: ServersArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let query = QueryServers {
+        kind: None,
+        constraint: Constraint(args.comparisons),
+    };
+    let servers = client.query_servers(query).await?;
     if output.is_json() {
         return output.print_result("", &servers);
     }
@@ -410,6 +416,7 @@ mod tests {
 
     use super::*;
     use crate::args::Cli;
+    use bafs_proto::attributes::Attributes;
 
     #[test]
     fn volume_description_names_its_expiry_time() {
@@ -427,6 +434,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
         };
         let mut status = VolumeStatus {
             spec: VolumeSpec {
