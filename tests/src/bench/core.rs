@@ -47,7 +47,7 @@ impl EventWriter {
     fn write_batch(&mut self) {
         let line = serde_json::to_writer(&mut self.file, &self.batch).map_err(Into::into);
         let line = line.and_then(|()| Ok(self.file.write_all(b"\n")?));
-        self.error = self.error.take().or(line.err());
+        self.error = self.error.take().or_else(|| line.err());
         self.batch.clear();
     }
 }
