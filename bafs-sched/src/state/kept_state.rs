@@ -104,8 +104,7 @@ kept! {
 }
 
 /// What was written of the state of a run by one step, or all that differs from a new one; in the
-/// form in which a journal has it, which is small. One of a journal is [checked](Self::check)
-/// when it is read.
+/// form in which a journal has it, which is small. One of a journal is checked when it is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StateChanges(Bytes);
