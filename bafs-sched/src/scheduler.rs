@@ -7,14 +7,26 @@ use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
 
+use crate::recorded_step::RecordedStep;
+use crate::state::kept_state::{StateChanges, StateRows};
+use crate::state::recorded::Kept;
 use crate::state::scheduler_state::{Phase, State};
 use crate::strategy_selector::{NullSelector, StrategySelector};
 use crate::{Action, Event, Settings};
 
 /// Decides what a workflow needs done next. Deterministic: equal facts give equal decisions.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Scheduler {
     pub(crate) state: State,
+    /// Where steps are recorded: single values as they were last told.
+    recorded: Option<Box<StateRows>>,
+}
+
+/// What was recorded of it says nothing of a scheduler.
+impl PartialEq for Scheduler {
+    fn eq(&self, other: &Self) -> bool {
+        self.state == other.state
+    }
 }
 
 impl Scheduler {
@@ -33,7 +45,10 @@ impl Scheduler {
         selector: &dyn StrategySelector,
     ) -> Self {
         let state = State::new(run, workflow, settings, selector);
-        Self { state }
+        Self {
+            state,
+            recorded: None,
+        }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
@@ -47,6 +62,54 @@ impl Scheduler {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+    }
+
+    /// Notes from now on what steps write: [`Self::record_step`] needs it, and whoever takes
+    /// snapshots.
+    pub fn start_recording(&mut self) {
+        self.state.start_recording();
+        self.recorded = Some(Box::default());
+    }
+
+    /// A step, with all that a journal keeps of it.
+    pub fn record_step(&mut self, now: Time, event: Event) -> RecordedStep {
+        let mut actions = Vec::new();
+        self.step(now, event.clone(), &mut actions);
+        let changes = match &mut self.recorded {
+            Some(last) => self.state.take_changes(last),
+            None => StateRows::default(),
+        };
+        RecordedStep {
+            at: now,
+            event,
+            actions,
+            changes: StateChanges::of(&changes),
+        }
+    }
+
+    /// All that differs from a new scheduler. Only of one that records since it was new.
+    pub fn snapshot(&self) -> StateChanges {
+        StateChanges::of(&self.state.all_rows())
+    }
+
+    /// Takes what a recorded step wrote, or a snapshot, without deciding anything. Before it steps
+    /// again, or answers why jobs wait, [`Self::finish_redo`] is called.
+    ///
+    /// # Panics
+    /// When the changes are of another version: those of a journal were checked when it was read.
+    pub fn redo(&mut self, changes: &StateChanges) {
+        let rows = changes.decode();
+        self.state
+            .put_back(rows.expect("changes were checked when they were read"));
+    }
+
+    /// Rebuilds what is not kept after the last of what was recorded.
+    pub fn finish_redo(&mut self) {
+        self.state.rebuild();
+        if self.recorded.is_some() {
+            // What was put back is in the journal.
+            self.start_recording();
+        }
     }
 }
 

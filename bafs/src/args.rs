@@ -460,11 +460,15 @@ pub(crate) struct ExecArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs replay blast.bafs")]
+#[command(after_help = "Example:\n  bafs replay blast.bafs\n  bafs replay --verify blast.bafs")]
 pub(crate) struct ReplayArgs {
     /// Journal of an active or ended run, or its workflow if the journal is in the same directory.
     #[arg(value_name = "JOURNAL")]
     pub(crate) run: Option<PathBuf>,
+    /// Decide again with the recorded events, and show the first decision that differs. It exits
+    /// with 1 if one does.
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 #[derive(Debug, Args)]

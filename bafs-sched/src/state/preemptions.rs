@@ -1,6 +1,7 @@
 //! Pipelines whose volumes were dropped for others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::state::recorded::kept;
+use crate::state::tracked::{Keys, Table};
 
 /// Pipelines that made way for others.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -8,10 +9,20 @@ pub(crate) struct Ways {
     /// The most jobs that were done when one did.
     pub(crate) done_most: u64,
     /// How often each did since a pipeline ended, or more were done than ever before.
-    pub(crate) made: BTreeMap<u32, u32>,
+    pub(crate) made: Table<u32, u32>,
     /// Pipelines that ended after others made way: each counts once, as it may make way itself and
     /// end again.
-    pub(crate) ended: BTreeSet<u32>,
+    pub(crate) ended: Keys<u32>,
+}
+
+kept! {
+    /// What was written of pipelines that made way.
+    WayChanges of Ways;
+    values { done_most: u64 }
+    tables { made: Table<u32, u32>, ended: Keys<u32> }
+    indexed {}
+    parts {}
+    rebuilt {}
 }
 
 impl Ways {

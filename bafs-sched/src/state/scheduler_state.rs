@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, MountedVolume};
 use crate::event::{Event, NodeInfo};
@@ -33,6 +34,7 @@ use crate::state::progress::{JobFailure, Outcome, Progress};
 use crate::state::ready_queue::Queues;
 use crate::state::strategy::Guided;
 use crate::state::timers::{Timer, Timers};
+use crate::state::tracked::{Keys, Rows, Table};
 use crate::state::user_commands::Steering;
 use crate::state::volume_sizes::Sizes;
 use crate::state::volumes::{InstanceState, Volumes};
@@ -42,7 +44,7 @@ use crate::strategy_selector::StrategySelector;
 const SERIES_BITS: u32 = 32;
 
 /// What the core is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Waits for a fleet that the workflow fits into.
     Gathering,
@@ -70,28 +72,28 @@ pub struct State {
     pub(crate) volumes: Volumes,
     pub(crate) fleet: Fleet,
     pub(crate) queues: Queues,
-    pub(crate) attempts: BTreeMap<JobIndex, Attempt>,
+    pub(crate) attempts: Table<JobIndex, Attempt>,
     /// The same by node, and by what they read.
     pub(crate) under_way: UnderWay,
     pub(crate) executions: BTreeMap<ExecutionId, JobIndex>,
     pub(crate) extractions: Extractions,
     pub(crate) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
-    pub(crate) stale: BTreeMap<VolumeId, ServerId>,
+    pub(crate) stale: Table<VolumeId, ServerId>,
     /// Those of them that can be used again if their node comes back and has them.
-    pub(crate) left: BTreeMap<VolumeId, LostVolume>,
+    pub(crate) left: Table<VolumeId, LostVolume>,
     /// Jobs that were done while there were such volumes, each with the last id given then.
-    pub(crate) redone: BTreeMap<JobIndex, u64>,
+    pub(crate) redone: Table<JobIndex, u64>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(crate) leaving: Leaving,
     /// Steps until jobs are tried again on nodes that have nothing to do.
     pub(crate) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
-    pub(crate) strays: BTreeMap<ExecutionId, ServerId>,
+    pub(crate) strays: Table<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
-    pub(crate) unanswered: BTreeMap<VolumeId, ServerId>,
+    pub(crate) unanswered: Table<VolumeId, ServerId>,
     /// Volumes that were made after they were given up; their deletion is under way.
-    pub(crate) late: BTreeSet<VolumeId>,
+    pub(crate) late: Keys<VolumeId>,
     pub(crate) timers: Timers,
     /// Until when the core waits for nodes or space.
     pub(crate) patience: Option<Time>,
@@ -129,7 +131,7 @@ pub struct State {
     /// Batch volumes that come before their readers start.
     pub(crate) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
-    pub(crate) idle_caches: BTreeSet<VolumeIndex>,
+    pub(crate) idle_caches: Keys<VolumeIndex>,
     /// Which ready jobs go first because of the jobs after them.
     pub(crate) urgency: Urgency,
     /// Whether a job with a free slot found no space since this was last looked at.
@@ -146,10 +148,10 @@ pub struct State {
     pub(crate) cpus_max: u32,
     /// While finishing: attempts that were left when idle volumes were deleted last.
     pub(crate) cleaned_with: Option<usize>,
-    next_id: u64,
+    pub(crate) next_id: u64,
     pub(crate) started: u64,
-    pub(crate) failures: Vec<JobFailure>,
-    pub(crate) messages: Vec<String>,
+    pub(crate) failures: Rows<JobFailure>,
+    pub(crate) messages: Rows<String>,
     pub(crate) outcome: Option<Outcome>,
     pub(crate) out: Vec<Action>,
 }
@@ -179,19 +181,19 @@ impl State {
             volumes,
             fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
             queues: Queues::default(),
-            attempts: BTreeMap::new(),
+            attempts: Table::default(),
             under_way: UnderWay::default(),
             executions: BTreeMap::new(),
             extractions,
             checkpoints: Checkpoints::default(),
-            stale: BTreeMap::new(),
-            left: BTreeMap::new(),
-            redone: BTreeMap::new(),
+            stale: Table::default(),
+            left: Table::default(),
+            redone: Table::default(),
             leaving: Leaving::default(),
             away_rest: 0,
-            strays: BTreeMap::new(),
-            unanswered: BTreeMap::new(),
-            late: BTreeSet::new(),
+            strays: Table::default(),
+            unanswered: Table::default(),
+            late: Keys::default(),
             timers: Timers::default(),
             patience: None,
             lacks_room_since: None,
@@ -208,7 +210,7 @@ impl State {
             last_gone: None,
             deeds: Deeds::default(),
             skew: Skew::default(),
-            idle_caches: BTreeSet::new(),
+            idle_caches: Keys::default(),
             urgency: Urgency::default(),
             is_space_wanted: false,
             is_held_back: false,
@@ -219,8 +221,8 @@ impl State {
             cleaned_with: None,
             next_id: 0,
             started: 0,
-            failures: Vec::new(),
-            messages: Vec::new(),
+            failures: Rows::default(),
+            messages: Rows::default(),
             outcome: None,
             out: Vec::new(),
             settings,
@@ -240,7 +242,7 @@ impl State {
         self.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
     }
 
-    fn enqueue_ready(&mut self) {
+    pub(crate) fn enqueue_ready(&mut self) {
         for job in self.graph.job_indexes() {
             if self.graph.state(job) == JobState::Ready {
                 self.enqueue(job);
@@ -324,6 +326,16 @@ impl State {
     pub fn execution(&self, execution: ExecutionId) -> Option<(JobIndex, ServerId)> {
         let job = *self.executions.get(&execution)?;
         Some((job, self.attempts.get(&job)?.server))
+    }
+
+    /// How many executions of a job ended.
+    pub fn ended_attempts(&self, job: JobIndex) -> u32 {
+        self.graph.job(job).ended
+    }
+
+    /// When the last event was received, or later where the clock was set back.
+    pub fn now(&self) -> Time {
+        self.now
     }
 
     /// Where a job is in its life.

@@ -46,7 +46,7 @@ impl State {
                 id,
                 server: home,
             });
-            let instance = self.volumes.get_mut(id).expect("what is live exists");
+            let instance = self.volumes.waiters_mut(id).expect("what is live exists");
             if instance.state == InstanceState::Creating && missing.insert(id) {
                 instance.waiters.push(job);
                 made_on.extend(instance.server);
@@ -146,13 +146,14 @@ impl State {
     }
 
     fn start_if_prepared(&mut self, job: JobIndex) {
-        let Some(attempt) = self.attempts.get_mut(&job) else {
+        let Some(attempt) = self.attempts.derived_mut(&job) else {
             return;
         };
         if attempt.stage == AttemptState::Preparing && attempt.missing.is_empty() {
             attempt.stage = AttemptState::Starting;
-            self.started += 1;
             let made_on = std::mem::take(&mut attempt.made_on);
+            self.attempts.note(&job);
+            self.started += 1;
             let action = self.start_action(job, &self.attempts[&job]);
             self.out.push(action);
             self.prove_room(job, &made_on);
@@ -186,7 +187,7 @@ impl State {
         };
         instance.state = InstanceState::Ready;
         for job in std::mem::take(&mut instance.waiters) {
-            if let Some(attempt) = self.attempts.get_mut(&job) {
+            if let Some(attempt) = self.attempts.derived_mut(&job) {
                 attempt.missing.remove(&id);
             }
             self.start_if_prepared(job);
@@ -232,6 +233,7 @@ impl State {
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
+        self.graph.job_mut(job).ended += 1;
         self.note_unchanged(job, &report);
         if self.attempts[&job].stage == AttemptState::Stopping {
             let fault = self.attempts[&job].fault.clone();
@@ -350,7 +352,7 @@ impl State {
             node.probe.take_if(|probe| *probe == job);
         });
         for id in &attempt.missing {
-            if let Some(instance) = self.volumes.get_mut(*id) {
+            if let Some(instance) = self.volumes.waiters_mut(*id) {
                 instance.waiters.retain(|waiter| *waiter != job);
             }
         }

@@ -56,7 +56,7 @@ impl State {
                 faults: 0,
                 is_paused: false,
             };
-            self.extractions.logs.0.insert(extract, log);
+            self.extractions.logs.logs.insert(extract, log);
             if !is_asked {
                 let source = MountedVolume { volume, id, server };
                 self.out.push(Action::ExtractFile {
@@ -97,13 +97,13 @@ impl State {
 
     /// Takes note of a log that could not be sent. Answers whether it was one.
     pub(crate) fn log_failed(&mut self, extract: ExtractionId, error: &Error) -> bool {
-        let Some(log) = self.extractions.logs.0.get_mut(&extract) else {
+        let Some(log) = self.extractions.logs.logs.get_mut(&extract) else {
             return false;
         };
         // The volume is probed when others miss it; of a file that was not written nothing is told.
         if matches!(error.code, ErrorCode::NotFound | ErrorCode::VolumeLost) {
             let volume = log.volume;
-            self.extractions.logs.0.remove(&extract);
+            self.extractions.logs.logs.remove(&extract);
             self.release_log(volume);
             return true;
         }
@@ -124,14 +124,16 @@ impl State {
     /// The last of what was to be done for a log; the message of the job's failure says how it
     /// went.
     fn end_log(&mut self, extract: ExtractionId, tell: impl Fn(&str, &str) -> String) -> bool {
-        let Some(log) = self.extractions.logs.0.remove(&extract) else {
+        let Some(log) = self.extractions.logs.logs.remove(&extract) else {
             return false;
         };
         let spec = &self.graph.workflow.extracts[log.index as usize];
         let told = tell(&spec.path, &spec.target.to_string());
         // It failed a moment ago.
-        let mut failures = self.failures.iter_mut().rev();
-        if let Some(failure) = failures.find(|failure| failure.job == log.job) {
+        let at = self
+            .failures
+            .last_position(|failure| failure.job == log.job);
+        if let Some(failure) = at.map(|at| &mut self.failures[at]) {
             failure.reason = format!("{}; {told}", failure.reason);
         }
         self.release_log(log.volume);
@@ -149,8 +151,11 @@ impl State {
 
     /// Sends a log again that failed for the moment.
     pub(crate) fn send_log_again(&mut self, index: u32) {
-        let logs = &mut self.extractions.logs.0;
-        let Some((&extract, log)) = logs.iter_mut().find(|(_, log)| log.index == index) else {
+        let logs = &mut self.extractions.logs.logs;
+        let Some((&extract, _)) = logs.iter().find(|(_, log)| log.index == index) else {
+            return;
+        };
+        let Some(log) = logs.get_mut(&extract) else {
             return;
         };
         if !std::mem::take(&mut log.is_paused) {

@@ -11,7 +11,7 @@ use bafs_proto::path;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_workflow::{JobIndex, Mount, VolumeIndex, VolumeKind};
 
-use crate::state::observed_access::{RunWarning, has_written};
+use crate::state::observed_access::{Deeds, RunWarning, has_written};
 use crate::state::scheduler_state::State;
 
 /// Warnings that are kept; more are counted.
@@ -78,8 +78,7 @@ impl State {
         for (volume, _) in self.graph.mounted(job) {
             // This job is still one of them.
             if self.graph.volume(volume).users_left <= 1 {
-                self.deeds.wrote.remove(&volume);
-                self.deeds.read.remove(&volume);
+                self.deeds.forget(volume);
             }
         }
     }
@@ -92,8 +91,8 @@ impl State {
         let spec = self.graph.workflow.volume(volume);
         let is_filled = matches!(&spec.kind, VolumeKind::Scratch { fill: Some(_) });
         let file = &used.first_read_path;
-        let writers = self.deeds.wrote.get(&volume);
-        let others: Vec<JobIndex> = writers.into_iter().flatten().map(|(job, _)| *job).collect();
+        let writers = Deeds::of_volume(&self.deeds.wrote, volume);
+        let others: Vec<JobIndex> = writers.map(|(job, _)| job).collect();
         // One that comes after this job has done so before when this one runs again.
         let is_unordered = |other: &JobIndex| {
             self.is_before(*other, job) == Some(false) && self.is_before(job, *other) == Some(false)
@@ -113,24 +112,24 @@ impl State {
         for other in unordered {
             self.warn_unordered(job, file, other, volume);
         }
-        let readers = self.deeds.read.entry(volume).or_default();
-        readers.insert(job, file.clone());
+        self.deeds.read.insert((volume, job), file.clone());
     }
 
     fn note_write(&mut self, job: JobIndex, volume: VolumeIndex, used: &VolumeUse) {
         if !has_written(used) {
             return;
         }
-        let readers = self.deeds.read.get(&volume).cloned().unwrap_or_default();
-        for (reader, file) in readers {
+        let readers = Deeds::of_volume(&self.deeds.read, volume);
+        let readers = readers.map(|(reader, file)| (reader, file.clone()));
+        for (reader, file) in readers.collect::<Vec<_>>() {
             let is_ordered = self.is_before(reader, job) != Some(false)
                 || self.is_before(job, reader) != Some(false);
             if !is_ordered {
                 self.warn_unordered(reader, &file, job, volume);
             }
         }
-        let writers = self.deeds.wrote.entry(volume).or_default();
-        writers.insert(job, used.first_changed_path.clone());
+        let file = used.first_changed_path.clone();
+        self.deeds.wrote.insert((volume, job), file);
     }
 
     fn warn_unordered(
@@ -142,11 +141,7 @@ impl State {
     ) {
         let name = |job: JobIndex| &self.graph.workflow.job(job).name;
         let (read, wrote) = (name(reader), name(writer));
-        let changed = self
-            .deeds
-            .wrote
-            .get(&volume)
-            .and_then(|all| all.get(&writer));
+        let changed = self.deeds.wrote.get(&(volume, writer));
         let changed = changed.map_or_else(String::new, |file| in_brackets(file));
         let text = format!(
             "job '{read}' read volume '{}'{}, which job '{wrote}' changed{changed}, but the jobs \

@@ -37,6 +37,14 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         files_max: 1,
     },
     ConfinedDependency {
+        name: "rmp_serde",
+        allowed_paths: &[
+            "bafs-sched/src/io/journal/format.rs",
+            "bafs-sched/src/state/kept_state.rs",
+        ],
+        files_max: 2,
+    },
+    ConfinedDependency {
         name: "blake3",
         allowed_paths: &["bafs-proto/src/hash.rs"],
         files_max: 1,

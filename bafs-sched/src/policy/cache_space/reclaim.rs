@@ -78,7 +78,7 @@ impl State {
     /// ready: to fetch again is better than to wait. Answers whether there was one.
     pub(crate) fn free_idle_caches(&mut self) -> bool {
         let mut is_any = false;
-        for cache in std::mem::take(&mut self.idle_caches) {
+        for cache in self.idle_caches.take() {
             if self.graph.volume(cache).is_idle() && self.volumes.is_live(cache) {
                 self.retire_all(cache);
                 is_any = true;
@@ -373,7 +373,7 @@ impl State {
             Outcome::Cancelled
         } else if unfinished || self.extractions.failed > 0 || !messages.is_empty() {
             Outcome::Failed {
-                jobs: self.failures.clone(),
+                jobs: self.failures.to_vec(),
                 messages,
             }
         } else {

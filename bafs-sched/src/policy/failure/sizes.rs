@@ -314,6 +314,7 @@ impl Graph {
     fn resize(&mut self, volume: VolumeIndex, size: Space) {
         let spec = &mut self.workflow.volumes[volume.as_usize()];
         (spec.size_bytes, spec.size_files) = (size.bytes, size.files);
+        self.sizes.insert(volume, size);
     }
 
     /// Sizes of one pipeline changed: what it needs at once is counted anew.
@@ -333,7 +334,7 @@ impl Graph {
 
     /// Sizes changed: what pipelines need at once is counted anew. Courses stay when they are as
     /// good.
-    fn measure_courses(&mut self) {
+    pub(crate) fn measure_courses(&mut self) {
         let pipelines: Vec<u32> = self.job_indexes().map(|job| self.pipeline(job)).collect();
         let order = self.workflow.topological_order();
         let mut courses = Courses::new(&self.workflow, &pipelines, &order);

@@ -41,7 +41,7 @@ impl State {
             return;
         }
         if let Some(target) = copy.server {
-            *self.checkpoints.overdue.0.entry(target).or_default() += 1;
+            *self.checkpoints.overdue.let_go.entry(target).or_default() += 1;
         }
         self.copy_failed(id);
     }

@@ -25,7 +25,7 @@ impl State {
     /// A node was lost.
     pub(crate) fn note_lost_node(&mut self, server: ServerId) {
         if let Some(guided) = &mut self.guided {
-            guided.lost_nodes.0.insert(server, self.now);
+            guided.lost_nodes.since.insert(server, self.now);
         }
     }
 
@@ -37,15 +37,15 @@ impl State {
         let (fleet, now) = (&self.fleet, self.now);
         guided
             .lost_nodes
-            .0
+            .since
             .retain(|server, since| fleet.is_vacant(*server) && now < since.plus_ms(within_ms));
-        let until = guided.lost_nodes.0.values();
+        let until = guided.lost_nodes.since.values();
         until.map(|since| since.plus_ms(within_ms)).min()
     }
 
     fn expected_nodes(&self) -> impl Iterator<Item = (ServerId, &FleetNode)> {
-        let lost = self.guided.as_ref().map(|guided| &guided.lost_nodes.0);
-        let lost = lost.into_iter().flat_map(BTreeMap::keys);
+        let lost = self.guided.as_ref().map(|guided| &guided.lost_nodes.since);
+        let lost = lost.into_iter().flat_map(|lost| lost.keys());
         let away = lost.filter_map(|server| Some((*server, self.fleet.get(*server)?)));
         self.fleet.live().chain(away)
     }
