@@ -9,7 +9,7 @@ use bafs_workflow::Workflow;
 
 use crate::state::scheduler_state::{Phase, State};
 use crate::strategy_selector::{NullSelector, StrategySelector};
-use crate::{Action, Event, Settings};
+use crate::{Action, Decision, Event, Settings};
 
 /// Decides what a workflow needs done next. Deterministic: equal facts give equal decisions.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,12 +41,18 @@ impl Scheduler {
         if self.state.phase == Phase::Over {
             return;
         }
+        self.state.decisions.clear();
         self.state.pass_time(now, &event);
         self.state.apply(event);
         if !self.state.has_time_stopped() {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+    }
+
+    /// What was decided in the last step, in order.
+    pub fn take_decisions(&mut self) -> Vec<Decision> {
+        std::mem::take(&mut self.state.decisions)
     }
 }
 

@@ -8,6 +8,7 @@ use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 
 use crate::action::{Action, MountedVolume};
+use crate::decision::Decision;
 use crate::event::{Event, NodeInfo};
 use crate::policy::PolicySet;
 use crate::settings::Settings;
@@ -151,6 +152,8 @@ pub struct State {
     pub(crate) failures: Vec<JobFailure>,
     pub(crate) messages: Vec<String>,
     pub(crate) outcome: Option<Outcome>,
+    /// What was decided in the last step, in order.
+    pub(crate) decisions: Vec<Decision>,
     pub(crate) out: Vec<Action>,
 }
 
@@ -222,6 +225,7 @@ impl State {
             failures: Vec::new(),
             messages: Vec::new(),
             outcome: None,
+            decisions: Vec::new(),
             out: Vec::new(),
             settings,
         };
@@ -550,7 +554,7 @@ impl State {
     fn fire(&mut self, timer: Timer) {
         match timer {
             Timer::Missing(server) => self.give_up_missing(server),
-            Timer::Aside(server) | Timer::Full(server) => self.use_again(server),
+            Timer::Aside(server) | Timer::Full(server) => self.end_quarantine(server),
             Timer::Job(job) => {
                 if self.graph.state(job) == JobState::HeldBack {
                     self.settle(job, 0);

@@ -5,7 +5,10 @@ use bafs_proto::{Error, ErrorCode};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
+use crate::decision::Decision;
 use crate::describe::describe_ms;
+use crate::policy::View;
+use crate::policy::failure::attribution::is_last_own_fault;
 use crate::state::extractions::{ExtractionState, Failing};
 use crate::state::jobs::JobState;
 use crate::state::observed_access::RunWarning;
@@ -333,9 +336,14 @@ impl State {
         }
         let name = &self.graph.workflow.volume(volume).name;
         let reason = format!("finished, but did not write '{path}' in volume '{name}'");
-        if self.count_own_fault(job) {
+        self.count_own_fault(job);
+        if is_last_own_fault(View::new(self), job) {
             self.keep_logs(job);
-            self.fail(job, reason, String::new());
+            self.commit(Decision::Fail {
+                job,
+                reason,
+                output_tail: String::new(),
+            });
         } else {
             self.redo(vec![job], Vec::new());
         }

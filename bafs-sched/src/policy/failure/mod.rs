@@ -4,6 +4,7 @@ pub(crate) mod alike_volumes;
 pub(crate) mod attribution;
 mod evidence;
 pub(crate) mod full_disk;
+pub(crate) mod listed_nodes;
 pub(crate) mod recovery;
 pub(crate) mod resize;
 mod retry_only;

@@ -3,7 +3,7 @@
 
 use bafs_workflow::VolumeIndex;
 
-use super::copy_estimate::benefit_us;
+use super::copy_estimate::{benefit_us, may_try};
 use super::{Policy, Replication, View};
 use crate::state::copy_costs::CopyDecision;
 
@@ -28,7 +28,7 @@ impl Replication for CostBenefit {
 
     fn is_worthwhile(&self, view: View<'_>, volume: VolumeIndex, estimate: &CopyDecision) -> bool {
         if estimate.copy_ms.is_none() {
-            return estimate.benefit_us > 0 && view.may_try(volume, estimate);
+            return estimate.benefit_us > 0 && may_try(view, volume, estimate);
         }
         let cost_ms = estimate.wait_ms.saturating_add(estimate.space_ms);
         estimate.is_cheap || estimate.benefit_us > cost_ms.saturating_mul(1_000)

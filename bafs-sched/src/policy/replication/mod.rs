@@ -1,10 +1,10 @@
 //! When a scratch volume is copied to another node.
 
 mod always;
-pub(crate) mod copies;
 pub(crate) mod copy_estimate;
 mod cost_benefit;
 mod never;
+pub(crate) mod obsolete_copies;
 pub(crate) mod overdue;
 pub(crate) mod reconsider;
 
