@@ -1,4 +1,5 @@
-//! What the policies decide, as plain data. `transition/commit.rs` carries it out.
+//! What the policies decided, as plain data: each decision takes effect in one place,
+//! `transition/commit.rs`.
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
@@ -7,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::action::MountedVolume;
 use crate::space::Space;
 
-/// One thing that was decided and changes what exists or runs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// One decision.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Decision {
-    // Family `failure`.
+    // Failure.
     /// A job that has no attempt runs again.
     Retry {
         /// Which.
@@ -74,7 +75,8 @@ pub enum Decision {
         /// Which.
         jobs: Vec<JobIndex>,
     },
-    // Family `replication`.
+
+    // Replication.
     /// A volume is copied to another node.
     CopyVolume {
         /// What is copied.

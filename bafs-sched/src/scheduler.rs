@@ -7,14 +7,16 @@ use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
 
+use crate::decision::Decision;
 use crate::state::scheduler_state::{Phase, State};
 use crate::strategy_selector::{NullSelector, StrategySelector};
-use crate::{Action, Decision, Event, Settings};
+use crate::{Action, Event, Settings};
 
 /// Decides what a workflow needs done next. Deterministic: equal facts give equal decisions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scheduler {
     pub(crate) state: State,
+    keeps_decisions: bool,
 }
 
 impl Scheduler {
@@ -33,7 +35,10 @@ impl Scheduler {
         selector: &dyn StrategySelector,
     ) -> Self {
         let state = State::new(run, workflow, settings, selector);
-        Self { state }
+        Self {
+            state,
+            keeps_decisions: false,
+        }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
@@ -41,18 +46,26 @@ impl Scheduler {
         if self.state.phase == Phase::Over {
             return;
         }
-        self.state.decisions.clear();
         self.state.pass_time(now, &event);
         self.state.apply(event);
         if !self.state.has_time_stopped() {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+        if !self.keeps_decisions {
+            self.state.decisions.clear();
+        }
     }
 
-    /// What was decided in the last step, in order.
+    /// What was decided since this was asked last, while decisions are kept.
     pub fn take_decisions(&mut self) -> Vec<Decision> {
         std::mem::take(&mut self.state.decisions)
+    }
+
+    /// Keeps what is decided from now on for [`Self::take_decisions`]. Without that it is
+    /// forgotten after each step.
+    pub fn keep_decisions(&mut self) {
+        self.keeps_decisions = true;
     }
 }
 

@@ -152,9 +152,9 @@ pub struct State {
     pub(crate) failures: Vec<JobFailure>,
     pub(crate) messages: Vec<String>,
     pub(crate) outcome: Option<Outcome>,
-    /// What was decided in the last step, in order.
-    pub(crate) decisions: Vec<Decision>,
     pub(crate) out: Vec<Action>,
+    /// What was decided, in this order, since it was taken last.
+    pub(crate) decisions: Vec<Decision>,
 }
 
 impl State {
@@ -225,8 +225,8 @@ impl State {
             failures: Vec::new(),
             messages: Vec::new(),
             outcome: None,
-            decisions: Vec::new(),
             out: Vec::new(),
+            decisions: Vec::new(),
             settings,
         };
         scheduler.follow_settings(selector);

@@ -13,7 +13,7 @@ use crate::action::{Action, MountedVolume};
 use crate::policy::View;
 use crate::policy::failure::attribution::{judge_environment, judge_outcome};
 use crate::policy::failure::full_disk::{describe_full, find_full_disk, is_probe};
-use crate::policy::failure::resize::found_no_space;
+use crate::policy::failure::space_refusals::found_no_space;
 use crate::space::Space;
 use crate::state::attempts::{Attempt, AttemptState};
 use crate::state::jobs::JobState;

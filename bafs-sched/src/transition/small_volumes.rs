@@ -7,10 +7,11 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use crate::decision::Decision;
 use crate::describe::describe;
 use crate::policy::View;
-use crate::policy::failure::resize::{self, Growth, GrowthPlan, Lesson};
+use crate::policy::failure::resize::{self, GrowthPlan, Lesson};
 use crate::space::Space;
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::State;
+use crate::state::volume_sizes::Growth;
 
 impl State {
     /// A job found no space. Its volumes are made larger, and it runs again; answers whether it

@@ -7,12 +7,11 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use crate::decision::Decision;
 use crate::policy::View;
 use crate::policy::failure::alike_volumes;
-use crate::policy::failure::resize::Growth;
 use crate::policy::failure::sizes::{self, ProbeVerdict};
 use crate::space::Space;
 use crate::state::scheduler_state::State;
 use crate::state::timers::Timer;
-use crate::state::volume_sizes::{PipelineShapeId, SizeClass};
+use crate::state::volume_sizes::{Growth, PipelineShapeId, SizeClass};
 
 impl State {
     /// Nodes are known: volumes of unknown size get so much that a pipeline fits on the largest

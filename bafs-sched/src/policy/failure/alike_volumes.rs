@@ -6,11 +6,10 @@ use std::collections::BTreeMap;
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::View;
-use super::resize::Growth;
 use super::sizes::{MARGIN_PERMILLE, largest_offered, left_for_unknown, offered};
+use crate::policy::View;
 use crate::space::Space;
-use crate::state::volume_sizes::SizeClass;
+use crate::state::volume_sizes::{Growth, SizeClass};
 
 /// Whether others waited for what an attempt that ended would measure. They may start, and one of
 /// them is measured instead where it told nothing.

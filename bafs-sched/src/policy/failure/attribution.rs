@@ -9,9 +9,9 @@ use bafs_proto::message::JobOutcome;
 use bafs_proto::{Error, ErrorClass, ErrorCode};
 use bafs_workflow::JobIndex;
 
-use super::View;
-use super::resize::describe_too_small;
+use super::space_refusals::describe_too_small;
 use crate::decision::Decision;
+use crate::policy::View;
 use crate::state::failure_history::Away;
 use crate::state::nodes::FleetNode;
 use crate::state::progress::describe_signal;
@@ -372,8 +372,8 @@ pub(crate) fn find_deadly_job(view: View<'_>, job: JobIndex) -> Option<String> {
     ))
 }
 
-/// So many losses of nodes with a job on each are no chance: where nodes come and go, one of four is
-/// lost with a job that has nothing to do with it every fourth time.
+/// So many losses of nodes with a job on each are no chance: where nodes come and go, one of four
+/// is lost with a job that has nothing to do with it every fourth time.
 fn telling_losses(view: View<'_>) -> u64 {
     let least = view.settings.killed_nodes_max;
     let nodes = view.fleet.alive.max(2);
@@ -381,4 +381,25 @@ fn telling_losses(view: View<'_>) -> u64 {
     let is_telling = |losses: &u32| nodes.saturating_pow(losses - 1) >= TELLING_ODDS;
     let most = least.saturating_mul(2);
     (least..most).find(is_telling).unwrap_or(most).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_errors_differ_in_what_helps() {
+        let judge = |code| judge_environment(&Error::new(code, "x"));
+        let missing = judge(ErrorCode::NotFound);
+        assert!(matches!(missing, FailureVerdict::Refused { .. }));
+        let foreign = judge(ErrorCode::PeerRefused);
+        assert!(matches!(foreign, FailureVerdict::UnfitNode(_)));
+        let cause = |code| match judge(code) {
+            FailureVerdict::Environment { cause, .. } => Some(cause),
+            _ => None,
+        };
+        assert_eq!(cause(ErrorCode::HomeUnreachable), Some(FaultCause::Home));
+        assert_eq!(cause(ErrorCode::VolumeLost), Some(FaultCause::LostVolume));
+        assert_eq!(cause(ErrorCode::ServerFault), Some(FaultCause::Unknown));
+    }
 }

@@ -5,14 +5,13 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobReport;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
-use super::View;
-use super::resize::{describe_too_small, found_no_space, refused_for_space};
+use super::space_refusals::{describe_too_small, disk_of, found_no_space, refused_for_space};
 use crate::decision::QuarantineReason;
 use crate::describe::describe_bytes;
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
@@ -24,12 +23,6 @@ const FULL_DISKS_MAX: u32 = 2;
 /// A disk may have no space so often, one time after the other, before it is believed to be full:
 /// somebody else may have taken it, and the next listing shows that.
 const PASSING_MAX: u32 = 1;
-
-/// A disk with less free is full, in bytes, for a job of whose calls nobody knows.
-const FULL_BYTES: u64 = 16 << 20;
-
-/// What a program says that found no space.
-const NO_SPACE: &str = "No space left on device";
 
 /// What a user can do about a full disk.
 pub const FULL_DISK_HINT: &str = "free some of it, or start the node with a smaller --size";
@@ -105,26 +98,6 @@ fn describe_disk(view: View<'_>, server: ServerId, size: Space, free: Space) -> 
         "{size} files: the disk of node {node} has {left} {NO_FILES}: {free} of the \
          {all} that it offers"
     )
-}
-
-/// Whether a job that failed met a full disk in a volume of which nothing is counted: it was as
-/// good as full meanwhile, or the program says so, and it has less than the volume may take.
-pub(crate) fn met_full_disk(
-    view: View<'_>,
-    volume: VolumeIndex,
-    used: &VolumeUse,
-    report: &JobReport,
-) -> bool {
-    let Some(disk) = disk_of(used).filter(|_| used.has_no_counts) else {
-        return false;
-    };
-    let held = Space {
-        bytes: used.used_bytes,
-        files: used.used_files,
-    };
-    let is_short = !disk.can_hold(view.size_of(volume).saturating_sub(held));
-    let is_full = disk.bytes < FULL_BYTES || disk.files == 0;
-    is_short && (is_full || report.output_tail.contains(NO_SPACE))
 }
 
 /// The most that a volume may hold, which of a watched one is less than its reservation.
@@ -338,13 +311,6 @@ fn with_commas(number: u64) -> String {
     };
     let shown = digits.chars().enumerate().flat_map(with_comma);
     shown.flatten().collect()
-}
-
-/// What the disk below a volume had free, as far as that is known.
-fn disk_of(used: &VolumeUse) -> Option<Space> {
-    let bytes = used.disk_free_bytes?;
-    let files = used.disk_free_files.unwrap_or(u64::MAX);
-    Some(Space { bytes, files })
 }
 
 #[cfg(test)]

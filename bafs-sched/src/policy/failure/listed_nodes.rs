@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::ServerId;
 
-use super::View;
 use crate::event::NodeInfo;
+use crate::policy::View;
 
 /// What the entry of a node in a list of the catalog means.
 #[derive(Debug, PartialEq, Eq)]

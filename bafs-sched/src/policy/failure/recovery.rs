@@ -1,6 +1,6 @@
 //! What lost volumes, and volumes that failed attempts leave half-written, make necessary: the
-//! smallest set of jobs that must run again. `transition/roll_back.rs` carries it out. Whose fault a
-//! failure is says `policy/failure/attribution.rs`.
+//! smallest set of jobs that must run again. `transition/roll_back.rs` carries it out. Whose fault
+//! a failure is says `policy/failure/attribution.rs`.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::View;
+use crate::policy::View;
 use crate::state::attempts::{Attempt, AttemptState};
 use crate::state::jobs::JobState;
 use crate::state::observed_access::has_written;

@@ -5,20 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::ErrorClass;
-use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::message::JobReport;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::View;
 use super::alike_volumes::cut_others;
-use super::full_disk::met_full_disk;
 use super::sizes::{largest_offered, made_up, offered};
-use crate::describe::describe;
+use super::space_refusals::refused_for_space;
+use crate::policy::View;
 use crate::space::Space;
-use crate::state::volume_sizes::{Offered, Taught};
-
-/// A volume with its size and a larger one.
-pub(crate) type Growth = (VolumeIndex, Space, Space);
+use crate::state::volume_sizes::{Growth, Offered, Taught};
 
 /// Of which pipelines which volumes are made larger.
 pub(crate) struct Lesson {
@@ -38,36 +33,6 @@ pub(crate) struct GrowthPlan {
 
 /// Into so many parts a growth is divided where not all of it fits.
 const GROWTH_PARTS: u64 = 4;
-
-/// Whether a job that failed found no space in a volume that it may write: its environment
-/// says so, or it ended by itview after calls that failed for that.
-pub(crate) fn found_no_space(view: View<'_>, job: JobIndex, report: &JobReport) -> bool {
-    match &report.outcome {
-        JobOutcome::EnvironmentFailed(error) => error.class() == ErrorClass::NoSpace,
-        // It does not begin where its output finds no place.
-        JobOutcome::Exited(_) | JobOutcome::Signaled(_) | JobOutcome::NotStarted(_) => {
-            !refused_for_space(view, job, report).is_empty()
-        }
-        JobOutcome::Killed => false,
-    }
-}
-
-/// Scratch volumes that a job may write and in which calls of it failed for lack of space.
-/// Where nothing is counted the disk tells that, as it was at the least.
-pub(crate) fn refused_for_space(
-    view: View<'_>,
-    job: JobIndex,
-    report: &JobReport,
-) -> Vec<VolumeIndex> {
-    let is_refused = |volume: &VolumeIndex| {
-        let name = &view.graph.workflow.volume(*volume).name;
-        let mut used = report.volumes.iter().filter(|used| used.name == *name);
-        used.any(|used| used.no_space_errors > 0 || met_full_disk(view, *volume, used, report))
-    };
-    let mut written = view.scratch_written(job);
-    written.retain(is_refused);
-    written
-}
 
 /// Volumes of a job that found no space, with their sizes and larger ones: those in which it
 /// found none, else those that are nearly full, else all that it may write, unless they were
@@ -125,21 +90,6 @@ pub(crate) fn find_growths(view: View<'_>, job: JobIndex, report: &JobReport) ->
 /// Whether a volume may be made larger: a declared size once, as more would be a guess.
 fn may_grow(view: View<'_>, volume: VolumeIndex) -> bool {
     view.sizes.is_undeclared(volume) || !view.sizes.grown.contains(&volume)
-}
-
-/// What a job lacks that found too little space in these volumes.
-pub(crate) fn describe_too_small(view: View<'_>, volumes: &[VolumeIndex]) -> String {
-    let is_undeclared = |volume: &VolumeIndex| view.sizes.is_undeclared(*volume);
-    if volumes.is_empty() || !volumes.iter().all(is_undeclared) {
-        return "needs a larger volume than declared".to_owned();
-    }
-    let had = volumes.iter().map(|volume| view.size_of(*volume));
-    let had = had.fold(Space::ZERO, Space::component_max);
-    format!(
-        "needs more than {}, but its pipeline does not fit on these nodes with a larger \
-         volume; add storage",
-        describe(had)
-    )
 }
 
 /// Ways to make volumes of a pipeline larger, the first the best; each is of use only if the

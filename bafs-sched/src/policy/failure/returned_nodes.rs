@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::View;
 use crate::action::MountedVolume;
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::attempts::AttemptState;
 use crate::state::jobs::JobState;

@@ -6,7 +6,7 @@
 use bafs_proto::message::JobReport;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::View;
+use crate::policy::View;
 use crate::space::{Space, scale_up};
 use crate::state::job_order::RemainingNeed;
 use crate::state::jobs::JobState;

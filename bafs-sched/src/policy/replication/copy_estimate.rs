@@ -1,6 +1,6 @@
 //! Whether a copy of a scratch volume on another node is worth its cost. How long copying takes is
-//! measured, not assumed. Which copies go says `policy/replication/obsolete_copies.rs`, how they are
-//! made `transition/copies.rs`.
+//! measured, not assumed. Which copies go says `policy/replication/obsolete_copies.rs`, how they
+//! are made `transition/copies.rs`.
 //!
 //! The rule is that of the thesis (*Data-Driven Batch Scheduling*, 2005, section 3.2.6): copy when
 //! a stage is done and benefit > cost. Benefit is the time that would be spent again if the volume
@@ -17,16 +17,13 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::{Replication, View};
+use super::copy_policy::Replication;
 use crate::action::MountedVolume;
 use crate::decision::Decision;
-use crate::state::copy_costs::{ASSUMED_BYTES_PER_MS, CopyDecision, CopyOutcome};
+use crate::policy::View;
+use crate::state::copy_costs::{CopyDecision, CopyOutcome, benefit_us};
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::Phase;
-
-/// Of the time of all jobs that are left, the part that may be spent to learn what copies cost, as
-/// one over it.
-const TRIAL_PART: u64 = 100;
 
 /// Nodes that are looked at for a copy: one may be where the volume is, some may lack files.
 const TARGETS_MAX: usize = 8;
@@ -92,19 +89,6 @@ pub(crate) fn judge_copy(
     }
 }
 
-/// Whether a copy is made to learn what copies cost: one at a time, and, while nothing was
-/// measured, only one that takes a small part of the work that is left, or hardly more than
-/// it is worth, over a network as it is assumed.
-pub(super) fn may_try(view: View<'_>, volume: VolumeIndex, receipt: &CopyDecision) -> bool {
-    let assumed_ms = view.held_bytes(volume) / ASSUMED_BYTES_PER_MS;
-    let cost_ms = assumed_ms.saturating_add(receipt.space_ms);
-    let jobs = view.graph.workflow.jobs.len() as u64;
-    let jobs_left = jobs.saturating_sub(view.graph.finals());
-    let work_ms = jobs_left.saturating_mul(view.checkpoints.mean_attempt_ms());
-    let most_ms = (work_ms / TRIAL_PART).max(receipt.benefit_us / 1_000);
-    view.checkpoints.copies.is_empty() && cost_ms <= most_ms
-}
-
 fn weigh(
     view: View<'_>,
     volume: VolumeIndex,
@@ -161,7 +145,7 @@ fn is_worth_keeping(
     view: View<'_>,
     policy: &dyn Replication,
     volume: VolumeIndex,
-    receipt: &CopyDecision,
+    estimate: &CopyDecision,
 ) -> bool {
     let Some((_, older)) = view.older_copy(volume) else {
         return false;
@@ -169,9 +153,9 @@ fn is_worth_keeping(
     let Some(server) = older.server else {
         return false;
     };
-    let spared_ms = redo_ms(view, volume, &[]).saturating_sub(receipt.redo_ms);
-    let space_ms = space_ms(view, server, 0, older.size.bytes, receipt.exposure_ms);
-    policy.keeps_older(receipt, spared_ms, space_ms)
+    let spared_ms = redo_ms(view, volume, &[]).saturating_sub(estimate.redo_ms);
+    let space_ms = space_ms(view, server, 0, older.size.bytes, estimate.exposure_ms);
+    policy.keeps_older(estimate, spared_ms, space_ms)
 }
 
 /// Slots' time of the finished jobs that would run again if the volume were lost, besides those
@@ -233,10 +217,4 @@ fn target_of_copy(view: View<'_>, source: MountedVolume) -> Option<ServerId> {
         true => Some(first),
         false => targets.find(is_quick).or(Some(first)),
     }
-}
-
-/// What a copy is worth, in microseconds, that spares this work at that probability of a loss.
-pub(super) fn benefit_us(redo_ms: u64, risk_ppm: u64) -> u64 {
-    let us = u128::from(redo_ms) * u128::from(risk_ppm) / 1_000;
-    u64::try_from(us).unwrap_or(u64::MAX)
 }

@@ -6,7 +6,7 @@
 use bafs_proto::ids::VolumeId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::View;
+use crate::policy::View;
 use crate::state::copies::Copy;
 use crate::state::volumes::InstanceState;
 

@@ -4,7 +4,7 @@
 
 use bafs_proto::ids::VolumeId;
 
-use super::View;
+use crate::policy::View;
 use crate::state::overdue_copies::PATIENCE_MS_MIN;
 use crate::state::volumes::InstanceState;
 

@@ -5,7 +5,8 @@
 
 use bafs_workflow::VolumeIndex;
 
-use super::{Replication, View};
+use super::copy_policy::Replication;
+use crate::policy::View;
 use crate::state::jobs::JobState;
 use crate::state::volumes::InstanceState;
 
