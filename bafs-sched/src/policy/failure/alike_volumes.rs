@@ -73,7 +73,10 @@ pub(super) fn cut_others(
     if view.sizes.learned.contains_key(&kind) || !view.sizes.crowds.contains_key(&kind) {
         return;
     }
-    let size_of = |volume: VolumeIndex| cut.get(&volume).copied().unwrap_or(view.size_of(volume));
+    let size_of = |volume: VolumeIndex| {
+        let size = cut.get(&volume).copied();
+        size.unwrap_or_else(|| view.size_of(volume))
+    };
     let left = left_for_unknown(view, kind, offered(view));
     let left = left
         .saturating_sub(unknown_beside(view, kind, size_of))
@@ -107,7 +110,7 @@ fn unknown_beside(
     let taken = |other: &SizeClass| {
         let count = view.sizes.crowds.get(other).copied().unwrap_or(1);
         let first = view.sizes.kinds[other].first().copied();
-        let size = first.map_or(Space::ZERO, |volume| size_of(volume));
+        let size = first.map_or(Space::ZERO, &size_of);
         Space {
             bytes: size.bytes.saturating_mul(count),
             files: size.files.saturating_mul(count),
