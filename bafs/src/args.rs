@@ -2,19 +2,27 @@
 
 mod plan;
 mod policy;
+mod pool;
 mod renamed_variables;
+mod run;
 mod servers;
 mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
+use bafs_proto::attributes::Comparison;
 use bafs_proto::path::from_bytes;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
+pub(crate) use pool::{
+    PilotArgs, PilotNodeArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize,
+};
+pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
@@ -81,9 +89,10 @@ pub(crate) enum CliCommand {
     Node(NodeArgs),
     /// List the servers that are alive.
     #[command(
-        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000"
+        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000 \
+                      --where 'slots >= 8'"
     )]
-    Servers(ClientArgs),
+    Servers(ServersArgs),
     /// Create, list, show, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -96,6 +105,9 @@ pub(crate) enum CliCommand {
     Exec(ExecArgs),
     /// Run a workflow.
     Run(RunArgs),
+    /// Start nodes as jobs of a batch system.
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Check a workflow file without running it.
     Check(CheckArgs),
     /// Choose an allocation strategy for a workload, and explain the choice.
@@ -140,6 +152,17 @@ pub(crate) struct MemoryArgs {
         default_value = "256MiB"
     )]
     pub(crate) memory: String,
+}
+
+/// Which servers are listed.
+#[derive(Debug, Args)]
+pub(crate) struct ServersArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Only servers with this attribute, such as `memory_bytes >= 8000000000`; operators are ==,
+    /// !=, <, <=, >, >= and contains. May be repeated; all must hold.
+    #[arg(long = "where", value_name = "COMPARISON", value_parser = Comparison::from_str)]
+    pub(crate) comparisons: Vec<Comparison>,
 }
 
 /// How to reach a cluster.
@@ -434,85 +457,6 @@ pub(crate) struct ExecArgs {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  bafs run blast.bafs --local 4\n  bafs run blast.bafs \
---identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
-After a crash of this command, start it again with the same journal: it resumes the run. A run \
-that has ended does not resume.\n\n\
-Exit codes: 0 all jobs are done and all results are at home; 1 the run failed or was cancelled, \
-or, with --local, a signal ended it; 2 usage error; 129, 143 SIGHUP or SIGTERM ended the command, \
-and the same command resumes the run; 130 a second Ctrl-C ended it; 141 the run is over, but \
-standard output is closed."
-)]
-pub(crate) struct RunArgs {
-    /// The workflow file.
-    pub(crate) workflow: PathBuf,
-    /// Start a temporary cluster of this many nodes on this machine. --identity and --catalog are
-    /// ignored.
-    #[arg(long, value_name = "NODES")]
-    pub(crate) local: Option<u32>,
-    /// With --local: directory to export as `bafs://home/`; defaults to the workflow's directory.
-    #[arg(long, value_name = "DIR", requires = "local")]
-    pub(crate) export: Option<PathBuf>,
-    /// With --local: space of each node; defaults to 10 GB.
-    #[arg(long, value_name = "SIZE", requires = "local")]
-    pub(crate) node_size: Option<String>,
-    /// With --local: rate limit of the link to home, such as 1MB/s.
-    #[arg(long, alias = "limit", value_name = "RATE", requires = "local")]
-    pub(crate) home_rate: Option<String>,
-    /// Identity: a directory that `bafs init` or `bafs grant` created.
-    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
-    pub(crate) identity: Option<PathBuf>,
-    /// Address of the catalog.
-    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
-    pub(crate) catalog: Option<String>,
-    /// Journal of the run; defaults to `WORKFLOW.journal`, with --local to no journal. Delete it to
-    /// start afresh.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) journal: Option<PathBuf>,
-    /// Publish metrics for Prometheus at this address during the run.
-    #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
-    pub(crate) metrics: Option<String>,
-    /// Read and write home directly, without caches and volumes, for comparison.
-    #[arg(long)]
-    pub(crate) remote_io: bool,
-    /// Cache shared inputs on the nodes, but keep scratch data at home. For benchmarks.
-    #[arg(long, conflicts_with = "remote_io", hide = true)]
-    pub(crate) cache_only: bool,
-    /// Timeout, such as 2d, after which the run fails for lack of nodes, space or a reachable home.
-    /// By default, the run waits 1 min for the first node, 5 s for further nodes that the workflow
-    /// needs, 30 s for nodes or space later, and 12 h for a home.
-    #[arg(long, alias = "patience", value_name = "TIME")]
-    pub(crate) resource_timeout: Option<String>,
-    /// User whose fair share of the nodes the run uses; all users get equal shares. Defaults to
-    /// your login name; has no effect with `--local`.
-    #[arg(long, env = "BAFS_USER", value_name = "NAME")]
-    pub(crate) user: Option<String>,
-    /// Order in which jobs start, under the limits of a strategy that limits nothing. For
-    /// benchmarks.
-    #[arg(long, value_enum, default_value = "need", hide = true)]
-    pub(crate) order: StartOrder,
-    #[command(flatten)]
-    pub(crate) policies: PolicyArgs,
-    /// Follow the allocation strategy that `bafs plan` chooses for this environment, and change it
-    /// when another is faster for the remaining jobs. Jobs run on the nodes of the catalog; if
-    /// these differ from the nodes in the file, the model uses the link rates of the file.
-    #[arg(long, value_name = "ENVIRONMENT", conflicts_with_all = ["order", "remote_io"])]
-    pub(crate) plan: Option<PathBuf>,
-}
-
-/// Order in which jobs start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StartOrder {
-    /// Jobs that need the least new space first.
-    Need,
-    /// Jobs at a smaller depth of the graph first.
-    BreadthFirst,
-    /// Jobs at a greater depth of the graph first.
-    DepthFirst,
 }
 
 #[derive(Debug, Args)]

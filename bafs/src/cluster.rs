@@ -37,6 +37,8 @@ pub struct ClusterSpec {
     pub node_sizes: Vec<String>,
     /// Jobs that each node runs at once.
     pub slots: u32,
+    /// Address of this machine for servers, where nodes elsewhere shall reach them.
+    pub listen_host: Option<String>,
     /// Every server publishes figures for Prometheus on loopback.
     pub has_metrics: bool,
     /// Keep the directory at the end.
@@ -49,6 +51,7 @@ pub struct Cluster {
     program: PathBuf,
     has_metrics: bool,
     export: PathBuf,
+    listen_host: Option<String>,
     /// Whether this cluster is why the home's own directory is in the export.
     made_home_state: bool,
     processes: Vec<Process>,
@@ -81,6 +84,7 @@ impl Cluster {
             program: spec.program.clone(),
             has_metrics: spec.has_metrics,
             export: spec.export.clone(),
+            listen_host: spec.listen_host.clone(),
             made_home_state: !home_state.exists(),
             processes: Vec::new(),
             directory,
@@ -232,6 +236,16 @@ impl Cluster {
         self.spawn_server(name, args)
     }
 
+    /// A restarted server listens where it did.
+    fn listen_arguments(&self, args: &[String]) -> Vec<String> {
+        match &self.listen_host {
+            Some(host) if !args.iter().any(|arg| arg == "--listen") => {
+                vec!["--listen".to_owned(), format!("{host}:0")]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     fn spawn_server(&mut self, name: &str, args: Vec<String>) -> Result<()> {
         let log = self.directory.path().join(format!("{name}.log"));
         let identity = path_text(&self.identity())?;
@@ -244,6 +258,7 @@ impl Cluster {
             .arg("--json")
             .args(&args)
             .args(metrics)
+            .args(self.listen_arguments(&args))
             .args(["--identity", &identity, "--until-stdin-closes"])
             // Where this process was told nothing its environment is theirs.
             .envs(channel::configured_channel().map(|channel| ("BAFS_CHANNEL", channel.name())))

@@ -16,10 +16,12 @@ mod job;
 mod live_environment;
 mod locked_directory;
 mod logs;
+mod machine_check;
 mod metrics;
 mod output;
 mod plan;
 mod policies;
+mod pool;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -151,6 +153,7 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Grant(args) => grant::grant(args, output).await,
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
+            CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

@@ -26,6 +26,11 @@ impl std::fmt::Display for StdoutClosed {
 
 impl std::error::Error for StdoutClosed {}
 
+/// Says something to who reads standard error; the terminal may have gone, and then nobody does.
+pub(crate) fn print_notice(text: &str) {
+    let _ = writeln!(io::stderr(), "bafs: {text}");
+}
+
 impl Printer {
     /// Prints JSON if `json`, text otherwise.
     pub(crate) fn new(json: bool) -> Self {

@@ -3,14 +3,12 @@
 mod local_report;
 mod stop;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_client::sandbox::CheckStatus;
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
@@ -29,9 +27,11 @@ use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::init;
 use crate::logs;
+use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
-use crate::output::Printer;
+use crate::output::{Printer, print_notice};
 use crate::plan;
+use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
 use crate::terminal_text;
@@ -43,6 +43,9 @@ const LOCAL_NODES_MAX: u32 = 256;
 
 /// Space of each node of a throw-away cluster when nobody says otherwise.
 const NODE_SIZE_DEFAULT: &str = "10 GB";
+
+/// A run waits so long for nodes that a batch system starts: longer than most queues.
+const QUEUE_TIMEOUT_MS: u64 = 7 * 24 * 3_600_000;
 
 /// Most lines, and characters of each, that a report shows of a failed job's output.
 const LINES_SHOWN_MAX: usize = 20;
@@ -71,6 +74,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) published_progress: PublishedProgress,
     /// Gives the run up.
     pub(crate) cancel: CancelHandle,
+    /// The batch jobs that are its nodes.
+    pub(crate) pool: Option<RunPool>,
 }
 
 /// Runs the command.
@@ -81,9 +86,13 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
         .map(parse_timeout_ms)
         .transpose()?;
     let workflow = workflow_file::load_workflow(&args.workflow)?;
-    let report = match args.local {
-        Some(nodes) => run_on_throw_away_cluster(&args, workflow, nodes, output).await?,
-        None => run_on_existing_cluster(&args, workflow, output).await?,
+    let is_pool_of_its_own =
+        args.pool.is_some() && (args.identity.is_none() || args.catalog.is_none());
+    let report = if args.local.is_some() || is_pool_of_its_own {
+        let nodes = args.local.unwrap_or(0);
+        run_on_throw_away_cluster(&args, workflow, nodes, output).await?
+    } else {
+        run_on_existing_cluster(&args, workflow, output).await?
     };
     output.print_result(
         &(describe_outcome(&report) + &logs_hint(&args, &report)),
@@ -120,6 +129,13 @@ fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
 
 fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
+    let queue_timeout_ms = |usual_ms| {
+        if args.pool.is_some() {
+            QUEUE_TIMEOUT_MS
+        } else {
+            usual_ms
+        }
+    };
     let timeout_ms = args
         .resource_timeout
         .as_deref()
@@ -133,10 +149,10 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         },
         user: args.local.is_none().then(|| user_name(args)),
         allocation_rules: order_rules(args.order),
-        nodes_timeout_ms: timeout_ms.unwrap_or(usual.nodes_timeout_ms),
+        nodes_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.nodes_timeout_ms)),
         fleet_settle_ms: timeout_ms
             .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
-        space_timeout_ms: timeout_ms.unwrap_or(usual.space_timeout_ms),
+        space_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.space_timeout_ms)),
         extract_timeout_ms: timeout_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
             .plan
@@ -199,10 +215,12 @@ async fn run_on_throw_away_cluster(
 ) -> Result<RunReport> {
     local_report::check_home_names(&workflow)?;
     let spec = build_cluster_spec(args, nodes)?;
-    tokio::task::block_in_place(check_machine)?;
+    if args.local.is_some() {
+        tokio::task::block_in_place(check_machine)?;
+    }
     let asked = wait_for_stop_signal();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
-    let way = ThrowAwayRun {
+    let mut way = ThrowAwayRun {
         // The cluster does not outlive this run, and so neither does its journal.
         journal: args
             .journal
@@ -218,7 +236,16 @@ async fn run_on_throw_away_cluster(
         jobs_before_kill: None,
         published_progress: publish_progress(args)?,
         cancel: CancelHandle::default(),
+        pool: None,
     };
+    let (identity, catalog) = (cluster.identity(), cluster.catalog_address().to_owned());
+    way.pool = start_pool(
+        args,
+        &workflow,
+        (&identity, &catalog),
+        &way.journal,
+        &way.cancel,
+    )?;
     let run = run_on_cluster(workflow, &mut cluster, &way);
     let hear = |_| {
         print_notice(
@@ -226,7 +253,9 @@ async fn run_on_throw_away_cluster(
              lose all results that are not at home",
         );
     };
-    let Some(report) = stop::run_until_stopped(run, &way.cancel, asked, hear).await else {
+    let ended = stop::run_until_stopped(run, &way.cancel, asked, hear).await;
+    close_pool(way.pool.as_ref()).await;
+    let Some(report) = ended else {
         bail!("interrupted; the temporary cluster was removed");
     };
     let mut report = report?;
@@ -240,15 +269,41 @@ async fn run_on_throw_away_cluster(
     Ok(report)
 }
 
-/// Says something to who reads standard error; the terminal may have gone, and then nobody does.
-fn print_notice(text: &str) {
-    let _ = writeln!(std::io::stderr(), "bafs: {text}");
+/// The pool that a run asks for, for the cluster with an identity and a catalog.
+fn start_pool(
+    args: &RunArgs,
+    workflow: &Workflow,
+    (identity, catalog): (&Path, &str),
+    journal: &Path,
+    run: &CancelHandle,
+) -> Result<Option<RunPool>> {
+    let Some(size) = args.pool else {
+        return Ok(None);
+    };
+    let spec = RunPoolSpec {
+        size,
+        node_size: args.node_size.as_deref().unwrap_or(NODE_SIZE_DEFAULT),
+        pilots: &args.pilots,
+        identity,
+        catalog,
+        journal,
+    };
+    RunPool::start(spec, workflow, run.clone()).map(Some)
+}
+
+/// The run is over; pilots that cannot be ended are no failure of it.
+async fn close_pool(pool: Option<&RunPool>) {
+    if let Some(pool) = pool
+        && let Err(error) = pool.close().await
+    {
+        print_notice(&format!("{error:#}"));
+    }
 }
 
 /// The throw-away cluster that is asked for.
 fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
     let refused = |why: String| UsageError::from_reason(format!("--local {nodes}: {why}"));
-    if nodes == 0 {
+    if args.local == Some(0) {
         return Err(refused("a cluster needs a node".to_owned()));
     }
     if nodes > LOCAL_NODES_MAX {
@@ -273,12 +328,16 @@ fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
     };
     let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
     warn_of_small_disk(nodes, size_bytes);
+    let listen_host = args
+        .pool
+        .map(|_| choose_address(args.pool_address.as_deref()));
     Ok(ClusterSpec {
+        listen_host,
         program: std::env::current_exe().context("cannot find the bafs program")?,
         export,
         home_rate: args.home_rate.clone(),
         node_sizes: vec![size; nodes as usize],
-        slots: cores.div_ceil(nodes),
+        slots: cores.div_ceil(nodes.max(1)),
         has_metrics: false,
         is_kept: false,
     })
@@ -304,24 +363,6 @@ fn publish_progress(args: &RunArgs) -> Result<PublishedProgress> {
         eprintln!("metrics at http://{at}/metrics");
     }
     Ok(shown)
-}
-
-/// Whether this machine can run jobs; a cluster on it would only find out later.
-pub(crate) fn check_machine() -> Result<()> {
-    let missing: Vec<String> = bafs_client::sandbox::check_host()
-        .into_iter()
-        .filter(|check| check.status == CheckStatus::Missing)
-        .map(|check| {
-            format!(
-                "{}: {}; to do: {}",
-                check.subject, check.found, check.remedy
-            )
-        })
-        .collect();
-    if !missing.is_empty() {
-        bail!("this machine cannot run jobs:\n  {}", missing.join("\n  "));
-    }
-    Ok(())
 }
 
 /// Runs a workflow on a throw-away cluster.
@@ -350,6 +391,9 @@ pub(crate) async fn run_on_cluster(
     let progress = |progress: &Progress| {
         display.show_progress(progress);
         way.published_progress.publish(progress);
+        if let Some(pool) = &way.pool {
+            pool.report_progress(progress);
+        }
         if jobs_until_kill.is_some_and(|jobs| progress.jobs_done >= jobs) {
             jobs_until_kill = None;
             kill_one_node(cluster);
@@ -395,6 +439,8 @@ async fn run_on_existing_cluster(
         strategy_selector: Arc::new(ModelSelector),
         cancel_handle: cancel.clone(),
     };
+    let cluster = (identity_dir.as_path(), catalog.as_str());
+    let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
     let hear = |asked: StopSignal| {
@@ -416,9 +462,14 @@ async fn run_on_existing_cluster(
     let progress = |progress: &Progress| {
         display.show_progress(progress);
         shown.publish(progress);
+        if let Some(pool) = &pool {
+            pool.report_progress(progress);
+        }
     };
     let run = driver::run_workflow(workflow, options, progress);
-    match stop::run_until_stopped(run, &cancel, asked, hear).await {
+    let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
+    close_pool(pool.as_ref()).await;
+    match ended {
         Some(report) => Ok(report?),
         None => std::process::exit(130),
     }

@@ -131,7 +131,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
         None => nix::unistd::gethostname()?.to_string_lossy().into_owned(),
     };
     if slots > 0
-        && let Err(error) = tokio::task::block_in_place(crate::run::check_machine)
+        && let Err(error) = tokio::task::block_in_place(crate::machine_check::check_machine)
     {
         tracing::warn!("it stores volumes, but {error:#}");
     }
@@ -167,6 +167,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
             .context("--shared-memory")?,
         agent_identity: init::identity_directory(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
+        attributes: args.attributes.into_iter().collect(),
     };
     let (store, offered) = (config.store.clone(), config.capacity_bytes);
     let server = explain_start_error(node::start(config).await)?;

@@ -1,6 +1,7 @@
 //! Common parts of whole-system tests: clusters of real processes, the program, and visible skips.
 
 pub mod api;
+pub mod batch_systems;
 pub mod bench;
 pub mod cache_cluster;
 pub mod chaos;
@@ -127,6 +128,7 @@ impl TestCluster {
     ) -> Result<Self> {
         let home = tempfile::tempdir()?;
         let mut spec = ClusterSpec {
+            listen_host: None,
             program: bafs_program(),
             export: home.path().to_owned(),
             home_rate: None,

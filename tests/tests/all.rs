@@ -1,6 +1,7 @@
 //! The tests of the whole system as one program, for each program is linked with all again.
 
 mod cluster_arguments;
+mod cluster_burst_buffer;
 mod cluster_cache;
 mod cluster_cache_failures;
 mod cluster_cache_mapped_files;
@@ -16,6 +17,7 @@ mod cluster_injection;
 mod cluster_logs;
 mod cluster_metrics;
 mod cluster_plan;
+mod cluster_pool;
 mod cluster_report;
 mod cluster_run;
 mod cluster_sizes;
@@ -26,6 +28,7 @@ mod cluster_tutorials;
 mod cluster_uploads;
 mod cluster_users;
 mod cluster_volumes;
+mod engine_conformance;
 mod hostile_errors;
 mod hostile_servers;
 mod hostile_signals;

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use bafs_tests::batch_systems::{SlurmCluster, SlurmOptions, slurm_obstacle};
 use bafs_tests::{bafs_program, mount_obstacle, report_skip};
 
 /// Time limit of a tutorial, in seconds; the book promises a minute of a quiet machine.
@@ -95,6 +96,23 @@ fn missing_lines<'a>(expected: &'a str, printed: &str) -> Vec<&'a str> {
 /// Runs a page in an empty directory. Of the expected lines at most `differing` may be missing:
 /// those that depend on the order of events.
 fn run_tutorial(test: &str, page: &str, differing: usize) -> Result<()> {
+    run_tutorial_in(&Surroundings::Own, test, page, differing)
+}
+
+/// Where a tutorial is run.
+enum Surroundings {
+    /// In a network and process name space of its own, where this is root.
+    Own,
+    /// On this machine, with a variable that leads to other servers.
+    Shared(&'static str, std::path::PathBuf),
+}
+
+fn run_tutorial_in(
+    surroundings: &Surroundings,
+    test: &str,
+    page: &str,
+    differing: usize,
+) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
@@ -102,7 +120,7 @@ fn run_tutorial(test: &str, page: &str, differing: usize) -> Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tutorial");
     let page = fs::read_to_string(docs.join(page))?;
     let blocks = read_blocks(&page);
-    let printed = run_script(&build_script(&blocks))?;
+    let printed = run_script(&build_script(&blocks), surroundings)?;
     let mut missing = Vec::new();
     let mut expected_count = 0;
     for (at, block) in blocks.iter().enumerate() {
@@ -135,14 +153,17 @@ fn run_tutorial(test: &str, page: &str, differing: usize) -> Result<()> {
     Ok(())
 }
 
-fn run_script(script: &str) -> Result<String> {
+fn run_script(script: &str, surroundings: &Surroundings) -> Result<String> {
     let directory = tempfile::tempdir()?;
     let program = bafs_program();
     let programs = program.parent().context("a program is in a directory")?;
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", &TUTORIAL_S_MAX.to_string()]);
-    if nix::unistd::geteuid().is_root() {
+    if let Surroundings::Shared(name, value) = surroundings {
+        command.env(name, value).env_remove("XDG_STATE_HOME");
+    }
+    if matches!(surroundings, Surroundings::Own) && nix::unistd::geteuid().is_root() {
         // The ports of the page are the tutorial's own there.
         let inner = format!("ip link set lo up\nexec bash <<'END_OF_PAGE'\n{script}\nEND_OF_PAGE");
         command.args([
@@ -187,6 +208,21 @@ fn own_workflow_tutorial_works_as_written() -> Result<()> {
 fn several_machines_tutorial_works_as_written() -> Result<()> {
     let test = "several_machines_tutorial_works_as_written";
     run_tutorial(test, "several-machines.md", 2)
+}
+
+#[test]
+fn slurm_tutorial_works_as_written() -> Result<()> {
+    let test = "cluster_tutorials::slurm_tutorial_works_as_written";
+    if let Some(reason) = slurm_obstacle() {
+        report_skip(test, &reason);
+        return Ok(());
+    }
+    let slurm = SlurmCluster::start(&SlurmOptions {
+        nodes: 2,
+        ..SlurmOptions::default()
+    })?;
+    let (name, value) = slurm.environment();
+    run_tutorial_in(&Surroundings::Shared(name, value), test, "slurm.md", 0)
 }
 
 #[test]

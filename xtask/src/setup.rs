@@ -1,6 +1,8 @@
 //! System packages: finds what is missing, installs it when it may, otherwise says how.
 //! Downloads nothing but packages of the system's own registry.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -18,6 +20,8 @@ pub(crate) enum Purpose {
     Test,
     /// To run the benchmarks.
     Bench,
+    /// To test with real batch systems. Their services are not started.
+    BatchSystems,
     /// To compare with other network file systems in `bench datapath`. Nothing asks for it by
     /// itself: these packages start services.
     Peers,
@@ -215,6 +219,48 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Bench,
     },
     Package {
+        name: "slurmctld",
+        reason: "the controller of Slurm, on which pilots and burst buffers are tested",
+        content: PackageContent::Programs(&["slurmctld"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
+        name: "slurmd",
+        reason: "the node daemon of Slurm",
+        content: PackageContent::Programs(&["slurmd"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
+        name: "slurm-client",
+        reason: "the commands of Slurm",
+        content: PackageContent::Programs(&["sbatch", "squeue", "scancel"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
+        name: "munge",
+        reason: "the authentication of Slurm",
+        content: PackageContent::Programs(&["munged"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
+        name: "gridengine-master",
+        reason: "the master of Grid Engine, on which pilots are tested",
+        content: PackageContent::Programs(&["sge_qmaster"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
+        name: "gridengine-exec",
+        reason: "the node daemon of Grid Engine",
+        content: PackageContent::Programs(&["sge_execd"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
+        name: "gridengine-client",
+        reason: "the commands of Grid Engine",
+        content: PackageContent::Programs(&["qsub", "qstat", "qdel"]),
+        first_needed_by: Purpose::BatchSystems,
+    },
+    Package {
         name: "glusterfs-server",
         reason: "GlusterFS, a file system to compare with",
         content: PackageContent::Programs(&["glusterd", "gluster", "glusterfs"]),
@@ -276,6 +322,9 @@ pub(crate) fn ensure_packages(purpose: Purpose) -> Result<()> {
             manual_command(&names)
         );
     }
+    let _services = (purpose == Purpose::BatchSystems)
+        .then(ServiceBlock::create)
+        .transpose()?;
     install_packages(&names)?;
     let still_missing: Vec<_> = find_missing(purpose)
         .iter()
@@ -289,6 +338,40 @@ pub(crate) fn ensure_packages(purpose: Purpose) -> Result<()> {
     }
     println!("setup: installed {}", names.join(" "));
     Ok(())
+}
+
+/// Installs what can be had for this purpose, and goes on without the rest: tests that need it skip
+/// themselves aloud.
+pub(crate) fn offer_packages(purpose: Purpose) {
+    if let Err(error) = ensure_packages(purpose) {
+        println!("setup: {error:#}\nsetup: going on without these packages");
+    }
+}
+
+/// Debian's switch by which packages do not start their services, as long as this value lives.
+struct ServiceBlock {
+    /// Nothing where the machine has such a policy of its own.
+    policy: Option<&'static Path>,
+}
+
+impl ServiceBlock {
+    fn create() -> Result<Self> {
+        let path = Path::new("/usr/sbin/policy-rc.d");
+        if path.exists() {
+            return Ok(Self { policy: None });
+        }
+        fs::write(path, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(path, Permissions::from_mode(0o755))?;
+        Ok(Self { policy: Some(path) })
+    }
+}
+
+impl Drop for ServiceBlock {
+    fn drop(&mut self) {
+        if let Some(path) = self.policy {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 fn find_missing(purpose: Purpose) -> Vec<&'static Package> {

@@ -57,6 +57,7 @@ pub(crate) fn run_and_print(arguments: &[String]) -> Result<()> {
 /// Runs the tests; the caller shows the account, last.
 pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     setup::ensure_packages(setup::Purpose::Test)?;
+    setup::offer_packages(setup::Purpose::BatchSystems);
     let suites = suites::ensure_programs()?;
     // Tests start the real program, which cargo builds for no test of another package.
     let program = programs::build_programs(BuildProfile::Tests, &["bafs"])?.join("bafs");

@@ -350,6 +350,7 @@ fn has_address(text: &str, address: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::attributes::Attributes;
 
     fn resolve_path(homes: &mut Homes, url: &str) -> Result<HomePath, ErrorCode> {
         homes
@@ -372,6 +373,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
         }
     }
 

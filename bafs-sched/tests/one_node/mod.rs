@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{
@@ -285,6 +286,7 @@ fn node_and_home_adverts(node: &str) -> Vec<Advert> {
         slots,
         jobs: 0,
         caches: Vec::new(),
+        attributes: Attributes::default(),
     };
     vec![
         advert(1, ServerKind::Home, "home", "cluster", 0),

@@ -64,6 +64,7 @@ impl Adverts {
         if texts.iter().any(|text| unfit(text))
             || advert.caches.len() > CACHES_MAX
             || advert.caches.iter().any(|cache| unfit(&cache.cooperative))
+            || !advert.attributes.is_well_formed()
         {
             return Err(AdvertRefusal::Malformed);
         }
@@ -112,13 +113,8 @@ impl Adverts {
     pub fn query(&mut self, now: Time, query: &QueryServers) -> Vec<Advert> {
         self.expire(now);
         let fits = |advert: &&Advert| {
-            let cooperates = |name: &String| advert.caches.iter().any(|c| c.cooperative == *name);
-            query.kind.is_none_or(|kind| advert.kind == kind)
-                && query
-                    .group
-                    .as_ref()
-                    .is_none_or(|group| advert.group == *group)
-                && query.cooperative.as_ref().is_none_or(cooperates)
+            let is_of_kind = query.kind.is_none_or(|kind| advert.kind == kind);
+            is_of_kind && query.constraint.is_satisfied(|name| advert.attribute(name))
         };
         self.live
             .values()
@@ -135,21 +131,25 @@ impl Adverts {
 
 /// Size of an advert in a reply, in bytes: its numbers, and its texts with their lengths.
 fn encoded_bytes(advert: &Advert) -> usize {
-    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 8;
+    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 2 * 8;
     const CACHE_NUMBERS: usize = 16 + 32 + 2 * 8;
     let text = |text: &String| 8 + text.len();
     let cache = |cache: &CacheAdvert| CACHE_NUMBERS + text(&cache.cooperative);
     let caches: usize = advert.caches.iter().map(cache).sum();
-    NUMBERS + text(&advert.name) + text(&advert.address) + text(&advert.group) + caches
+    let attributes = advert.attributes.iter();
+    let attributes = attributes.map(|(name, value)| 8 + name.len() + 1 + 8 + value.encoded_len());
+    let lists = caches + attributes.sum::<usize>();
+    NUMBERS + text(&advert.name) + text(&advert.address) + text(&advert.group) + lists
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::attributes::{AttributeValue, Attributes, Constraint};
     use bafs_proto::codec;
     use bafs_proto::hash::Digest;
     use bafs_proto::ids::VolumeId;
-    use bafs_proto::message::ServerList;
+    use bafs_proto::message::{HEAD_ATTRIBUTES, ServerList};
 
     fn advert(id: u64) -> Advert {
         Advert {
@@ -166,6 +166,7 @@ mod tests {
             slots: 1,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
         }
     }
 
@@ -237,25 +238,64 @@ mod tests {
         );
         assert_eq!(
             ask(QueryServers {
-                group: Some("h".to_owned()),
+                constraint: Constraint::default().and_equal("group", "h"),
                 ..none.clone()
             }),
             [2]
         );
         assert_eq!(
             ask(QueryServers {
-                cooperative: Some("db".to_owned()),
+                constraint: Constraint::default().and_contains("caches", "db"),
                 ..none.clone()
             }),
             [3]
         );
         assert!(
             ask(QueryServers {
-                cooperative: Some("no".to_owned()),
+                constraint: Constraint::default().and_contains("caches", "no"),
                 ..none
             })
             .is_empty()
         );
+    }
+
+    #[test]
+    fn servers_are_chosen_by_any_attribute() {
+        let mut adverts = Adverts::default();
+        for (id, memory) in [(1, 4), (2, 16)] {
+            let mut machine = advert(id);
+            let memory = AttributeValue::Integer(memory);
+            machine.attributes.set("memory_bytes", memory);
+            adverts.advertise(Time(0), machine).expect("room");
+        }
+        adverts.advertise(Time(0), advert(3)).expect("room");
+        let mut ask = |text: &str| {
+            let comparison = text.parse().expect("a comparison");
+            let constraint = Constraint(vec![comparison]);
+            let kind = Some(ServerKind::Node);
+            ids(&adverts.query(Time(1), &QueryServers { kind, constraint }))
+        };
+        assert_eq!(ask("memory_bytes >= 16"), [2]);
+        assert_eq!(ask("memory_bytes != 16"), [1]);
+        assert_eq!(ask("free_bytes >= 10"), [1, 2, 3]);
+        assert!(ask("unheard_of == 1").is_empty());
+    }
+
+    #[test]
+    fn each_field_of_an_advert_is_an_attribute() {
+        for name in HEAD_ATTRIBUTES {
+            assert!(advert(1).attribute(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn attributes_with_control_characters_are_refused() {
+        let mut adverts = Adverts::default();
+        let mut coloured = advert(1);
+        let red = AttributeValue::Text("\u{1b}[31mred".to_owned());
+        coloured.attributes.set("owner", red);
+        let refused = adverts.advertise(Time(0), coloured);
+        assert_eq!(refused, Err(AdvertRefusal::Malformed));
     }
 
     #[test]
@@ -361,8 +401,15 @@ mod tests {
             used_bytes: 0,
         };
         let mut adverts = Adverts::default();
+        let mut attributes = Attributes::default();
+        attributes.set(
+            "data_sets",
+            AttributeValue::TextList(vec!["nr".to_owned(); 3]),
+        );
+        attributes.set("processors", AttributeValue::Integer(8));
         let large = |id| Advert {
             caches: (0..100).map(cache).collect(),
+            attributes: attributes.clone(),
             ..advert(id)
         };
         let taken = (0..)

@@ -72,7 +72,7 @@ pub(crate) async fn run_demo(args: DemoArgs, output: Printer) -> Result<ExitCode
         args.nodes > 0 && args.pipelines > 0,
         "a demo needs at least one node and one pipeline"
     );
-    tokio::task::block_in_place(run::check_machine)?;
+    tokio::task::block_in_place(crate::machine_check::check_machine)?;
     let interrupted = wait_for_stop_signal();
     let directory = LockedDirectory::create("demo", false)?;
     let demo = run_demo_in(&args, directory.path(), output);
@@ -196,6 +196,7 @@ async fn measure_run(
 ) -> Result<DemoMeasurement> {
     let sizes = NODE_SIZES.iter().cycle().take(args.nodes as usize);
     let spec = ClusterSpec {
+        listen_host: None,
         program: std::env::current_exe().context("cannot find the bafs program")?,
         export: home.to_owned(),
         home_rate: Some(args.home_rate.clone()),
@@ -233,6 +234,7 @@ async fn measure_run(
         jobs_before_kill: args.kill_node_after.filter(|_| !remote_io),
         published_progress: PublishedProgress::default(),
         cancel: CancelHandle::default(),
+        pool: None,
     };
     let report = run::run_on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(

@@ -20,6 +20,7 @@ mod policies;
 pub mod report;
 mod shell;
 mod sim;
+mod slurm;
 
 use anyhow::{Context, Result};
 
@@ -88,6 +89,11 @@ pub const ALL: &[Benchmark] = &[
         name: "sim",
         description: "the scheduler core at size: a million jobs on ten thousand simulated nodes",
         run: sim::run,
+    },
+    Benchmark {
+        name: "slurm",
+        description: "BLAST on pilots of a real Slurm while pilots and a node are killed",
+        run: slurm::run,
     },
 ];
 

@@ -81,8 +81,11 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "redb",
-        allowed_paths: &["bafs-server/src/"],
-        files_max: 1,
+        allowed_paths: &[
+            "bafs-server/src/home_server/upload_table.rs",
+            "bafs-server/src/storage/database.rs",
+        ],
+        files_max: 2,
     },
     ConfinedDependency {
         name: "toml",
@@ -122,6 +125,7 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
 /// Which of our crates a crate of ours may depend on, for its tests too.
 const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-proto", &[]),
+    ("bafs-engine", &[]),
     ("bafs-tree", &["bafs-proto"]),
     ("bafs-server", &["bafs-proto", "bafs-tree"]),
     ("bafs-client", &["bafs-proto", "bafs-tree"]),
@@ -132,6 +136,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
         "bafs",
         &[
             "bafs-proto",
+            "bafs-engine",
             "bafs-tree",
             "bafs-server",
             "bafs-client",
@@ -144,6 +149,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
         "bafs-tests",
         &[
             "bafs-proto",
+            "bafs-engine",
             "bafs-tree",
             "bafs-server",
             "bafs-client",
