@@ -32,6 +32,7 @@
 
 mod action;
 mod allocation_strategy;
+mod decision;
 mod describe;
 pub mod driver;
 mod event;
@@ -54,6 +55,7 @@ mod wait_reasons;
 
 pub use action::{Action, MountedVolume};
 pub use allocation_strategy::Strategy;
+pub use decision::{Decision, QuarantineReason};
 pub use event::{Event, NodeInfo, RunQuota, UserCommand};
 pub use policy::admission::feasibility::PLAN_HINT;
 pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};

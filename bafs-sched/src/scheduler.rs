@@ -7,6 +7,7 @@ use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
 
+use crate::decision::Decision;
 use crate::recorded_step::RecordedStep;
 use crate::state::kept_state::{StateChanges, StateRows};
 use crate::state::recorded::Kept;
@@ -20,6 +21,7 @@ pub struct Scheduler {
     pub(crate) state: State,
     /// Where steps are recorded: single values as they were last told.
     recorded: Option<Box<StateRows>>,
+    keeps_decisions: bool,
 }
 
 /// What was recorded of it says nothing of a scheduler.
@@ -48,6 +50,7 @@ impl Scheduler {
         Self {
             state,
             recorded: None,
+            keeps_decisions: false,
         }
     }
 
@@ -62,6 +65,20 @@ impl Scheduler {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+        if !self.keeps_decisions {
+            self.state.decisions.clear();
+        }
+    }
+
+    /// What was decided since this was asked last, while decisions are kept.
+    pub fn take_decisions(&mut self) -> Vec<Decision> {
+        std::mem::take(&mut self.state.decisions)
+    }
+
+    /// Keeps what is decided from now on for [`Self::take_decisions`]. Without that it is
+    /// forgotten after each step.
+    pub fn keep_decisions(&mut self) {
+        self.keeps_decisions = true;
     }
 
     /// Notes from now on what steps write: [`Self::record_step`] needs it, and whoever takes

@@ -377,3 +377,9 @@ pub(crate) fn time_at((measured, ms): Pace, bytes: u64) -> Option<u64> {
     let ms = ms.checked_div(u128::from(measured))?;
     Some(u64::try_from(ms).unwrap_or(u64::MAX))
 }
+
+/// What a copy is worth, in microseconds, that spares this work at that probability of a loss.
+pub(crate) fn benefit_us(redo_ms: u64, risk_ppm: u64) -> u64 {
+    let us = u128::from(redo_ms) * u128::from(risk_ppm) / 1_000;
+    u64::try_from(us).unwrap_or(u64::MAX)
+}

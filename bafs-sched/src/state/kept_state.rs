@@ -100,7 +100,9 @@ kept! {
         skew: Skew,
         warming: Warming,
     }
-    rebuilt { run, settings, policies, queues, under_way, executions, surveys, cpus_max, out }
+    rebuilt {
+        run, settings, policies, queues, under_way, executions, surveys, cpus_max, out, decisions,
+    }
 }
 
 /// What was written of the state of a run by one step, or all that differs from a new one; in the

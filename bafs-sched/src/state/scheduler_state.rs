@@ -9,6 +9,7 @@ use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, MountedVolume};
+use crate::decision::Decision;
 use crate::event::{Event, NodeInfo};
 use crate::policy::PolicySet;
 use crate::settings::Settings;
@@ -154,6 +155,8 @@ pub struct State {
     pub(crate) messages: Rows<String>,
     pub(crate) outcome: Option<Outcome>,
     pub(crate) out: Vec<Action>,
+    /// What was decided, in this order, since it was taken last.
+    pub(crate) decisions: Vec<Decision>,
 }
 
 impl State {
@@ -225,6 +228,7 @@ impl State {
             messages: Rows::default(),
             outcome: None,
             out: Vec::new(),
+            decisions: Vec::new(),
             settings,
         };
         scheduler.follow_settings(selector);
@@ -562,7 +566,7 @@ impl State {
     fn fire(&mut self, timer: Timer) {
         match timer {
             Timer::Missing(server) => self.give_up_missing(server),
-            Timer::Aside(server) | Timer::Full(server) => self.use_again(server),
+            Timer::Aside(server) | Timer::Full(server) => self.end_quarantine(server),
             Timer::Job(job) => {
                 if self.graph.state(job) == JobState::HeldBack {
                     self.settle(job, 0);

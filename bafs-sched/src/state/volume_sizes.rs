@@ -217,6 +217,9 @@ impl Likeness {
     }
 }
 
+/// A volume with its size and a larger one.
+pub(crate) type Growth = (VolumeIndex, Space, Space);
+
 /// Volumes of pipelines of so many jobs, made by the job of this position, in this place among its
 /// scratch volumes, of this size.
 pub(crate) type Taught = (usize, usize, usize, Space);

@@ -11,11 +11,13 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
 use crate::policy::View;
+use crate::policy::failure::attribution::{judge_environment, judge_outcome};
+use crate::policy::failure::full_disk::{describe_full, find_full_disk, is_probe};
+use crate::policy::failure::space_refusals::found_no_space;
 use crate::space::Space;
 use crate::state::attempts::{Attempt, AttemptState};
 use crate::state::jobs::JobState;
 use crate::state::nodes::FleetNode;
-use crate::state::progress::describe_signal;
 use crate::state::ready_queue::ReadyKey;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
@@ -56,7 +58,7 @@ impl State {
             }
         }
         let slots = self.slots_of(job);
-        let is_probe = self.is_probe(job, server, &made_on);
+        let is_probe = is_probe(View::new(self), job, server, &made_on);
         self.fleet.update(server, |node| {
             node.busy += slots;
             if is_probe {
@@ -224,7 +226,7 @@ impl State {
             attempt.fault.clone(),
         ) {
             (true, fault) => self.stopped(job, fault),
-            (false, _) => self.node_went(job, "its node restarted and no longer knows it"),
+            (false, _) => self.end_with_node(job, "its node restarted and no longer knows it"),
         }
     }
 
@@ -240,38 +242,30 @@ impl State {
             self.stopped(job, fault);
             return;
         }
-        let space = if report.outcome == JobOutcome::Exited(0) {
+        if report.outcome == JobOutcome::Exited(0) {
             self.compare_with_declared(job, &report);
             self.learn_sizes(job, &report);
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
             self.learn_took(job, &report);
-            String::new()
-        } else if let Some((server, why)) = self.disk_was_full(job, &report) {
+            self.succeed(job);
+        } else if let Some((server, why)) = find_full_disk(View::new(self), job, &report) {
             self.pass_by_full_disk(job, server, &why);
-            return;
-        } else if self.found_no_space(job, &report) && self.grow(job, &report) {
-            return;
-        } else {
+        } else if !(found_no_space(View::new(self), job, &report) && self.grow(job, &report)) {
             self.look_for_refused_writes(job, &report);
-            self.describe_full(job, &report)
-        };
-        let tail = report.output_tail;
-        match report.outcome {
-            JobOutcome::Exited(0) => self.succeed(job),
-            JobOutcome::Exited(code) => {
-                self.own_fault(job, format!("exited with code {code}{space}"), tail);
-            }
-            JobOutcome::Signaled(signal) => {
-                let signal = describe_signal(signal);
-                self.own_fault(job, format!("was ended by {signal}{space}"), tail);
-            }
-            JobOutcome::NotStarted(why) => {
-                self.refused(job, format!("cannot start: {why}"), tail);
-            }
-            JobOutcome::EnvironmentFailed(error) => self.environment_ended(job, &error, tail),
-            JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),
+            self.end_unsuccessful(job, report);
         }
+    }
+
+    /// The attempt failed, and no lack of space was mended.
+    fn end_unsuccessful(&mut self, job: JobIndex, report: JobReport) {
+        let space = describe_full(View::new(self), job, &report);
+        let verdict = judge_outcome(View::new(self), job, &report.outcome, &space);
+        if matches!(report.outcome, JobOutcome::EnvironmentFailed(_)) {
+            // Its node is there to report it.
+            self.graph.job_mut(job).troubles.killed.clear();
+        }
+        self.end_failed(job, verdict, report.output_tail);
     }
 
     /// Takes note of how long a job kept its slots.
@@ -332,7 +326,7 @@ impl State {
     fn stopped(&mut self, job: JobIndex, fault: Option<Error>) {
         match fault {
             None => self.end_stopped(job),
-            Some(error) => self.environment_failed(job, &error),
+            Some(error) => self.end_failed(job, judge_environment(&error), String::new()),
         }
     }
 

@@ -1,0 +1,116 @@
+//! What the policies decided, as plain data: each decision takes effect in one place,
+//! `transition/commit.rs`.
+
+use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_workflow::{JobIndex, VolumeIndex};
+use serde::{Deserialize, Serialize};
+
+use crate::action::MountedVolume;
+use crate::space::Space;
+
+/// One decision.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Decision {
+    // Failure.
+    /// A job that has no attempt runs again.
+    Retry {
+        /// Which.
+        job: JobIndex,
+        /// How long it is held back first, in milliseconds.
+        pause_ms: u64,
+    },
+    /// A job fails for good, and what depends on it does not run.
+    Fail {
+        /// Which.
+        job: JobIndex,
+        /// What the user is told, as the end of a sentence that begins with the job.
+        reason: String,
+        /// The last lines that the job printed.
+        output_tail: String,
+    },
+    /// A node gets no new work for a while.
+    Quarantine {
+        /// Which.
+        node: ServerId,
+        /// For how long at least, in milliseconds.
+        duration_ms: u64,
+        /// Why.
+        reason: QuarantineReason,
+    },
+    /// A node is given up with all that is there.
+    GiveUpNode {
+        /// Which.
+        node: ServerId,
+    },
+    /// A finished job runs again, since its output is lost or outdated.
+    Redo {
+        /// Which.
+        job: JobIndex,
+    },
+    /// Other amounts are reserved for volumes of a pipeline from now on.
+    Resize {
+        /// The pipeline, by the position of its first job.
+        pipeline: u32,
+        /// Volumes, each with its new size.
+        sizes: Vec<(VolumeIndex, Space)>,
+    },
+    /// Another amount is reserved for volumes of unknown size that do not exist yet.
+    ReserveUnmade {
+        /// The volumes.
+        volumes: Vec<VolumeIndex>,
+        /// The size of each.
+        size: Space,
+    },
+    /// A node that is back has volumes that are used again.
+    ReuseVolume {
+        /// Which.
+        volume: VolumeId,
+        /// Where it is.
+        node: ServerId,
+        /// Whether it is a copy of what is elsewhere.
+        is_copy: bool,
+    },
+    /// Jobs need not run again, since their outputs are back.
+    SkipRedo {
+        /// Which.
+        jobs: Vec<JobIndex>,
+    },
+
+    // Replication.
+    /// A volume is copied to another node.
+    CopyVolume {
+        /// What is copied.
+        source: MountedVolume,
+        /// Where the copy goes.
+        server: ServerId,
+        /// An older copy there: what it has does not cross the network again.
+        base_copy: Option<VolumeId>,
+    },
+    /// Copies of a volume are deleted.
+    DropCopies {
+        /// The volume.
+        volume: VolumeIndex,
+        /// The copies.
+        copies: Vec<VolumeId>,
+    },
+    /// A copy takes the place of a volume that is gone.
+    RestoreVolume {
+        /// The volume.
+        volume: VolumeIndex,
+        /// The copy.
+        copy: VolumeId,
+    },
+}
+
+/// Why a node is in quarantine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QuarantineReason {
+    /// Jobs fail there that do not fail elsewhere.
+    JobsFail,
+    /// It cannot run jobs.
+    Unfit,
+    /// Its disk had no space.
+    DiskFull,
+    /// Its disk had no space so often that nobody waits for it any more.
+    DiskLongFull,
+}
