@@ -32,6 +32,7 @@
 
 mod action;
 mod allocation_strategy;
+mod decision;
 mod describe;
 pub mod driver;
 mod event;
@@ -39,6 +40,7 @@ pub mod goodput;
 mod invariants;
 pub mod io;
 pub mod policy;
+mod policy_names;
 pub mod replay;
 pub mod report;
 mod scheduler;
@@ -53,11 +55,13 @@ mod wait_reasons;
 
 pub use action::{Action, MountedVolume};
 pub use allocation_strategy::Strategy;
+pub use decision::{Decision, LimitRelaxation};
 pub use event::{Event, NodeInfo, RunQuota, UserCommand};
 pub use policy::admission::feasibility::PLAN_HINT;
 pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
 pub use policy::order::node_demand::NodeDemand;
-pub use policy::{PolicyDescription, PolicyNames, list_policies};
+pub use policy::{PolicyDescription, list_policies};
+pub use policy_names::PolicyNames;
 pub use scheduler::Scheduler;
 pub use settings::{IoMode, Settings};
 pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};

@@ -3,10 +3,13 @@
 
 use std::ops::Deref;
 
-use bafs_proto::ids::RunId;
+use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
 
+use crate::decision::Decision;
+use crate::policy::View;
+use crate::policy::order::node_demand::NodeDemand;
 use crate::state::scheduler_state::{Phase, State};
 use crate::strategy_selector::{NullSelector, StrategySelector};
 use crate::{Action, Event, Settings};
@@ -15,6 +18,7 @@ use crate::{Action, Event, Settings};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scheduler {
     pub(crate) state: State,
+    keeps_decisions: bool,
 }
 
 impl Scheduler {
@@ -33,7 +37,10 @@ impl Scheduler {
         selector: &dyn StrategySelector,
     ) -> Self {
         let state = State::new(run, workflow, settings, selector);
-        Self { state }
+        Self {
+            state,
+            keeps_decisions: false,
+        }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
@@ -47,6 +54,26 @@ impl Scheduler {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+        if !self.keeps_decisions {
+            self.state.decisions.clear();
+        }
+    }
+
+    /// What was decided since this was asked last, while decisions are kept.
+    pub fn take_decisions(&mut self) -> Vec<Decision> {
+        std::mem::take(&mut self.state.decisions)
+    }
+
+    /// Keeps what is decided from now on for [`Self::take_decisions`]. Without that it is
+    /// forgotten after each step.
+    pub fn keep_decisions(&mut self) {
+        self.keeps_decisions = true;
+    }
+
+    /// What the run could use of a live node, and needs of it; nothing of others.
+    pub fn node_demand(&self, server: ServerId) -> Option<NodeDemand> {
+        let view = View::new(&self.state);
+        view.node_demand(server, || view.least_to_end(server))
     }
 }
 

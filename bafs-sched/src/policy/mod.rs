@@ -24,13 +24,14 @@ pub mod order;
 pub(crate) mod placement;
 mod registry;
 pub(crate) mod replication;
+pub(crate) mod start_search;
 pub(crate) mod strategy;
 mod view;
 
 use std::fmt::Debug;
 
 pub(crate) use registry::PolicySet;
-pub use registry::{PolicyDescription, PolicyNames, list_policies};
+pub use registry::{PolicyDescription, list_policies};
 pub(crate) use view::View;
 
 /// What all policies have: a name, and what they do in a sentence.

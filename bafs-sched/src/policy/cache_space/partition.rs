@@ -1,19 +1,18 @@
-//! Cooperative caches: how much of one each node gets. Which job starts where is
-//! `policy/placement/starts.rs`.
+//! Cooperative caches: how much of one each node gets. It divides nothing that is
+//! there already.
 
 use std::collections::BTreeMap;
 
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::CacheDivision;
+use super::partitioning::{CacheDivision, CachePlanning};
 use crate::policy::View;
 use crate::policy::cache_space::load_imbalance::with_skew;
 use crate::space::{Space, scale_up};
 use crate::state::cache_parts::SHARE_BYTES_MIN;
 use crate::state::jobs::JobState;
 use crate::state::planned_volumes::Create;
-use crate::state::scheduler_state::State;
 
 /// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
 /// where it can.
@@ -39,9 +38,12 @@ pub(crate) struct ConcurrentCacheData {
 /// How much of a cooperative cache each node gets.
 pub(crate) type CachePartition = Vec<(ServerId, Space)>;
 
-impl State {
+impl View<'_> {
+    /// Adds what must be made of a cache so that a job can run on `server`. Nothing if it does not
+    /// fit now.
     pub(crate) fn plan_cache(
         &self,
+        planning: CachePlanning<'_>,
         job: JobIndex,
         volume: VolumeIndex,
         server: ServerId,
@@ -95,7 +97,7 @@ impl State {
                 })?,
             )]
         } else {
-            self.divide(job, volume, server, taken, creates)?
+            self.divide((job, creates), planning, volume, server, taken)?
         };
         for (node, share) in shares {
             let there = taken.entry(node).or_default();
@@ -110,17 +112,18 @@ impl State {
     /// lie nearly all on the nodes that are done first.
     fn divide(
         &self,
-        job: JobIndex,
+        start: (JobIndex, &[Create]),
+        planning: CachePlanning<'_>,
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
-        creates: &[Create],
     ) -> Option<CachePartition> {
-        let start = (job, creates);
-        let shares = self.divide_with(start, volume, server, taken, &BTreeMap::new())?;
+        let divide = |more: &BTreeMap<ServerId, Space>| {
+            self.divide_with(start, planning, volume, server, taken, more)
+        };
+        let shares = divide(&BTreeMap::new())?;
         if self.is_cache_leaving(server) {
-            let more = self.leaving_bytes(server);
-            let later = self.divide_with(start, volume, server, taken, &more);
+            let later = divide(&self.leaving_bytes(server));
             return (later.as_ref() == Some(&shares)).then_some(shares);
         }
         Some(shares)
@@ -130,6 +133,7 @@ impl State {
     fn divide_with(
         &self,
         start: (JobIndex, &[Create]),
+        planning: CachePlanning<'_>,
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
@@ -143,14 +147,14 @@ impl State {
                 .saturating_add(more)
                 .saturating_sub(taken)
         };
-        let rooms = self.rooms(Some(start), server, taken, left);
+        let rooms = self.rooms(planning, Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
         let division = CacheDivision {
             volume,
             server,
             rooms: &rooms,
         };
-        let shares = self.policies.cache_space.divide(View::new(self), &division);
+        let shares = planning.partitioning.divide(*self, &division);
         let has_part = |shares: &CachePartition| shares.iter().any(|(node, _)| *node == server);
         shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
     }
@@ -158,15 +162,16 @@ impl State {
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
     /// volumes of jobs in all slots leave, and caches that are `given` up for it. Nothing where
     /// that is less than the volume.
-    pub(crate) fn shares_ahead(
+    pub(crate) fn partition_ahead(
         &self,
+        planning: CachePlanning<'_>,
         volume: VolumeIndex,
         server: ServerId,
         given: &[VolumeIndex],
     ) -> Option<CachePartition> {
         let size = self.size_of(volume);
         let left = |node: ServerId| self.left_without(node, given);
-        let mut rooms = self.rooms(None, server, &BTreeMap::new(), left);
+        let mut rooms = self.rooms(planning, None, server, &BTreeMap::new(), left);
         rooms.retain(|room| room.left.files >= size.files);
         for room in &mut rooms {
             // Nobody reads it yet.
@@ -241,19 +246,18 @@ impl State {
         good.find(is_good).unwrap_or_else(|| part(0))
     }
 
-    /// A node came: it takes the parts of batch volumes that its group lacks, before scratch
-    /// volumes take its room. A cache that lacks a part of its size may find nothing again.
-    pub(crate) fn complete_caches(&mut self, server: ServerId) {
-        let Some(admission) = &self.admission else {
-            return;
-        };
-        for volume in admission.batch() {
+    /// The parts of batch volumes that a node takes which came: those that its group lacks, before
+    /// scratch volumes take its room. A cache that lacks a part of its size may find nothing again.
+    pub(crate) fn parts_to_complete(&self, server: ServerId) -> Vec<(VolumeIndex, Space)> {
+        let batch = self.admission.as_ref().map(|limits| limits.batch());
+        let (mut parts, mut taken) = (Vec::new(), Space::ZERO);
+        for volume in batch.into_iter().flatten() {
             let size = self.size_of(volume);
             let have = match self.volumes.live_at(volume, Some(server)) {
                 Some(_) => None,
                 None => self.cached_in_group(volume, server),
             };
-            let left = self.fleet.available(server);
+            let left = self.fleet.available(server).saturating_sub(taken);
             let bytes = have.map_or(0, |have| size.bytes.saturating_sub(have).min(left.bytes));
             let part = Space {
                 bytes,
@@ -263,9 +267,11 @@ impl State {
                 && left.can_hold(part)
                 && self.graph.volume(volume).is_needed()
             {
-                self.create(volume, Some(server), part);
+                taken = taken.saturating_add(part);
+                parts.push((volume, part));
             }
         }
+        parts
     }
 
     /// Whether a job may mount a part of a cache that lies on another node of its group. Where
@@ -281,62 +287,11 @@ impl State {
         fitting(left) == fitting(left - given.min(left))
     }
 
-    /// The part of a cache that a job on `server` mounts: its node's own, else one of the group,
-    /// which the job's number picks so that readers spread.
-    pub(crate) fn part_for(
-        &self,
-        volume: VolumeIndex,
-        server: ServerId,
-        job: JobIndex,
-    ) -> Option<(VolumeId, ServerId)> {
-        if let Some(id) = self.volumes.live_at(volume, Some(server)) {
-            return Some((id, server));
-        }
-        let parts: Vec<(VolumeId, ServerId)> = self.parts_in_group(volume, server).collect();
-        parts.get(job.as_usize() % parts.len().max(1)).copied()
-    }
-
-    /// The parts of a cache in the group of `server`, with their nodes, in the order of these.
-    /// Looks at the nodes or at the parts, whichever are fewer: where many nodes have none, who
-    /// looks for each of them at all others never comes to an end.
-    fn parts_in_group(
-        &self,
-        volume: VolumeIndex,
-        server: ServerId,
-    ) -> impl Iterator<Item = (VolumeId, ServerId)> {
-        let parts = self.volumes.live(volume);
-        let is_scattered = parts.len() < self.fleet.group_size(server);
-        let all = is_scattered.then(|| self.volumes.parts(volume));
-        let all = all.into_iter().flatten();
-        let here = all.filter(move |(_, holder)| self.fleet.is_together(*holder, server));
-        let peers = (!is_scattered).then(|| self.fleet.group_of(server));
-        let of_peers = peers.into_iter().flatten().filter_map(move |(peer, _)| {
-            let id = self.volumes.live_at(volume, Some(peer))?;
-            Some((id, peer))
-        });
-        here.chain(of_peers)
-    }
-
-    /// Whether a node of the group of `server` holds a part of a cache.
-    pub(crate) fn is_cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> bool {
-        let mut parts = self.parts_in_group(volume, server);
-        self.volumes.is_live(volume) && parts.next().is_some()
-    }
-
-    /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
-    pub(crate) fn cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
-        if !self.volumes.is_live(volume) {
-            return None;
-        }
-        let parts = self.parts_in_group(volume, server);
-        let sizes = parts.filter_map(|(id, _)| Some(self.volumes.get(id)?.size.bytes));
-        sizes.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes))
-    }
-
     /// What the nodes of the group of `server` can give to a cooperative cache.
     /// The job that is placed has `taken` its scratch volumes already.
     fn rooms(
         &self,
+        planning: CachePlanning<'_>,
         start: Option<(JobIndex, &[Create])>,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
@@ -351,7 +306,7 @@ impl State {
             let start = start.filter(|_| peer == server);
             let to_end = match self.admission {
                 Some(_) => 0,
-                None => self.lacking_to_end(peer, start).bytes,
+                None => (planning.to_end)(peer, start),
             };
             Room {
                 server: peer,

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 
 use super::load_imbalance::with_skew;
 use super::partition::{CachePartition, ConcurrentCacheData, shares, shares_beside};
-use super::{CacheDivision, CachePartitioning, Policy, View};
+use super::partitioning::{CacheDivision, CachePartitioning};
+use crate::policy::{Policy, View};
 
 /// Keeps room for the scratch volumes of the jobs that read the cache.
 #[derive(Debug)]

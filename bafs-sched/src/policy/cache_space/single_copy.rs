@@ -2,7 +2,8 @@
 //! at the price of reads from peers.
 
 use super::partition::{CachePartition, tight_shares};
-use super::{CacheDivision, CachePartitioning, Policy, View};
+use super::partitioning::{CacheDivision, CachePartitioning};
+use crate::policy::{Policy, View};
 
 /// Holds one copy in a group, whatever is free.
 #[derive(Debug)]

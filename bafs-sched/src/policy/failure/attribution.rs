@@ -235,7 +235,7 @@ impl State {
         if may_be_the_node {
             self.fleet.count_fault(server);
         }
-        let policy = self.policies.failure;
+        let policy = self.policies().failure;
         if may_be_the_node && policy.blames_for_faults(View::new(self), server) {
             self.suspect(server);
             let text = format!("fails jobs, but other nodes do not; last reason: {fault}");
@@ -348,7 +348,7 @@ impl State {
             }
             self.fleet.count_blame(server);
             if self
-                .policies
+                .policies()
                 .failure
                 .blames_for_jobs(View::new(self), server)
             {

@@ -292,7 +292,7 @@ impl State {
             self.resize(volume, after);
         }
         self.graph.measure_course(pipeline);
-        if self.can_never_fit(pipeline) {
+        if crate::policy::View::new(self).can_never_fit(pipeline) {
             for &(volume, before, _) in changes {
                 self.resize(volume, before);
             }

@@ -70,7 +70,7 @@ impl State {
     /// A job that wrote a volume is done: a copy of what it holds now may be worth its cost.
     pub(crate) fn consider_copy(&mut self, volume: VolumeIndex) {
         self.drop_unfinished_copy(volume);
-        let policy = self.policies.replication;
+        let policy = self.policies().replication;
         let is_needed = self.graph.volume(volume).users_left > 0;
         if !policy.is_active()
             || !is_needed
@@ -188,7 +188,7 @@ impl State {
         };
         let spared_ms = self.redo_ms(volume, &[]).saturating_sub(receipt.redo_ms);
         let space_ms = self.space_ms(server, 0, older.size.bytes, receipt.exposure_ms);
-        let policy = self.policies.replication;
+        let policy = self.policies().replication;
         policy.keeps_older(receipt, spared_ms, space_ms)
     }
 

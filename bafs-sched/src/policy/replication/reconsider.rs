@@ -21,7 +21,7 @@ impl State {
 
     /// Weighs every volume again that has no copy.
     pub(crate) fn weigh_again(&mut self) {
-        if !self.policies.replication.weighs() {
+        if !self.policies().replication.weighs() {
             return;
         }
         let instances = self.volumes.iter();
