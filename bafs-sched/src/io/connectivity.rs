@@ -74,8 +74,8 @@ impl Connectivity {
         (heard.last_answer, heard.silence) = (Some(now), None);
     }
 
-    /// A node is about to answer. A time in which no node was heard counts against none of them: who
-    /// is silent beside it is waited for as if it had fallen silent now.
+    /// A node is about to answer. A time in which no node was heard counts against none of them: a
+    /// node that is silent beside it is waited for as if it had fallen silent now.
     fn restart_silences_of_all(&mut self, now: Time) {
         let answers = self.node_addresses.iter();
         let answers = answers.filter_map(|address| self.by_address.get(address)?.last_answer);

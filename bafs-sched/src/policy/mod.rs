@@ -1,8 +1,12 @@
 //! The rules of the scheduler by family: what they see, what a family is, and which there are.
 //!
 //! A policy is a type without state behind the trait of its family. It sees a read-only `View`
-//! and answers with plain data; the state carries that out. Each has a name that a user can give
-//! (`--policy placement=capacity`), so the simulator and a run use the very same code.
+//! and answers with plain data, often a `Decision`; `transition/commit.rs` carries that out. Each
+//! has a name that a user can give (`--policy placement=capacity`), so the simulator and a run use
+//! the very same code.
+//!
+//! What several families must agree on is asked in `start_search.rs`; the loops that ask and commit
+//! are in `transition/`.
 //!
 //! | Family | Decides |
 //! |---|---|

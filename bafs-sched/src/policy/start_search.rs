@@ -48,7 +48,7 @@ impl View<'_> {
             for &server in &candidates {
                 let is_refused = self.graph.job(job).troubles.refused_by.contains(&server);
                 let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
-                if is_refused || !has_slots || self.begins_over(job, server) {
+                if is_refused || !has_slots || self.begins_above_quota(job, server) {
                     continue;
                 }
                 let creates = self.plan_volumes(policies, job, &mounted, server, spill);

@@ -1,5 +1,5 @@
 //! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
-//! `policy/placement/starts.rs`, what a failure means by `policy/failure/attribution.rs`.
+//! `policy/start_search.rs`, what a failure means by `policy/failure/attribution.rs`.
 
 use std::collections::BTreeSet;
 

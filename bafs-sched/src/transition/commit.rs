@@ -8,7 +8,8 @@ use crate::strategy_selector::Selection;
 impl State {
     /// Carries a decision out, and notes it.
     pub(crate) fn commit(&mut self, decision: Decision) {
-        match decision.clone() {
+        self.decisions.push(decision.clone());
+        match decision {
             // Placement.
             Decision::Start {
                 job,
@@ -59,6 +60,5 @@ impl State {
                 has_simulated_rules,
             }),
         }
-        self.decisions.push(decision);
     }
 }

@@ -159,7 +159,7 @@ impl State {
         // Who waits for a home may leave room when it is back.
         let is_homeless = |job: JobIndex| View::new(self).is_homeless(job);
         let waits_for_home = self.timers.has_job(is_homeless);
-        if self.waits_on() || waits_for_home {
+        if self.waits_for_others() || waits_for_home {
             return;
         }
         let until = *self

@@ -68,7 +68,7 @@ impl State {
     }
 
     /// Nothing helps. Where others have what the run lacks, it waits on, and does not fail.
-    pub(crate) fn waits_on(&mut self) -> bool {
+    pub(crate) fn waits_for_others(&mut self) -> bool {
         let is_shared = self.fleet.is_shared();
         if is_shared {
             self.patience = None;

@@ -152,3 +152,59 @@ impl State {
         self.assign(job, server, creates);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{RunId, ServerId};
+    use bafs_proto::time::Time;
+    use bafs_workflow::{JobIndex, VolumeIndex, parse_workflow};
+
+    use crate::{Action, Decision, Event, NodeInfo, Scheduler, Settings, Space};
+
+    /// A job with a scratch volume, on a node that has room for it.
+    fn step_once(scheduler: &mut Scheduler) -> Vec<Action> {
+        let space = Space {
+            bytes: 10_000_000,
+            files: 100_000,
+        };
+        let node = NodeInfo::single_group(ServerId(1), space, 1);
+        let mut actions = Vec::new();
+        let seen = Event::nodes_listed(vec![node]);
+        scheduler.step(Time(1), seen, &mut actions);
+        actions
+    }
+
+    fn scheduler() -> Scheduler {
+        let text = "volume v scratch 1 MB\njob a {\nexecutable = x\n}\nmount v a /v\n";
+        let none = |_: &str| Err("no files".to_owned());
+        let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
+        Scheduler::new(RunId(1), workflow, Settings::default())
+    }
+
+    #[test]
+    fn starts_are_decisions_with_their_volumes() {
+        let mut scheduler = scheduler();
+        scheduler.keep_decisions();
+        step_once(&mut scheduler);
+        let size = scheduler.size_of(VolumeIndex(0));
+        let start = Decision::Start {
+            job: JobIndex(0),
+            server: ServerId(1),
+            creates: vec![(VolumeIndex(0), Some(ServerId(1)), size)],
+            borrows: Vec::new(),
+        };
+        let decisions = scheduler.take_decisions();
+        assert_eq!(decisions, [Decision::BeginRunning, start]);
+        assert!(scheduler.take_decisions().is_empty(), "taken once");
+        let text = serde_json::to_string(&decisions).expect("it is plain data");
+        let read: Vec<Decision> = serde_json::from_str(&text).expect("it was written so");
+        assert_eq!(read, decisions);
+    }
+
+    #[test]
+    fn unwanted_decisions_are_forgotten_after_each_step() {
+        let mut scheduler = scheduler();
+        assert!(!step_once(&mut scheduler).is_empty(), "it starts a job");
+        assert!(scheduler.take_decisions().is_empty());
+    }
+}

@@ -1,12 +1,12 @@
 //! Whether every pipeline that holds space can still come to its end after a job has taken more:
 //! Dijkstra's banker, node by node. So pipelines never wait for each other's space, and nothing
-//! that is done has to be dropped to make way. Where jobs go is `policy/placement/starts.rs`.
+//! that is done has to be dropped for others. Where jobs go is `policy/start_search.rs`.
 //!
 //! A node is *safe* when the pipelines at home there can end there one after the other, each with
 //! what is free and what those before it leave. A job may start where all nodes on which it takes
-//! space stay safe; `policy/admission/node_survey.rs` knows what is on each. A pipeline that is too
-//! large for any single node *borrows* of another node: that one has room for the rest of it once its
-//! own pipelines have ended.
+//! space stay safe; `state/node_survey.rs` knows what is on each. A pipeline that is too large for
+//! any single node *borrows* of another node: that one has room for the rest of it once its own
+//! pipelines have ended.
 //!
 //! Copies give way when nothing else helps, and of a cache a node needs but a small part where
 //! others can have the rest; so both count as free. A node that is alone counts all of the caches
@@ -14,7 +14,7 @@
 //! before that one has found its space: it takes space only where the largest of all pipelines
 //! would still find its own (`state/cross_pipeline.rs` knows who waits).
 //!
-//! What fails (nodes, volumes) may leave nodes unsafe; then `look_for_blockade` helps.
+//! What fails (nodes, volumes) may leave nodes unsafe; then `transition/deadlock.rs` helps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -117,8 +117,9 @@ fn complete_all(
 }
 
 impl View<'_> {
-    /// The nodes that borrow of others once `job` has started on `server` and created these volumes,
-    /// each with what it lacks. Nothing if it must not: not all that is under way could end.
+    /// The nodes that borrow of others once `job` has started on `server` and created these
+    /// volumes, each with what it lacks. Nothing if it must not: not all that is under way could
+    /// end.
     pub(crate) fn borrows(
         &self,
         job: JobIndex,

@@ -1,6 +1,7 @@
 //! Room for batch volumes: what is begun beside each other leaves so much that all fit which one
 //! stage reads at once. Otherwise pipelines fill the nodes to the last byte, a cache finds room
-//! only where another one goes, and jobs run one after the other. Whether pipelines can end `policy/admission/bankers_check.rs`.
+//! only where another one goes, and jobs run one after the other. Whether pipelines can end is
+//! judged in `policy/admission/bankers_check.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -90,13 +90,13 @@ impl View<'_> {
     }
 
     /// The size of a cache, and a part more for blocks that are not spread evenly.
-    pub(crate) fn with_skew(&self, bytes: u64) -> u64 {
-        with_skew(bytes, self.skew.permille())
+    pub(crate) fn with_imbalance(&self, bytes: u64) -> u64 {
+        with_imbalance(bytes, self.skew.permille())
     }
 }
 
 /// As much, and so many thousandths more.
-pub(crate) fn with_skew(bytes: u64, permille: u64) -> u64 {
+pub(crate) fn with_imbalance(bytes: u64, permille: u64) -> u64 {
     bytes.saturating_add(scale_up(bytes, permille, 1000))
 }
 

@@ -8,15 +8,15 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::partitioning::{CacheDivision, CachePlanning};
 use crate::policy::View;
-use crate::policy::cache_space::load_imbalance::with_skew;
+use crate::policy::cache_space::load_imbalance::with_imbalance;
 use crate::space::{Space, scale_up};
-use crate::state::cache_parts::SHARE_BYTES_MIN;
+use crate::state::cache_parts::PART_BYTES_MIN;
 use crate::state::jobs::JobState;
 use crate::state::planned_volumes::Create;
 
 /// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
 /// where it can.
-const SHARE_BYTES_GOOD: u64 = 4 << 20;
+const PART_BYTES_GOOD: u64 = 4 << 20;
 
 /// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
 const READERS_LOOKED_AT: usize = 64;
@@ -65,7 +65,7 @@ impl View<'_> {
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
         // Under rules not where scratch volumes count on its place.
         let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
-        let shares = if is_single && left.can_hold(size) && is_free {
+        let partition = if is_single && left.can_hold(size) && is_free {
             vec![(server, size)]
         } else if self.is_cached_in_group(volume, server) {
             // A node that joined later, or whose part was lost. All parts are added up only under
@@ -74,7 +74,7 @@ impl View<'_> {
             let have = rules.and_then(|_| self.cached_in_group(volume, server));
             let bytes = match have {
                 Some(have) => {
-                    let lacking = size.bytes.saturating_sub(have).max(SHARE_BYTES_GOOD);
+                    let lacking = size.bytes.saturating_sub(have).max(PART_BYTES_GOOD);
                     lacking.min(size.bytes).min(left.bytes)
                 }
                 None => {
@@ -82,7 +82,7 @@ impl View<'_> {
                     self.late_part(size.bytes, left.bytes, server, has)
                 }
             };
-            let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
+            let is_enough = bytes >= size.bytes.min(PART_BYTES_MIN) && left.files >= size.files;
             let is_whole = have.is_some_and(|have| have >= size.bytes);
             let is_wanted = || !self.is_spare(left.bytes, bytes) || self.awaits_batch();
             let is_costly = is_whole && is_wanted();
@@ -99,10 +99,10 @@ impl View<'_> {
         } else {
             self.divide((job, creates), planning, volume, server, taken)?
         };
-        for (node, share) in shares {
+        for (node, part) in partition {
             let there = taken.entry(node).or_default();
-            *there = there.saturating_add(share);
-            creates.push((volume, Some(node), share));
+            *there = there.saturating_add(part);
+            creates.push((volume, Some(node), part));
         }
         Some(())
     }
@@ -121,12 +121,12 @@ impl View<'_> {
         let divide = |more: &BTreeMap<ServerId, Space>| {
             self.divide_with(start, planning, volume, server, taken, more)
         };
-        let shares = divide(&BTreeMap::new())?;
+        let partition = divide(&BTreeMap::new())?;
         if self.is_cache_leaving(server) {
             let later = divide(&self.leaving_bytes(server));
-            return (later.as_ref() == Some(&shares)).then_some(shares);
+            return (later.as_ref() == Some(&partition)).then_some(partition);
         }
-        Some(shares)
+        Some(partition)
     }
 
     /// The division when so many bytes more are free on nodes.
@@ -154,9 +154,10 @@ impl View<'_> {
             server,
             rooms: &rooms,
         };
-        let shares = planning.partitioning.divide(*self, &division);
-        let has_part = |shares: &CachePartition| shares.iter().any(|(node, _)| *node == server);
-        shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
+        let partition = planning.partitioning.divide(*self, &division);
+        let has_part =
+            |partition: &CachePartition| partition.iter().any(|(node, _)| *node == server);
+        partition.filter(|partition| self.may_read_at_peers() || has_part(partition))
     }
 
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
@@ -179,10 +180,10 @@ impl View<'_> {
         }
         let rooms: Vec<&Room> = rooms.iter().collect();
         let readers = || self.readers_without_scratch(volume);
-        let larger = self.with_skew(size.bytes);
+        let larger = self.with_imbalance(size.bytes);
         let beside = self.beside_next(volume, server);
         let keep = |room: &Room| room.scratch_all;
-        shares_keeping(size, larger, &rooms, beside, &readers, keep)
+        partition_keeping(size, larger, &rooms, beside, &readers, keep)
     }
 
     /// What a node has left when caches are given up.
@@ -241,7 +242,7 @@ impl View<'_> {
         let slots = u64::from(self.fleet.free_slots(server));
         let all = need.saturating_mul(slots).saturating_sub(has);
         let part = |keep: u64| size.min(left.saturating_sub(keep));
-        let is_good = |part: &u64| *part >= size.min(SHARE_BYTES_GOOD);
+        let is_good = |part: &u64| *part >= size.min(PART_BYTES_GOOD);
         let mut good = [all, need.saturating_sub(has)].map(part).into_iter();
         good.find(is_good).unwrap_or_else(|| part(0))
     }
@@ -263,7 +264,7 @@ impl View<'_> {
                 bytes,
                 files: size.files,
             };
-            if bytes >= SHARE_BYTES_GOOD
+            if bytes >= PART_BYTES_GOOD
                 && left.can_hold(part)
                 && self.graph.volume(volume).is_needed()
             {
@@ -361,9 +362,9 @@ pub(crate) struct Room {
 /// its size leaves room for all its `readers` that have no scratch volumes yet: who waits for room
 /// reads it when it has gone, and brings it from home again. What is left it shares with the batch
 /// volume that is to be fetched next, where both have room. Nothing if the sum is below the size.
-pub(super) fn shares(
+pub(super) fn partition(
     size: Space,
-    skew_permille: u64,
+    imbalance_permille: u64,
     rooms: &[Room],
     beside: ConcurrentCacheData,
     readers: impl Fn() -> u64,
@@ -372,7 +373,7 @@ pub(super) fn shares(
         .iter()
         .filter(|room| room.left.files >= size.files)
         .collect();
-    let larger = with_skew(size.bytes, skew_permille);
+    let larger = with_imbalance(size.bytes, imbalance_permille);
     let keeps: [fn(&Room) -> u64; 6] = [
         |room| room.scratch_all.max(room.to_end),
         |room| room.scratch_one.max(room.to_end),
@@ -381,17 +382,17 @@ pub(super) fn shares(
         |room| room.scratch_one,
         |_| 0,
     ];
-    let mut shares = keeps
+    let mut partition = keeps
         .iter()
-        .map(|keep| shares_keeping(size, larger, &rooms, beside, &readers, keep));
-    shares.find_map(|shares| shares)
+        .map(|keep| partition_keeping(size, larger, &rooms, beside, &readers, keep));
+    partition.find_map(|partition| partition)
 }
 
 /// Divides a cooperative cache of `size`, or up to so many `larger` bytes, among nodes with room
 /// for its files, each of which keeps so much. Nothing if the sum of what is left then is below the
 /// size. The node where a reader is to start gets the least part that lets it run all the same:
 /// where others only store, the whole cache might lie on those.
-fn shares_keeping(
+fn partition_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
@@ -400,7 +401,7 @@ fn shares_keeping(
     keep: impl Fn(&Room) -> u64,
 ) -> Option<CachePartition> {
     let least = |room: &Room| match room.is_placed {
-        true => SHARE_BYTES_MIN.min(size.bytes).min(room.left.bytes),
+        true => PART_BYTES_MIN.min(size.bytes).min(room.left.bytes),
         false => 0,
     };
     let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
@@ -415,24 +416,24 @@ fn shares_keeping(
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
         // With less beside them nobody begins: he might not come to his end.
-        let least = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
+        let least = if readers == 0 { 0 } else { PART_BYTES_MIN };
         let scratch = scratch.saturating_add(least);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
     let wanted = larger.min(beside.part_of(beside_readers, size.bytes).max(size.bytes));
     let is_whole = can_be_whole(size, rooms, beside.others, &keep);
-    let share = |room: &Room| match is_whole {
+    let part = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
             .min(spare(room))
             .min(size.bytes)
             .max(least(room)),
     };
-    let shares = rooms.iter().map(|room| {
-        let bytes = share(room);
+    let partition = rooms.iter().map(|room| {
+        let bytes = part(room);
         (room.server, Space { bytes, ..size })
     });
-    Some(shares.filter(|(_, share)| share.bytes > 0).collect())
+    Some(partition.filter(|(_, part)| part.bytes > 0).collect())
 }
 
 /// Whether each node can have the whole of a cache, beside what it keeps, what its pipelines need
@@ -451,29 +452,33 @@ fn can_be_whole(size: Space, rooms: &[&Room], others: u64, keep: impl Fn(&Room) 
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
 /// possible still fit; with a part more for blocks that are not spread evenly, where that leaves
 /// `beside` bytes for all else. Nothing if the nodes have less than the size.
-pub(super) fn shares_beside(
+pub(super) fn partition_beside(
     size: Space,
-    skew_permille: u64,
+    imbalance_permille: u64,
     rooms: &[Room],
     unit_bytes: u64,
     beside: u64,
 ) -> Option<CachePartition> {
     let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
     let larger = Space {
-        bytes: with_skew(size.bytes, skew_permille),
+        bytes: with_imbalance(size.bytes, imbalance_permille),
         ..size
     };
     if left >= u128::from(larger.bytes) + u128::from(beside)
-        && let Some(shares) = tight_shares(larger, rooms, unit_bytes)
+        && let Some(partition) = tight_partition(larger, rooms, unit_bytes)
     {
-        return Some(shares);
+        return Some(partition);
     }
-    tight_shares(size, rooms, unit_bytes)
+    tight_partition(size, rooms, unit_bytes)
 }
 
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
 /// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
-pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<CachePartition> {
+pub(super) fn tight_partition(
+    size: Space,
+    rooms: &[Room],
+    unit_bytes: u64,
+) -> Option<CachePartition> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
@@ -519,7 +524,7 @@ pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Opti
     // Rounded as a whole: a byte too many could cost a scratch volume its place.
     let part = |spare: u128| (wanted * spare).checked_div(sum).unwrap_or(0) as u64;
     let mut before = 0;
-    let shares = spares.into_iter().map(|(server, spare)| {
+    let partition = spares.into_iter().map(|(server, spare)| {
         let bytes = part(before + u128::from(spare)) - part(before);
         before += u128::from(spare);
         (
@@ -530,7 +535,7 @@ pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Opti
             },
         )
     });
-    Some(shares.filter(|(_, share)| share.bytes > 0).collect())
+    Some(partition.filter(|(_, part)| part.bytes > 0).collect())
 }
 
 #[cfg(test)]
@@ -558,7 +563,7 @@ mod tests {
     }
 
     fn bytes(size: u64, rooms: &[Room]) -> Option<Vec<u64>> {
-        let shares = shares(
+        let partition = partition(
             Space {
                 bytes: size * MB,
                 files: 1,
@@ -569,9 +574,9 @@ mod tests {
             || 0,
         )?;
         Some(
-            shares
+            partition
                 .iter()
-                .map(|(_, share)| share.bytes.div_ceil(MB))
+                .map(|(_, part)| part.bytes.div_ceil(MB))
                 .collect(),
         )
     }
@@ -620,8 +625,8 @@ mod tests {
                 others: others * MB,
                 ..ConcurrentCacheData::default()
             };
-            let shares = shares(size, 0, &rooms, beside, || 0).expect("it fits");
-            let bytes = shares.iter().map(|(_, share)| share.bytes.div_ceil(MB));
+            let partition = partition(size, 0, &rooms, beside, || 0).expect("it fits");
+            let bytes = partition.iter().map(|(_, part)| part.bytes.div_ceil(MB));
             bytes.collect::<Vec<u64>>()
         };
         assert_eq!(of(60, 0, 0), [40; 4]);
@@ -659,8 +664,8 @@ mod tests {
                 files: 1,
             };
             let (skew, beside) = (SKEW_PERMILLE_FIRST, ConcurrentCacheData::default());
-            let shares = shares(size, skew, &rooms, beside, || readers).expect("it fits");
-            shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
+            let partition = partition(size, skew, &rooms, beside, || readers).expect("it fits");
+            partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
         assert_eq!(taken(1), 3_918);
@@ -676,7 +681,7 @@ mod tests {
         let rooms: Vec<Room> = (0..50).map(|id| room(id, 5_000, 0, 1)).collect();
         for (size, unit, volumes) in [(45_000, 500, 410), (225_000, 500, 50), (150_000, 2_500, 40)]
         {
-            let shares = tight_shares(
+            let partition = tight_partition(
                 Space {
                     bytes: size * MB,
                     files: 1,
@@ -685,17 +690,17 @@ mod tests {
                 unit * MB,
             )
             .unwrap();
-            let sum: u64 = shares.iter().map(|(_, share)| share.bytes).sum();
+            let sum: u64 = partition.iter().map(|(_, part)| part.bytes).sum();
             assert_eq!(sum, size * MB);
             let left = |id: u64| {
-                let share = shares.iter().find(|(server, _)| server.0 == id);
-                5_000 * MB - share.map_or(0, |(_, share)| share.bytes)
+                let part = partition.iter().find(|(server, _)| server.0 == id);
+                5_000 * MB - part.map_or(0, |(_, part)| part.bytes)
             };
             let kept: u64 = (0..50).map(|id| left(id) / (unit * MB)).sum();
             assert_eq!(kept, volumes);
         }
         assert_eq!(
-            tight_shares(
+            tight_partition(
                 Space {
                     bytes: 250_001 * MB,
                     files: 1
@@ -716,8 +721,9 @@ mod tests {
                 files: 1,
             };
             let skew = SKEW_PERMILLE_FIRST;
-            let shares = shares_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
-            shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
+            let partition =
+                partition_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
+            partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         assert_eq!([0, 40, 41, 5_000].map(taken), [3_960, 3_960, 3_600, 3_600]);
     }
@@ -726,11 +732,11 @@ mod tests {
     fn partitions_always_hold_the_whole_cache() {
         for size in 1..=300 {
             for (a, b, c) in [(100, 100, 100), (1, 2, 297), (0, 150, 150)] {
-                let shares = bytes(
+                let partition = bytes(
                     size,
                     &[room(1, a, 0, 1), room(2, b, 0, 1), room(3, c, 0, 1)],
                 );
-                let sum: u64 = shares.expect("it fits").iter().sum();
+                let sum: u64 = partition.expect("it fits").iter().sum();
                 assert!(sum >= size, "{size}: {sum}");
             }
         }

@@ -89,7 +89,7 @@ impl View<'_> {
     }
 
     /// Whether a job would begin its pipeline on a node of which this run has more than its part.
-    pub(crate) fn begins_over(&self, job: JobIndex, server: ServerId) -> bool {
+    pub(crate) fn begins_above_quota(&self, job: JobIndex, server: ServerId) -> bool {
         let limit = self.fleet.get(server).and_then(|node| node.limit);
         limit.is_some_and(|limit| limit.is_over)
             && !self.is_at_home(self.graph.pipeline(job), server)
