@@ -3,11 +3,13 @@
 
 use std::ops::Deref;
 
-use bafs_proto::ids::RunId;
+use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
 
 use crate::decision::Decision;
+use crate::policy::View;
+use crate::policy::order::node_demand::NodeDemand;
 use crate::recorded_step::RecordedStep;
 use crate::state::kept_state::{StateChanges, StateRows};
 use crate::state::recorded::Kept;
@@ -127,6 +129,12 @@ impl Scheduler {
             // What was put back is in the journal.
             self.start_recording();
         }
+    }
+
+    /// What the run could use of a live node, and needs of it; nothing of others.
+    pub fn node_demand(&self, server: ServerId) -> Option<NodeDemand> {
+        let view = View::new(&self.state);
+        view.node_demand(server, || view.least_to_end(server))
     }
 }
 

@@ -7,6 +7,7 @@ use bafs_workflow::JobIndex;
 
 use crate::describe::describe;
 use crate::event::Event;
+use crate::policy::View;
 use crate::policy::admission::node_gathering::no_node;
 use crate::space::Space;
 use crate::state::jobs::JobState;
@@ -23,7 +24,7 @@ impl State {
             (_, JobState::Done | JobState::Failed | JobState::Active) => None,
             (_, JobState::Skipped) => Some(self.skipped_for(job)),
             (Phase::Finishing | Phase::Over, state) => Some(self.ended_before(job, state)),
-            (Phase::Gathering, _) => Some(self.misfit().unwrap_or_else(no_node)),
+            (Phase::Gathering, _) => Some(View::new(self).misfit().unwrap_or_else(no_node)),
             (Phase::Running, JobState::Waiting) => Some(self.awaited(job)),
             (Phase::Running, JobState::HeldBack) => {
                 let due = self.timers.due(Timer::Job(job));

@@ -101,7 +101,7 @@ kept! {
         warming: Warming,
     }
     rebuilt {
-        run, settings, policies, queues, under_way, executions, surveys, cpus_max, out, decisions,
+        run, settings, queues, under_way, executions, surveys, cpus_max, out, decisions,
     }
 }
 

@@ -26,6 +26,14 @@ kept! {
 }
 
 impl Ways {
+    /// So many jobs are done: when that is more than ever before, all may be preempted again.
+    pub(crate) fn note_progress(&mut self, done: u64) {
+        if done > self.done_most {
+            self.done_most = done;
+            self.made.clear();
+        }
+    }
+
     /// A pipeline is through: it was not in vain that others made way.
     pub(crate) fn pipeline_ended(&mut self, pipeline: u32) {
         if !self.made.is_empty() && self.ended.insert(pipeline) {

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::action::{Action, MountedVolume};
 use crate::decision::Decision;
 use crate::event::{Event, NodeInfo};
-use crate::policy::PolicySet;
 use crate::settings::Settings;
 use crate::space::Space;
 use crate::state::attempt_index::UnderWay;
@@ -62,8 +61,6 @@ pub(crate) enum Phase {
 pub struct State {
     pub(crate) run: RunId,
     pub(crate) settings: Settings,
-    /// The rules that it follows.
-    pub(crate) policies: PolicySet,
     pub(crate) now: Time,
     pub(crate) phase: Phase,
     pub(crate) is_cancelled: bool,
@@ -172,7 +169,6 @@ impl State {
         let graph = Graph::new(workflow);
         let mut scheduler = Self {
             run,
-            policies: PolicySet::new(&settings.policies),
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
@@ -492,7 +488,7 @@ impl State {
                 nodes,
                 unlisted: missed,
             } => self.servers_seen(nodes, &missed),
-            Event::QuotasChanged { quotas: shares } => self.shares_seen(shares),
+            Event::QuotasChanged { quotas } => self.quotas_changed(quotas),
             Event::ServerSilent { server } => self.lose_server(server),
             Event::CutOff {
                 silent_ms,
@@ -519,8 +515,8 @@ impl State {
                 primary_bytes: kept_bytes,
                 refetched_bytes: again_bytes,
             } => {
-                self.cache_seen(volume, kept_bytes);
-                self.note_again(volume, again_bytes);
+                self.cache_inspected(volume, kept_bytes);
+                self.note_refetched(volume, again_bytes);
             }
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::VolumesFound { server, found } => self.volumes_found(server, &found),
@@ -578,27 +574,6 @@ impl State {
             Timer::Cleanup => self.stop_cleaning(),
             // The time is compared where it matters.
             Timer::Patience => {}
-        }
-    }
-
-    /// Does what has become possible.
-    pub(crate) fn advance(&mut self) {
-        if self.phase == Phase::Gathering {
-            self.gather();
-        }
-        if self.phase == Phase::Running {
-            self.make_sizes_up();
-            self.reconsider();
-            self.heed_chains();
-            self.place_all();
-            self.warm_ahead();
-            self.look_for_blockade();
-            if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {
-                self.finish();
-            }
-        }
-        if self.phase == Phase::Finishing {
-            self.end_if_clean();
         }
     }
 }

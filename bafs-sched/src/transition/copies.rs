@@ -21,7 +21,7 @@ impl State {
     /// A job that wrote a volume is done: a copy of what it holds now may be worth its cost.
     pub(crate) fn consider_copy(&mut self, volume: VolumeIndex) {
         self.drop_unfinished_copy(volume);
-        let estimate = match judge_copy(View::new(self), self.policies.replication, volume) {
+        let estimate = match judge_copy(View::new(self), self.policies().replication, volume) {
             CopyVerdict::Unchanged => return,
             CopyVerdict::DropAll => return self.drop_copies(volume),
             CopyVerdict::KeepOlder(estimate) => estimate,
@@ -48,7 +48,7 @@ impl State {
 
     /// Weighs every volume again that has no copy.
     fn weigh_again(&mut self) {
-        let policy = self.policies.replication;
+        let policy = self.policies().replication;
         for volume in reconsider::volumes_to_weigh(View::new(self), policy) {
             self.consider_copy(volume);
         }

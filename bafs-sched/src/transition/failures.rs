@@ -130,7 +130,7 @@ impl State {
             self.note_fault_on(job, server, cause);
             if cause == FaultCause::Unknown {
                 self.fleet.count_fault(server);
-                let policy = self.policies.failure;
+                let policy = self.policies().failure;
                 if policy.blames_for_faults(View::new(self), server) {
                     self.quarantine_for_failures(server, QuarantineReason::JobsFail);
                     let why = format!("fails jobs, but other nodes do not; last reason: {fault}");

@@ -31,7 +31,7 @@ impl State {
                 continue;
             }
             self.fleet.count_blame(server);
-            let policy = self.policies.failure;
+            let policy = self.policies().failure;
             if policy.blames_for_jobs(View::new(self), server) {
                 self.quarantine_for_failures(server, QuarantineReason::JobsFail);
                 self.tell_quarantine(server, "fails jobs that succeed on other nodes");

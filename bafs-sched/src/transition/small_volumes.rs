@@ -84,7 +84,7 @@ impl State {
             .map(|(volume, _)| (*volume, self.size_of(*volume)));
         let before: Vec<(VolumeIndex, Space)> = before.collect();
         self.set_sizes(pipeline, sizes);
-        let may_fit = !self.can_never_fit(pipeline);
+        let may_fit = !View::new(self).can_never_fit(pipeline);
         self.set_sizes(pipeline, &before);
         may_fit
     }

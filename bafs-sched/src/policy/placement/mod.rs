@@ -3,7 +3,7 @@
 pub(crate) mod capacity;
 mod most_free;
 pub(crate) mod remote_data;
-pub(crate) mod starts;
+pub(crate) mod scratch_volumes;
 
 use bafs_proto::ids::ServerId;
 

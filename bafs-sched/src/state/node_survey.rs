@@ -1,5 +1,5 @@
-//! What there is on each node, whoever starts next, looked at again only where something changed.
-//! What follows from it is `policy/admission/bankers_check.rs`.
+//! What there is on each node, whoever starts next: an index over the state, filled when somebody
+//! asks, of which the changes of the state take out what they concern.
 
 use std::sync::Arc;
 
@@ -30,37 +30,23 @@ impl State {
         users.all(|user| starting == Some(*user) || self.graph.state(*user).has_begun())
     }
 
-    /// What there is on a node.
-    pub(crate) fn survey(&mut self, server: ServerId) -> Arc<Survey> {
-        self.forget_changed();
-        if let Some(known) = self.surveys.of.get(&server) {
-            return known.clone();
+    /// What there is on a node. Kept while nothing changes: whoever asks often has the changes
+    /// taken out before ([`Self::refresh_surveys`]), else each question looks anew.
+    pub(crate) fn survey(&self, server: ServerId) -> Arc<Survey> {
+        let is_current = self.volumes.changed.is_empty()
+            && self.graph.begun.is_empty()
+            && self.surveys.fleet == (self.fleet.alive, self.fleet.lost);
+        let look = || Arc::new(self.look(server, None));
+        match is_current {
+            true => self.surveys.of.get_or_insert(server, look),
+            false => look(),
         }
-        let survey = Arc::new(self.look(server, None));
-        self.surveys.of.insert(server, survey.clone());
-        survey
     }
 
-    /// The same where it is known.
-    pub(crate) fn surveyed(&self, server: ServerId) -> Option<Arc<Survey>> {
-        let is_unchanged = self.volumes.changed.is_empty() && self.graph.begun.is_empty();
-        let is_unchanged =
-            is_unchanged && self.surveys.fleet == (self.fleet.alive, self.fleet.lost);
-        self.surveys
-            .of
-            .get(&server)
-            .filter(|_| is_unchanged)
-            .cloned()
-    }
-
-    /// Forgets what was found on nodes where something changed since.
-    fn forget_changed(&mut self) {
-        match self.changed() {
-            Some(servers) => {
-                for server in servers {
-                    self.surveys.of.remove(&server);
-                }
-            }
+    /// Takes out what was found on nodes where something changed since.
+    pub(crate) fn refresh_surveys(&mut self) {
+        match self.changed_nodes() {
+            Some(servers) => servers.iter().for_each(|it| self.surveys.of.remove(*it)),
             None => self.surveys.of.clear(),
         }
         self.surveys.fleet = (self.fleet.alive, self.fleet.lost);
@@ -69,7 +55,7 @@ impl State {
     }
 
     /// Nodes where something changed; nothing when it may be all of them.
-    fn changed(&self) -> Option<Vec<ServerId>> {
+    pub(crate) fn changed_nodes(&self) -> Option<Vec<ServerId>> {
         if self.surveys.fleet != (self.fleet.alive, self.fleet.lost) {
             return None;
         }
@@ -84,23 +70,6 @@ impl State {
                 .extend(scratch.flat_map(|mount| self.volumes.live(mount.volume).keys().flatten()));
         }
         Some(servers)
-    }
-
-    /// Asserts that what is remembered is what is found.
-    pub(crate) fn check_surveys(&self) {
-        let Some(changed) = self.changed() else {
-            return;
-        };
-        for (server, known) in &self.surveys.of {
-            if changed.contains(server) {
-                continue;
-            }
-            let found = self.look(*server, None);
-            if known.to_end.get().is_some() {
-                self.needed_to_end(&found, *server);
-            }
-            assert_eq!(**known, found, "{server}: what is there");
-        }
     }
 
     /// What there is on a node, once a job has started if one is given.
