@@ -41,6 +41,7 @@
 
 mod clock;
 mod journal_opening;
+mod journal_writing;
 mod maintenance;
 mod output_collector;
 mod run_options;
@@ -63,7 +64,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::clock::RunClock;
-use self::journal_opening::{RecoveredRun, open_journal, recover_run, take_snapshot};
+use self::journal_opening::{RecoveredRun, open_journal, recover_run};
 use self::maintenance::send_event;
 use self::output_collector::{OutputCollector, find_ended_attempt};
 pub use run_options::{CancelHandle, RunOptions};
@@ -78,7 +79,7 @@ use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
 use crate::report::{RunReport, RunReportBuilder};
-use crate::{Action, Event, MountedVolume, Progress, RecordedStep, Scheduler};
+use crate::{Action, Event, MountedVolume, Progress, Scheduler};
 
 pub(crate) use self::clock::{monotonic_now, wall_time_now};
 
@@ -426,34 +427,6 @@ impl Driver {
             self.execute_action(action);
         }
         Ok(())
-    }
-
-    /// Makes steps durable, with a snapshot when one is due.
-    async fn write_steps(&mut self, steps: Vec<RecordedStep>) -> Result<Vec<RecordedStep>> {
-        let gone = || Error::new(ErrorCode::ServerFault, "the journal is no longer usable");
-        let mut journal = self.journal.take().ok_or_else(gone)?;
-        let written =
-            tokio::task::spawn_blocking(move || journal.append(&steps).map(|()| (journal, steps)));
-        let (journal, steps) = written.await.map_err(|_| gone())??;
-        let is_due = journal.is_snapshot_due();
-        self.journal = Some(journal);
-        if is_due {
-            self.write_snapshot()?;
-        }
-        Ok(steps)
-    }
-
-    /// Writes what the next scheduler goes on with.
-    fn write_snapshot(&mut self) -> Result<()> {
-        let homes = self.servers.homes.lock();
-        let homes = homes.unwrap_or_else(PoisonError::into_inner);
-        let ended = self.output_collector.ended_attempts();
-        let snapshot = take_snapshot(&self.scheduler, &homes, ended);
-        drop(homes);
-        match &mut self.journal {
-            Some(journal) => journal.append_snapshot(&snapshot),
-            None => Ok(()),
-        }
     }
 
     /// Does what follows for the driver itself from a fact that the core knows.

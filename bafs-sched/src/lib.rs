@@ -76,7 +76,6 @@ pub use state::kept_state::StateChanges;
 pub use state::limits::AllocationRules;
 pub use state::limits::JobStartOrder;
 pub use state::observed_access::RunWarning;
-pub(crate) use state::progress::describe_signal;
 pub use state::progress::{JobFailure, Outcome, Progress};
 pub use state::strategy::StrategyChange;
 pub use strategy_selector::{

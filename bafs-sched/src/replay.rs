@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
+use crate::describe::{describe_end, format_seconds};
 use crate::io::journal::History;
 use crate::{
     Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, StrategySelector,
-    UserCommand, describe_signal,
+    UserCommand,
 };
 
 /// One thing that happened or was decided.
@@ -517,31 +517,5 @@ impl HistoryWriter {
                 moved.received_bytes
             ),
         }
-    }
-}
-
-fn format_seconds(ms: u64) -> String {
-    format!("{}.{:01}", ms / 1_000, ms % 1_000 / 100)
-}
-
-/// How an attempt ended, as the rest of a sentence that begins with its name.
-pub(crate) fn describe_end(report: &JobReport) -> String {
-    let after = format!("after {} s", format_seconds(report.wall_ms));
-    match &report.outcome {
-        JobOutcome::Exited(0) => format!("is done {after}"),
-        JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
-        JobOutcome::Signaled(signal) => {
-            format!("is killed by {} {after}", describe_signal(*signal))
-        }
-        JobOutcome::NotStarted(why) => format!("cannot start: {why}"),
-        // Its agent ended before it could say how long it took.
-        JobOutcome::EnvironmentFailed(error) if report.wall_ms == 0 => {
-            format!("fails with its environment: {error}")
-        }
-        JobOutcome::EnvironmentFailed(error) => format!(
-            "fails with its environment {after}: \
-            {error}"
-        ),
-        JobOutcome::Killed => format!("is killed {after}"),
     }
 }

@@ -38,6 +38,7 @@ mod faults;
 mod fixtures;
 mod link_cuts;
 mod observed_access;
+mod recording;
 mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -217,21 +218,6 @@ impl SimulatedCluster {
         world
     }
 
-    /// Compares the core after each step with one that was told only what the steps wrote.
-    pub fn check_recording(&mut self) {
-        self.restored = Some(self.new_scheduler());
-    }
-
-    /// A core of the same run of which nothing is done.
-    pub fn new_scheduler(&self) -> Scheduler {
-        let workflow = self.given_workflow.clone();
-        Scheduler::new(
-            self.scheduler.run(),
-            workflow,
-            self.scheduler.settings().clone(),
-        )
-    }
-
     /// Runs until the workflow is over, checking the core after every step.
     ///
     /// # Panics
@@ -332,18 +318,7 @@ impl SimulatedCluster {
         self.records.push((self.now, event.clone()));
         let step = self.scheduler.record_step(self.now, event);
         self.scheduler.check();
-        if let Some(restored) = &mut self.restored {
-            restored.redo(&step.changes);
-            let found = self.scheduler.restored_differences(restored);
-            if !found.is_empty() {
-                // Later ones are not to follow from these.
-                *restored = self.scheduler.clone();
-                let found = found.into_iter();
-                let event = &step.event;
-                let told = found.map(|text| format!("after {event:?}\n  {text}"));
-                self.restored_differences.extend(told);
-            }
-        }
+        self.compare_restored(&step);
         let actions = step.actions.clone();
         self.steps.push(step);
         for action in actions {

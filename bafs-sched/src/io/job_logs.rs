@@ -19,7 +19,7 @@ use bafs_proto::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::servers::Servers;
-use crate::replay::describe_end;
+use crate::describe::describe_end;
 
 /// Most bytes of all logs of a run: those of successful attempts go first, the oldest of them
 /// first.

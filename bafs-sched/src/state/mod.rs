@@ -19,6 +19,7 @@ pub(crate) mod disk_fullness;
 pub(crate) mod extractions;
 pub(crate) mod failed_logs;
 pub(crate) mod failure_history;
+pub(crate) mod graph_rows;
 pub(crate) mod isolation;
 pub(crate) mod job_needs;
 pub(crate) mod job_order;
