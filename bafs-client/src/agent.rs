@@ -33,24 +33,24 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
+use bafs_proto::Result;
 use bafs_proto::file_op::{Caller, FileOp, FileReply};
-use bafs_proto::ids::{AgentId, InodeNo};
+use bafs_proto::ids::{AgentId, InodeNo, VolumeId};
 use bafs_proto::limits::OP_DEADLINE_MS_DEFAULT;
 use bafs_proto::message::{MountSpec, MountTarget, TreeRef};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
-use bafs_proto::{Error, Result};
 use nix::unistd::{getegid, geteuid};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fd_passing::HandoffError;
 use crate::logic::manifest_tree::Owner;
-use crate::sandbox::{Privilege, is_root_of_machine};
+use crate::sandbox::{Access, Privilege, is_root_of_machine};
 use crate::tree::{
-    self, CacheTree, Completion, Durability, MountLocation, RemoteTree, Server, Tree,
+    self, CacheTree, Completion, DataPath, Durability, MountLocation, RemoteTree, Server, Tree,
 };
 use crate::usage::VolumeUsage;
-use crate::volume::{Ownership, Volume, VolumeMode};
+use crate::volume::{FileReads, Ownership, Volume, VolumeMode};
 use crate::volume_health::{VolumeHealth, VolumeLoss};
 
 /// How a volume is reached, for people.
@@ -142,6 +142,15 @@ pub enum Explain {
     Yes,
 }
 
+/// A tree that is opened, with what a volume needs besides.
+struct OpenedTree {
+    tree: Tree,
+    mode: VolumeMode,
+    usage: VolumeUsage,
+    /// How it is reached, for people.
+    way: String,
+}
+
 /// Whose files are on an ordinary user's own mount. Files of a node of another user are shown as
 /// this user's: the token said what may be done with them, and the kernel would refuse it.
 async fn owner_on_host(tree: &Tree) -> Ownership {
@@ -205,17 +214,22 @@ impl Agent {
     ) -> Result<Volume> {
         let volume_status = VolumeHealth::new(&mount.name, losses);
         let opened = self.open_tree(mount, &volume_status).await;
-        let (tree, mode, usage, way) = opened
+        let OpenedTree {
+            tree,
+            mode,
+            usage,
+            way,
+        } = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
         tracing::debug!(volume = mount.name, way, "volume opened");
         if self.is_explaining() {
             let over = self.describe_transport(&mount.target).await;
             self.explain(&mount.name, &format!("{way}{over}"));
         }
-        let ownership = match (&tree, self.ownership) {
+        let ownership = match (tree.data_path(), self.ownership) {
             // Files are made by this process, in whose name space its user has the shown number.
             (
-                Tree::Inline(_),
+                DataPath::Inline,
                 Ownership::SingleOwner {
                     visible_owner: shown,
                     ..
@@ -298,22 +312,13 @@ impl Agent {
                 (self.delegate(open().await?).await, Some(why.to_string()))
             }
         };
-        let way = match (&tree, self.options.durability.filter(|_| writable)) {
-            (Tree::BindMount(_), _) => EXPLAIN_BIND_MOUNT,
-            (Tree::Inline(_), _) => EXPLAIN_INLINE,
-            (_, None) => EXPLAIN_CALLS,
-            (_, Some(Durability::OnSync)) => EXPLAIN_DELEGATED,
-            (_, Some(Durability::OnClose)) => EXPLAIN_DELEGATED_CLOSE,
-        };
+        let durability = self.options.durability.filter(|_| writable);
+        let way = explain_path(tree.data_path(), durability);
         let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
         Ok((tree, format!("{way}{why}")))
     }
 
-    async fn open_tree(
-        &self,
-        mount: &MountSpec,
-        health: &VolumeHealth,
-    ) -> Result<(Tree, VolumeMode, VolumeUsage, String), Error> {
+    async fn open_tree(&self, mount: &MountSpec, health: &VolumeHealth) -> Result<OpenedTree> {
         let server = |address: &str| Server {
             pool: self.pool.clone(),
             address: address.to_owned(),
@@ -329,56 +334,85 @@ impl Agent {
                 health.clone(),
             )
         };
+        let access = match mount.writable {
+            true => Access::ReadWrite,
+            false => Access::ReadOnly,
+        };
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
                 let open = || remote(server, TreeRef::Volume(*volume));
                 let (tree, mut way) = self.open_scratch_tree(open, mount.writable, health).await?;
-                let (whole_files, why) = tree.passthrough_support();
-                if whole_files {
+                let (file_reads, why) = tree.passthrough_support();
+                if file_reads == FileReads::Passthrough {
                     way = format!("{way}; {why}");
                 }
-                let mode = VolumeMode {
-                    has_passthrough: whole_files,
-                    has_write_back: mount.write_back && mount.writable,
-                    ..VolumeMode::scratch(mount.writable)
+                let mode = match mount.write_back && mount.writable {
+                    true => VolumeMode::write_back(),
+                    false => VolumeMode::scratch(access),
                 };
-                (tree, mode, VolumeUsage::new(), way)
+                OpenedTree {
+                    tree,
+                    mode: VolumeMode { file_reads, ..mode },
+                    usage: VolumeUsage::new(),
+                    way,
+                }
             }
             MountTarget::Home { server, path } => {
                 let tree = remote(server, TreeRef::Home(path.clone())).await?;
-                (
-                    Tree::Remote(tree),
-                    VolumeMode::home(mount.writable),
-                    VolumeUsage::with_pages(),
-                    EXPLAIN_HOME.to_owned(),
-                )
+                OpenedTree {
+                    tree: Tree::Remote(tree),
+                    mode: VolumeMode::home(access),
+                    usage: VolumeUsage::with_pages(),
+                    way: EXPLAIN_HOME.to_owned(),
+                }
             }
             MountTarget::Cache {
                 server: address,
                 volume,
-            } => {
-                let owner = match self.ownership {
-                    Ownership::AsStored => Owner {
-                        uid: geteuid().as_raw(),
-                        gid: getegid().as_raw(),
-                    },
-                    Ownership::SingleOwner { visible_owner, .. } => visible_owner,
-                };
-                let tree = CacheTree::open(server(address), *volume, owner, health.clone()).await?;
-                let tree = Tree::Cache(tree);
-                let (whole_files, why) = tree.passthrough_support();
-                let way = if whole_files {
-                    EXPLAIN_PASSTHROUGH
-                } else {
-                    EXPLAIN_BLOCKS
-                };
-                let way = format!("{way} ({why})");
-                let mode = VolumeMode {
-                    has_passthrough: whole_files,
-                    ..VolumeMode::cache()
-                };
-                (tree, mode, VolumeUsage::with_pages(), way)
-            }
+            } => self.open_cache(server(address), *volume, health).await?,
         })
+    }
+
+    async fn open_cache(
+        &self,
+        server: Server,
+        volume: VolumeId,
+        health: &VolumeHealth,
+    ) -> Result<OpenedTree> {
+        let owner = match self.ownership {
+            Ownership::AsStored => Owner {
+                uid: geteuid().as_raw(),
+                gid: getegid().as_raw(),
+            },
+            Ownership::SingleOwner { visible_owner, .. } => visible_owner,
+        };
+        let tree = CacheTree::open(server, volume, owner, health.clone()).await?;
+        let tree = Tree::Cache(tree);
+        let (file_reads, why) = tree.passthrough_support();
+        let way = match file_reads {
+            FileReads::Passthrough => EXPLAIN_PASSTHROUGH,
+            FileReads::Agent => explain_path(tree.data_path(), None),
+        };
+        Ok(OpenedTree {
+            tree,
+            mode: VolumeMode {
+                file_reads,
+                ..VolumeMode::cache()
+            },
+            usage: VolumeUsage::with_pages(),
+            way: format!("{way} ({why})"),
+        })
+    }
+}
+
+/// How a path reaches a volume, for people; a writer is answered early if anything is promised.
+fn explain_path(path: DataPath, durability: Option<Durability>) -> &'static str {
+    match (path, durability) {
+        (DataPath::BindMounted, _) => EXPLAIN_BIND_MOUNT,
+        (DataPath::Inline, _) => EXPLAIN_INLINE,
+        (DataPath::Cached, _) => EXPLAIN_BLOCKS,
+        (DataPath::Remote, None) => EXPLAIN_CALLS,
+        (DataPath::Remote, Some(Durability::OnSync)) => EXPLAIN_DELEGATED,
+        (DataPath::Remote, Some(Durability::OnClose)) => EXPLAIN_DELEGATED_CLOSE,
     }
 }

@@ -23,8 +23,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::{Agent, AgentOptions, TemporaryLocation};
+use crate::connection_end::ConnectionEnd;
 use crate::doctor;
-use crate::fuse::{ConnectionEnd, FuseMount, MountError, MountKind, open_device};
+use crate::fuse::{FuseMount, MountError, MountKind, open_device};
 use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;

@@ -62,8 +62,8 @@ use crate::memory;
 use crate::output::{CapturedOutput, OutputCollector, OutputFile};
 use crate::report_limits::limit_pages;
 use crate::sandbox::{
-    self, Access, JobControl, JobPlan, JobSession, JobStreams, JobUser, NotStartedReason,
-    OutputTarget, RunningJob, Sandbox, StartError, VOLUMES_MAX, VolumeBind,
+    self, JobControl, JobPlan, JobSession, JobStreams, JobUser, NotStartedReason, OutputTarget,
+    RunningJob, Sandbox, StartError, VOLUMES_MAX, VolumeBind,
 };
 use crate::signals::StopSignal;
 use crate::volume::Volume;
@@ -266,11 +266,7 @@ async fn mount_volumes(
                 (Some(mounted), source)
             }
         };
-        let access = if volume.mode().is_read_only {
-            Access::ReadOnly
-        } else {
-            Access::ReadWrite
-        };
+        let access = volume.mode().access;
         let path = mount.path.clone().into();
         let bind = VolumeBind {
             name: mount.name.clone(),

@@ -35,6 +35,7 @@
 
 pub mod agent;
 mod clock;
+pub mod connection_end;
 pub mod doctor;
 pub mod entry_points;
 mod errno;
@@ -49,6 +50,7 @@ pub mod logic;
 pub mod memory;
 mod mount_watchdog;
 mod output;
+mod own_process;
 mod report_limits;
 pub mod sandbox;
 mod set_id_files;

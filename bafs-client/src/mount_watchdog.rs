@@ -54,7 +54,7 @@ use crate::doctor::mounts;
 use crate::heartbeat::{Heartbeat, HeartbeatEnd, READY_BYTE, watch_heartbeat};
 use crate::kernel;
 use crate::limits::{WATCHDOG_EXIT_TIMEOUT, WATCHDOG_READY_TIMEOUT};
-use crate::sandbox::{MOUNT_WATCHDOG, OWN_EXECUTABLE, SUBCOMMAND};
+use crate::own_process::{MOUNT_WATCHDOG, OWN_EXECUTABLE, SUBCOMMAND};
 
 /// Where the root of each hierarchy of control groups is.
 const CONTROL_GROUPS_PATH: &str = "/sys/fs/cgroup";

@@ -19,11 +19,12 @@ use crate::clock;
 use crate::errno::kernel_safe_errno;
 use crate::logic::manifest_tree::Owner;
 use crate::memory;
+use crate::sandbox::Access;
 use crate::set_id_files::{SetIdFiles, clear_set_id_bits};
-use crate::tree::{Completion, Tree};
+use crate::tree::{Completion, DataPath, Tree};
 use crate::usage::{VolumeUsage, without_counts};
 use crate::volume_health::VolumeHealth;
-pub use crate::volume_mode::VolumeMode;
+pub use crate::volume_mode::{FileReads, KernelCache, VolumeMode};
 
 /// Owners of files, as the job sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +65,7 @@ impl Volume {
         health: VolumeHealth,
         usage: VolumeUsage,
     ) -> Self {
-        if mode.is_read_only {
+        if mode.access == Access::ReadOnly {
             usage.expect_no_changes();
         }
         Self {
@@ -84,7 +85,7 @@ impl Volume {
         &self.name
     }
 
-    /// What the kernel may believe.
+    /// How the kernel treats it.
     pub fn mode(&self) -> VolumeMode {
         self.mode
     }
@@ -122,13 +123,13 @@ impl Volume {
 
     /// Whether anything differs from what it was before the job, where nobody counts operations.
     pub async fn is_changed(&self) -> Option<bool> {
-        self.tree.is_changed(self.mode.is_read_only).await
+        self.tree.is_changed(self.mode.access).await
     }
 
     /// What a volume that may be written holds now; nothing when it does not answer. Of one that
     /// was lost to a full disk, what the server told last: else nobody would know that it was full.
     pub async fn current_stat(self: &Arc<Self>) -> Option<TreeStat> {
-        if self.mode.is_read_only || !self.mode.has_page_cache {
+        if self.mode.access == Access::ReadOnly || !self.mode.kernel_cache.is_caching() {
             return None;
         }
         let (told, answer) = oneshot::channel();
@@ -157,9 +158,9 @@ impl Volume {
         self.tree.is_single_file()
     }
 
-    /// Whether operations mostly end in the thread that began them.
-    pub fn is_synchronous(&self) -> bool {
-        self.tree.is_synchronous()
+    /// The path of its operations.
+    pub fn data_path(&self) -> DataPath {
+        self.tree.data_path()
     }
 
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
@@ -216,7 +217,7 @@ impl Volume {
         if caller.pid != 0 || !matches!(op, FileOp::StatFs) {
             self.usage.record_operation(&op);
         }
-        let seen = ReplyContext::of(&op, &self.mode, &self.usage);
+        let seen = ReplyContext::of(&op, self.mode.kernel_cache, &self.usage);
         self.run_observed(caller, op, data, seen, done);
     }
 
@@ -369,7 +370,9 @@ impl Volume {
             });
             // Beyond the largest file, where the kernel would not have collected it if it knew: the
             // program's own error, which fsync or close tells it.
-            if volume.mode.has_write_back && result == Err(Errno(libc::EFBIG)) {
+            if volume.mode.kernel_cache == KernelCache::WriteBack
+                && result == Err(Errno(libc::EFBIG))
+            {
                 return done(result, data);
             }
             if let Err(errno) = result {
@@ -377,9 +380,9 @@ impl Volume {
                     libc::ENOSPC | libc::EDQUOT => ErrorCode::NoSpaceBytes,
                     _ => ErrorCode::ServerFault,
                 };
-                let what = match volume.mode.has_write_back {
-                    true => "data that the program wrote to the kernel's cache",
-                    false => "data that the program wrote to mapped memory",
+                let what = match volume.mode.kernel_cache {
+                    KernelCache::WriteBack => "data that the program wrote to the kernel's cache",
+                    _ => "data that the program wrote to mapped memory",
                 };
                 // The kernel may have a thousand pieces more that fail in the same way.
                 if !volume
@@ -506,13 +509,13 @@ impl Volume {
         match reply {
             FileReply::Attr(attr) => {
                 let attr = self.observe_attr(attr);
-                context.record_name(&self.usage, &self.mode, &attr);
+                context.record_name(&self.usage, self.mode.kernel_cache, &attr);
                 FileReply::Attr(attr)
             }
             FileReply::Opened { handle, attr } => {
                 let attr = self.observe_attr(attr);
-                context.record_name(&self.usage, &self.mode, &attr);
-                if !self.mode.has_page_cache {
+                context.record_name(&self.usage, self.mode.kernel_cache, &attr);
+                if !self.mode.kernel_cache.is_caching() {
                     self.usage.record_size(attr.ino, attr.size);
                 }
                 FileReply::Opened { handle, attr }
@@ -571,8 +574,8 @@ enum ReplyContext {
 }
 
 impl ReplyContext {
-    fn of(op: &FileOp, mode: &VolumeMode, usage: &VolumeUsage) -> Self {
-        if mode.is_stateless || (mode.has_page_cache && !usage.is_collecting_names()) {
+    fn of(op: &FileOp, cache: KernelCache, usage: &VolumeUsage) -> Self {
+        if cache == KernelCache::Immutable || (cache.is_caching() && !usage.is_collecting_names()) {
             return Self::Nothing;
         }
         match op {
@@ -584,9 +587,9 @@ impl ReplyContext {
         }
     }
 
-    fn record_name(&self, usage: &VolumeUsage, mode: &VolumeMode, attr: &Attr) {
+    fn record_name(&self, usage: &VolumeUsage, cache: KernelCache, attr: &Attr) {
         if let Self::Name(parent, name) = self {
-            if !mode.has_page_cache {
+            if !cache.is_caching() {
                 usage.record_name(attr.ino, *parent, name, attr.size);
             }
             usage.record_lookup(attr.ino, *parent, name);

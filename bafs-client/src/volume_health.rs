@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use bafs_proto::{Error, ErrorClass, ErrorCode};
 use tokio::sync::{mpsc, watch};
 
-use crate::fuse::ConnectionEnd;
+use crate::connection_end::ConnectionEnd;
 
 /// A volume that is lost, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,65 +1,106 @@
-//! What the kernel may cache of a volume, by its kind. Decides nothing else.
+//! How the kernel treats a volume: what it may keep, and whether it reads files by itself. The kind
+//! of the volume and its access decide. Mounts nothing.
 
 use std::time::Duration;
 
 use crate::limits::ATTRIBUTE_TTL;
+use crate::sandbox::Access;
 
-/// What the kernel may cache, and for how long. The kind of the volume decides.
+/// What the kernel may keep of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelCache {
+    /// Nothing, because others change the tree too. Each read and write is an operation.
+    Uncached,
+    /// Names, also absent ones, attributes and data: all changes come through this kernel. It sends
+    /// each write at once.
+    WriteThrough,
+    /// As [`Self::WriteThrough`], and it may answer writes from its memory and send them later.
+    WriteBack,
+    /// As [`Self::WriteThrough`] of a tree that never changes, so files need not be opened: handles
+    /// are inode numbers.
+    Immutable,
+}
+
+impl KernelCache {
+    /// How long the kernel may use names, present or absent, and attributes.
+    pub(crate) fn attribute_ttl(self) -> Duration {
+        match self.is_caching() {
+            true => ATTRIBUTE_TTL,
+            false => Duration::ZERO,
+        }
+    }
+
+    /// Whether the kernel keeps anything.
+    pub(crate) fn is_caching(self) -> bool {
+        self != Self::Uncached
+    }
+}
+
+/// Who reads the files of a volume for the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileReads {
+    /// The agent, request by request.
+    Agent,
+    /// The kernel itself, of files that are wholly on this machine, if it can (passthrough). These
+    /// are opened, whatever the cache says.
+    Passthrough,
+}
+
+/// How the kernel treats a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeMode {
-    /// How long names and attributes may be believed.
-    pub attribute_ttl: Duration,
-    /// Whether the absence of a name may be believed as long.
-    pub has_negative_entries: bool,
-    /// Whether the page cache keeps data; without it every read and write is an operation.
-    pub has_page_cache: bool,
-    /// Whether writing is impossible.
-    pub is_read_only: bool,
-    /// Whether files need not be opened: handles are inode numbers.
-    pub is_stateless: bool,
-    /// Whether they are opened all the same where the kernel can then read them by itself.
-    pub has_passthrough: bool,
-    /// Whether the kernel may answer writes from its memory, and send what it collected later.
-    pub has_write_back: bool,
+    /// Whether it may be written.
+    pub access: Access,
+    /// What the kernel may keep.
+    pub kernel_cache: KernelCache,
+    /// Who reads files.
+    pub file_reads: FileReads,
 }
 
 impl VolumeMode {
-    /// A scratch volume: all changes come through this kernel, because it has one writer.
-    pub fn scratch(writable: bool) -> Self {
-        Self {
-            attribute_ttl: ATTRIBUTE_TTL,
-            has_negative_entries: true,
-            has_page_cache: true,
-            is_read_only: !writable,
-            is_stateless: false,
-            has_passthrough: false,
-            has_write_back: false,
-        }
+    /// A scratch volume, which has one writer.
+    pub fn scratch(access: Access) -> Self {
+        Self::new(access, KernelCache::WriteThrough)
+    }
+
+    /// A scratch volume whose writes the kernel may collect.
+    pub fn write_back() -> Self {
+        Self::new(Access::ReadWrite, KernelCache::WriteBack)
     }
 
     /// A cache volume: nothing ever changes.
     pub fn cache() -> Self {
-        Self {
-            attribute_ttl: ATTRIBUTE_TTL,
-            has_negative_entries: true,
-            has_page_cache: true,
-            is_read_only: true,
-            is_stateless: true,
-            has_passthrough: false,
-            has_write_back: false,
-        }
+        Self::new(Access::ReadOnly, KernelCache::Immutable)
     }
 
-    /// Remote I/O: others change the tree too, and nothing is kept.
-    pub fn home(writable: bool) -> Self {
+    /// Remote I/O: others change the tree too.
+    pub fn home(access: Access) -> Self {
+        Self::new(access, KernelCache::Uncached)
+    }
+
+    fn new(access: Access, kernel_cache: KernelCache) -> Self {
         Self {
-            attribute_ttl: Duration::ZERO,
-            has_negative_entries: false,
-            has_page_cache: false,
-            is_read_only: !writable,
-            is_stateless: false,
-            has_passthrough: false,
-            has_write_back: false,
+            access,
+            kernel_cache,
+            file_reads: FileReads::Agent,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_uncached_volumes_expire_attributes_at_once() {
+        let ttl = |mode: VolumeMode| mode.kernel_cache.attribute_ttl();
+        assert_eq!(ttl(VolumeMode::home(Access::ReadWrite)), Duration::ZERO);
+        for mode in [
+            VolumeMode::scratch(Access::ReadOnly),
+            VolumeMode::write_back(),
+            VolumeMode::cache(),
+        ] {
+            assert_eq!(ttl(mode), ATTRIBUTE_TTL, "{mode:?}");
         }
     }
 }

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use bafs_client::logic::manifest_tree::Owner;
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -32,9 +33,8 @@ struct OwnershipFixture {
 impl OwnershipFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let session = bafs_tree::Tree::open(directory.path(), None)
-            .unwrap()
-            .session(true);
+        let tree = bafs_tree::Tree::open(directory.path(), None).unwrap();
+        let session = bafs_tree::Session::new(tree, true);
         let run =
             move |caller, op: &_, data: &[u8], out: &mut _| session.run(caller, op, data, out);
         let ownership = Ownership::SingleOwner {
@@ -45,7 +45,7 @@ impl OwnershipFixture {
         let volume = Arc::new(Volume::new(
             "v",
             Tree::Local(LocalTree::new(run)),
-            VolumeMode::scratch(true),
+            VolumeMode::scratch(Access::ReadWrite),
             ownership,
             VolumeHealth::new("v", losses),
             VolumeUsage::new(),

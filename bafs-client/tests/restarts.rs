@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::test_server::{FakeServer, Fault, VOLUME};
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -44,7 +45,11 @@ impl RestartFixture {
         )
         .await
         .unwrap();
-        let (mode, ownership) = (VolumeMode::scratch(writable), Ownership::AsStored);
+        let access = match writable {
+            true => Access::ReadWrite,
+            false => Access::ReadOnly,
+        };
+        let (mode, ownership) = (VolumeMode::scratch(access), Ownership::AsStored);
         let tree = Tree::Remote(tree);
         let volume = Volume::new(
             "work",

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::test_server::{BLOCK_BYTES, FakeServer, Fault, VOLUME};
 use bafs_client::logic::manifest_tree::Owner;
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -43,7 +44,7 @@ impl RemoteTreeFixture {
         let volume = Arc::new(Volume::new(
             "work",
             Tree::Remote(tree),
-            VolumeMode::scratch(true),
+            VolumeMode::scratch(Access::ReadWrite),
             Ownership::AsStored,
             volume_status,
             VolumeUsage::new(),
@@ -167,22 +168,23 @@ async fn a_lost_reply_runs_nothing_twice() {
 #[test]
 fn an_oversized_write_is_no_data_loss() {
     let fault = Some(ErrorCode::ServerFault);
+    let (write_back, mapped) = (
+        VolumeMode::write_back(),
+        VolumeMode::scratch(Access::ReadWrite),
+    );
     let codes = [
-        (true, libc::EFBIG, None),
+        (write_back, libc::EFBIG, None),
         // Mapped memory reaches no further than its file: the node is not allowed to write so much.
-        (false, libc::EFBIG, fault),
-        (true, libc::ENOSPC, Some(ErrorCode::NoSpaceBytes)),
-        (true, libc::EIO, fault),
+        (mapped, libc::EFBIG, fault),
+        (write_back, libc::ENOSPC, Some(ErrorCode::NoSpaceBytes)),
+        (write_back, libc::EIO, fault),
     ];
-    for (collects, errno, code) in codes {
+    for (mode, errno, code) in codes {
         let (sender, mut losses) = mpsc::unbounded_channel();
         let volume = Arc::new(Volume::new(
             "v",
             Tree::Local(LocalTree::new(|_, _, _, _| Ok(FileReply::Done))),
-            VolumeMode {
-                has_write_back: collects,
-                ..VolumeMode::scratch(true)
-            },
+            mode,
             Ownership::AsStored,
             VolumeHealth::new("v", sender),
             VolumeUsage::new(),

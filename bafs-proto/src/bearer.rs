@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::{Error, ErrorCode, Result};
 use crate::fd_passing::HandoffTarget;
 use crate::ids::{RunId, VolumeId};
-use crate::message::{CacheRef, CreateVolume, Request, TreeRef};
+use crate::message::{BlockRange, CacheRef, CreateVolume, Request, TreeRef};
 use crate::time::Time;
 use crate::token::{Resource, Right, Token, Verifier};
 
@@ -132,10 +132,10 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         Request::ReadVolumeFiles(call) => (Resource::Volume(call.volume), READ),
         Request::MapVolumeFile(call) => (Resource::Volume(call.volume), READ),
         Request::ReadManifest(call) => (Resource::Volume(call.volume), READ),
-        Request::ReadBlocks(call) => match &call.cache {
-            CacheRef::Volume(id) => (Resource::Volume(*id), READ),
-            CacheRef::Cooperative(name) => (Resource::Cooperative(name.clone()), READ),
-        },
+        Request::ReadBlocks(call) => block_rights(&call.range),
+        Request::Probe(call) => block_rights(&call.range),
+        Request::Promote(call) => block_rights(&call.range),
+        Request::Touch(call) => block_rights(&call.range),
         Request::OpenTree(call) => (
             tree_resource(&call.tree),
             if call.writable { READ_WRITE } else { READ },
@@ -156,7 +156,6 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)
-        | Request::PutFile(_)
         | Request::PutFiles(_)
         | Request::JoinCache(_) => {
             let text = format!("only servers call {}", request.name());
@@ -174,6 +173,14 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
 }
 
 /// A run renews hundreds of volumes at once, more than a token has room to name.
+fn block_rights(range: &BlockRange) -> (Resource, &'static [Right]) {
+    let resource = match &range.cache {
+        CacheRef::Volume(id) => Resource::Volume(*id),
+        CacheRef::Cooperative(name) => Resource::Cooperative(name.clone()),
+    };
+    (resource, READ)
+}
+
 fn required_rights_to_renew(address: &str, volumes: &[VolumeId]) -> RequiredRights {
     let runs: BTreeSet<RunId> = volumes.iter().map(|id| RunId::from_derived(id.0)).collect();
     RequiredRights {

@@ -1,5 +1,5 @@
 //! Cache volumes as they are shown, warmed and joined; the blocks themselves are in
-//! [`crate::message`]. Decides nothing.
+//! [`crate::block_calls`]. Decides nothing.
 
 use std::collections::BTreeMap;
 
@@ -177,16 +177,4 @@ pub struct CacheMember {
     pub address: String,
     /// Most bytes that it keeps of this cache.
     pub capacity_bytes: u64,
-}
-
-/// Blocks, in the body, each of the block size but the last of the file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockData {
-    /// Digest of each, made at the origin.
-    pub digests: Vec<Digest>,
-    /// To an heir: others that may have those which are absent.
-    pub other_holders: Vec<CacheMember>,
-    /// To another server: how long ago home last sent something to this one, in milliseconds, if
-    /// it ever did. Whoever waits for this one may wait for home.
-    pub home_silence_ms: Option<u64>,
 }

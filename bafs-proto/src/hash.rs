@@ -16,6 +16,11 @@ impl Digest {
     /// server as its primary. No bytes have this digest.
     pub const EVICTED: Self = Self([0xff; 32]);
 
+    /// Whether it stands for a block that a server does not have.
+    pub fn is_of_no_bytes(&self) -> bool {
+        [Self::ABSENT, Self::EVICTED].contains(self)
+    }
+
     /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())

@@ -20,6 +20,7 @@
 //! * [`token`] says what a caller may do, [`identity`] who it is, and [`bearer`] which part of a
 //!   token a call shows.
 //! * [`limits`] has the bounds that hold on the wire: a header has at most 1 MiB, a body 4 MiB.
+//! * [`inflight_fetches`] is no message: agent and node both fetch a block once for all readers.
 //! * [`fd_passing`] is apart. It defines the packets between a node and an agent on one machine.
 //!
 //! Sizes are in bytes, durations in milliseconds, and integers are little endian. Every message
@@ -27,7 +28,10 @@
 //!
 //! Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
+pub mod advert;
+pub mod attributes;
 pub mod bearer;
+pub mod block_calls;
 pub mod buffer;
 pub mod cache;
 pub mod codec;
@@ -37,6 +41,7 @@ pub mod file_op;
 pub mod hash;
 pub mod identity;
 pub mod ids;
+pub mod inflight_fetches;
 pub mod job_arguments;
 pub mod job_report;
 pub mod limits;
@@ -79,8 +84,11 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// what a job printed is read from its node;
 /// names in paths are bytes, volumes tell what they do not have as their source has it,
 /// directories that cannot be read are entries, a manifest has the top of its source;
-/// 20 = calls, fields and counters are named by the glossary of ARCHITECTURE.md; 21 = nodes say
-/// until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`).
+/// 20 = calls, fields and counters are named by the glossary of ARCHITECTURE.md; 21 = adverts have
+/// an open list of attributes, and the catalog is asked with a constraint; reads of blocks have a
+/// scope and a priority, and `Probe`, `Promote` and `Touch` are calls of their own; one call
+/// uploads small files, be it one or many; nodes say until when they live, drain, and tell the jobs
+/// that their end interrupts (`NodeLeaving`).
 pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -31,17 +31,20 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::cache::{BlockData, InvalidateVolume};
-use crate::cache::{
-    CacheMember, CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, WarmingStatus,
+pub use crate::advert::{Advert, CacheAdvert, HEAD_ATTRIBUTES, Lifetime, ServerKind};
+use crate::attributes::Constraint;
+pub use crate::block_calls::{
+    BlockData, BlockRange, CacheRef, FetchPriority, FetchScope, Probe, ProbePurpose, Promote,
+    ReadBlocks, Touch,
 };
+pub use crate::cache::InvalidateVolume;
+use crate::cache::{CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, WarmingStatus};
 use crate::error::{Error, ErrorCode, Result};
 use crate::fd_passing::{GetHandoffTicket, HandoffTicket};
 use crate::file_op::{Caller, FileOp, FileResult};
 use crate::hash::Digest;
 use crate::ids::{
-    AgentId, BlockIndex, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId,
-    VolumeId,
+    AgentId, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId, VolumeId,
 };
 use crate::job_report::VolumeUse;
 pub use crate::job_report::{JobOutput, ReadJobOutput};
@@ -187,6 +190,9 @@ calls! {
     // blocks of a cache volume
     ReadManifest => ManifestPage,
     ReadBlocks => BlockData,
+    Probe => BlockData,
+    Promote => Done,
+    Touch => Done,
     JoinCache => JoinCacheReply,
     GetCache => CacheStatus,
     WarmCache => WarmingStatus,
@@ -203,7 +209,6 @@ calls! {
     // many small files in one call, and sparse ones without their holes
     ReadVolumeFiles => SourceData,
     MapVolumeFile => FileMap,
-    PutFile => PutReceipt,
     ReadSources => SourceData,
     PutFiles => PutResults,
     // what a job printed
@@ -217,74 +222,6 @@ calls! {
 pub struct Done;
 
 // ---------------------------------------------------------------------------------- catalog
-
-/// What a server is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ServerKind {
-    /// Holds the user's own data.
-    Home,
-    /// Holds volumes, and runs jobs if it has slots.
-    Node,
-}
-
-/// What a server says of itself to the catalog.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Advert {
-    /// The server.
-    pub id: ServerId,
-    /// What it is for.
-    pub kind: ServerKind,
-    /// Name for people; a home is found by it (`bafs://NAME/…`).
-    pub name: String,
-    /// Where it listens, `host:port`.
-    pub address: String,
-    /// Servers of one group share cooperative caches.
-    pub group: String,
-    /// The advert is forgotten this long after it arrived, in milliseconds.
-    pub ttl_ms: u64,
-    /// Space for volumes, in bytes.
-    pub capacity_bytes: u64,
-    /// Space for volumes, in files.
-    pub capacity_files: u64,
-    /// Unreserved space, in bytes.
-    pub free_bytes: u64,
-    /// Unreserved space, in files.
-    pub free_files: u64,
-    /// Jobs it can run at once.
-    pub slots: u32,
-    /// Jobs it runs now.
-    pub jobs: u32,
-    /// Cooperative caches it takes part in.
-    pub caches: Vec<CacheAdvert>,
-    /// Until when it lives.
-    pub lifetime: Lifetime,
-}
-
-/// Until when a node lives, by its own account.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lifetime {
-    /// Time left for jobs, in milliseconds: until the node drains; once it drains, until it ends.
-    /// `None` if the node knows no end.
-    pub left_ms: Option<u64>,
-    /// Whether it takes no new work, and lets others copy what only it has.
-    pub is_draining: bool,
-}
-
-/// A cooperative cache, as one server holds it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CacheAdvert {
-    /// Name of the cooperative cache.
-    pub cooperative: String,
-    /// The volume here.
-    pub volume: VolumeId,
-    /// State of the source that it shows: only equal ones share blocks.
-    pub manifest: Digest,
-    /// Most bytes it keeps.
-    pub capacity_bytes: u64,
-    /// Bytes it keeps now.
-    pub used_bytes: u64,
-}
 
 /// Tells the catalog that a server is alive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,15 +237,13 @@ pub struct AdvertiseReply {
     pub server_count: u32,
 }
 
-/// Asks for live servers.
+/// Asks for live servers. At most [`crate::attributes::COMPARISONS_MAX`] comparisons.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryServers {
     /// Only this kind.
     pub kind: Option<ServerKind>,
-    /// Only this group.
-    pub group: Option<String>,
-    /// Only servers that take part in this cooperative cache.
-    pub cooperative: Option<String>,
+    /// Only servers whose attributes satisfy it ([`Advert::attribute`]).
+    pub constraint: Constraint,
 }
 
 /// Live servers, ordered by id.
@@ -382,8 +317,16 @@ pub struct CommitPut {
     pub digest: Digest,
 }
 
-/// Puts a small file (the body) in place with one call: as [`BeginPut`], [`PutRange`] and
-/// [`CommitPut`] would, or what they left is finished.
+/// Puts small files in place, whose bytes follow each other in the body. Each has a right of its
+/// own and answers for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutFiles {
+    /// At most [`PUT_FILES_MAX`](crate::limits::PUT_FILES_MAX).
+    pub files: Vec<PutFile>,
+}
+
+/// A file of a [`PutFiles`]: an upload that begins, arrives and is committed at once. One that was
+/// begun in ranges is finished so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutFile {
     /// The upload; repeating it shows that it is done.
@@ -392,25 +335,10 @@ pub struct PutFile {
     pub path: String,
     /// Permission bits.
     pub mode: u32,
-    /// Digest that it must have.
-    pub digest: Digest,
-}
-
-/// Puts many small files in place, whose bytes follow each other in the body: each as if it had
-/// come alone, so each has a right of its own and answers for itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutFiles {
-    /// At most [`PUT_FILES_MAX`](crate::limits::PUT_FILES_MAX).
-    pub files: Vec<PutFilesEntry>,
-}
-
-/// A file of a [`PutFiles`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutFilesEntry {
-    /// The call that it would be alone.
-    pub put: PutFile,
     /// Its size in bytes.
     pub size: u32,
+    /// Digest that it must have.
+    pub digest: Digest,
     /// Capability for its place.
     pub token: Token,
 }
@@ -647,64 +575,6 @@ pub struct ManifestPage {
     pub entries: Vec<SourceEntry>,
     /// Whether entries follow.
     pub has_more: bool,
-}
-
-/// Who asks for blocks. It decides where the server may look: a peer must never be sent on to
-/// another peer, or stale beliefs could chase each other in circles.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ReadKind {
-    /// An agent: local copy, else the primary peer, else home.
-    Agent,
-    /// Another server: local copy, else home.
-    Peer,
-    /// A server that is about to ask home and wants to spare it: local copy, or what is on its way.
-    /// Of two such servers the one with the larger id waits for the other. The digest
-    /// of a block that is not to be had so is [`Digest::ABSENT`] or [`Digest::EVICTED`], and it has
-    /// no bytes in the body.
-    PeerProbe(CacheMember),
-    /// Another server that reads ahead of its readers: as a peer, but home is asked only when
-    /// nobody waits for it.
-    ReadAhead,
-    /// A server that cannot reach the primary: local copy, else the primary, else home.
-    Relay,
-    /// Another server that asked ahead of its readers, of whom one waits now: what of the blocks
-    /// is on its way from home is urgent from here on. The answer is empty.
-    Expedite,
-    /// Another server that was their primary: which of the blocks are here? The answer has their
-    /// digests, [`Digest::ABSENT`] for those that are not, and no bytes.
-    CheckPresence,
-    /// Another server, one of whose readers is about to come to the blocks: what of them is here
-    /// counts as used now. The answer is empty.
-    Touch,
-}
-
-/// Reads blocks of a cache volume; they follow each other in the body of the reply.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReadBlocks {
-    /// The cache: an agent names the volume, a peer the cooperative cache.
-    pub cache: CacheRef,
-    /// State of the source that the reader works with; otherwise `SourceChanged`.
-    pub manifest: Digest,
-    /// Which file.
-    pub file: FileIndex,
-    /// First block.
-    pub first: BlockIndex,
-    /// Number of blocks; the reply must fit a body.
-    pub count: u32,
-    /// Who asks.
-    pub kind: ReadKind,
-    /// What came before did not match its digests: the server compares what it has of the blocks
-    /// with them before it sends any, and brings good ones in place of those that are damaged.
-    pub must_verify: bool,
-}
-
-/// Names a cache to a server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CacheRef {
-    /// The volume of this id.
-    Volume(VolumeId),
-    /// This server's volume of the cooperative cache of this name.
-    Cooperative(String),
 }
 
 // ------------------------------------------------------------------------------------- jobs

@@ -1,8 +1,10 @@
 //! Amounts and times for people.
 
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_workflow::FILES_MAX;
 
 use crate::space::Space;
+use crate::state::progress::describe_signal;
 
 pub(crate) fn bytes_of(spaces: impl Iterator<Item = Space>) -> u64 {
     let bytes = spaces.map(|space| space.bytes);
@@ -63,3 +65,30 @@ pub(crate) const DELETE_FAULTS_TOLD: u32 = 10;
 
 /// Volumes of a node that are named when the run could not delete them.
 pub(crate) const LEFT_SHOWN: usize = 3;
+
+/// Seconds with tenths.
+pub(crate) fn format_seconds(ms: u64) -> String {
+    format!("{}.{:01}", ms / 1_000, ms % 1_000 / 100)
+}
+
+/// How an attempt ended, as the rest of a sentence that begins with its name.
+pub(crate) fn describe_end(report: &JobReport) -> String {
+    let after = format!("after {} s", format_seconds(report.wall_ms));
+    match &report.outcome {
+        JobOutcome::Exited(0) => format!("is done {after}"),
+        JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
+        JobOutcome::Signaled(signal) => {
+            format!("is killed by {} {after}", describe_signal(*signal))
+        }
+        JobOutcome::NotStarted(why) => format!("cannot start: {why}"),
+        // Its agent ended before it could say how long it took.
+        JobOutcome::EnvironmentFailed(error) if report.wall_ms == 0 => {
+            format!("fails with its environment: {error}")
+        }
+        JobOutcome::EnvironmentFailed(error) => format!(
+            "fails with its environment {after}: \
+            {error}"
+        ),
+        JobOutcome::Killed => format!("is killed {after}"),
+    }
+}

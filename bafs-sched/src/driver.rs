@@ -3,13 +3,14 @@
 //! [`run_workflow`] opens the journal and loops until the core has an outcome:
 //!
 //! ```text
-//!  tasks ─ DriverMessage ─▶ receive_batch ─▶ Journal::append ─▶ Scheduler::step ─▶ actions
+//!  tasks ─ DriverMessage ─▶ receive_batch ─▶ Scheduler::step ─▶ Journal::append ─▶ actions
 //!    ▲                                                                               │
 //!    └── one task for each action: a call, repeated until its timeout ◀──────────────┘
 //! ```
 //!
-//! * A batch has up to 256 events of one time. It is one record of the journal, synced to disk
-//!   before the core sees it. So no action has an unrecorded cause.
+//! * A batch has up to 256 events of one time. The core is told them, and what it decides and
+//!   writes is one frame of the journal with them. Only when that is synced to disk the actions
+//!   are performed. A crash before loses events of which nobody saw an effect.
 //! * `execute_action` spawns a task, and never waits. [`crate::io`] has the calls.
 //! * One task for each node waits for the ends of its executions (long polling).
 //! * Timer tasks ask the catalog each second, look for silent nodes and commands of users, and
@@ -17,10 +18,12 @@
 //! * The core names the time of its next timer. If nothing else comes before, the driver sends a
 //!   tick.
 //!
-//! **Recovery.** If the journal exists, its events are stepped again, without their actions. Then
-//! actions without a recorded answer are repeated, and running executions are watched again. All
-//! actions are safe to repeat. Settings in the journal take precedence over those of the command
-//! line.
+//! **Recovery.** If the journal exists, the rows of its last snapshot and of the steps after it are
+//! put back. Nothing is decided again, so a journal of other rules is continued. Then actions
+//! without a recorded answer are repeated, and running executions are watched again. All actions
+//! are safe to repeat. Events that the crash lost come again: calls are repeated or probed, nodes
+//! report ends of executions until they are told to forget them, and commands of users stay in
+//! their file. Settings in the journal take precedence over those of the command line.
 //!
 //! **Errors.** [`run_workflow`] fails if the journal cannot be used, belongs to another workflow
 //! (`Conflict`), or another scheduler has it. It fails if the catalog refuses the run before any
@@ -38,13 +41,14 @@
 
 mod clock;
 mod journal_opening;
+mod journal_writing;
 mod maintenance;
 mod output_collector;
 mod run_options;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
@@ -60,15 +64,15 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::clock::RunClock;
-use self::journal_opening::open_journal;
+use self::journal_opening::{RecoveredRun, open_journal, recover_run};
 use self::maintenance::send_event;
-use self::output_collector::OutputCollector;
+use self::output_collector::{OutputCollector, find_ended_attempt};
 pub use run_options::{CancelHandle, RunOptions};
 
 use crate::io::connectivity::Connectivity;
 use crate::io::homes::Homes;
 use crate::io::job_watch::{WatchList, WatchListSender, watch_node};
-use crate::io::journal::{Journal, JournalRecord};
+use crate::io::journal::Journal;
 use crate::io::listing_tracker::ListingTracker;
 use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
@@ -183,6 +187,8 @@ struct Driver {
     scheduler: Scheduler,
     journal: Option<Journal>,
     report_builder: RunReportBuilder,
+    /// Whether the journal has steps that the builder was not told.
+    is_report_partial: bool,
     tasks: JoinSet<()>,
     messages: mpsc::Sender<DriverMessage>,
     watch_lists: BTreeMap<ServerId, WatchListSender>,
@@ -214,25 +220,20 @@ impl Driver {
         workflow: Workflow,
         options: &RunOptions,
     ) -> Result<(Self, mpsc::Receiver<DriverMessage>)> {
-        let (journal, history) = open_journal(&workflow, options)?;
-        let header = history.header;
-        let mut scheduler = Scheduler::with_strategy_selector(
-            header.run,
-            header.workflow,
-            header.settings.clone(),
-            &*options.strategy_selector,
-        );
-        let mut ledger = RunReportBuilder::default();
-        let last = history.records.last().map_or(Time(0), |(at, _)| *at);
-        let is_resumed = !history.records.is_empty();
-        let mut outputs = OutputCollector::open(options.log_directory.as_deref(), header.run);
+        let (journal, tail) = open_journal(&workflow, options)?;
+        let is_resumed = tail.has_steps();
+        let (run, settings) = (tail.header.run, tail.header.settings.clone());
+        let mut outputs = OutputCollector::open(options.log_directory.as_deref(), run);
         let mut homes = Homes::for_workflow(options.file_home.clone(), &workflow);
-        for (now, event) in history.records {
-            homes.apply_event(&event);
-            ledger.note_event(&scheduler, now, &event);
-            outputs.note_earlier_attempt(&scheduler, &ledger, &event);
-            scheduler.step(now, event, &mut Vec::new());
-        }
+        let RecoveredRun {
+            scheduler,
+            report_builder: mut ledger,
+            is_report_partial,
+            ended_attempts,
+        } = recover_run(tail, options, &mut homes);
+        ended_attempts
+            .into_iter()
+            .for_each(|ended| outputs.note_ended(ended));
         ledger.warn_of_ignored_settings(&scheduler, &options.journal, &options.settings);
         let (notes, receiver) = mpsc::channel(EVENT_BATCH_MAX);
         let (token, verifier) = (&options.identity.token, &options.identity.verifier);
@@ -244,18 +245,19 @@ impl Driver {
             homes: Arc::new(Mutex::new(homes)),
             connectivity: Arc::new(Mutex::new(connectivity)),
             workflow: Arc::new(workflow),
-            run: header.run,
-            settings: Arc::new(header.settings),
+            run,
+            settings: Arc::new(settings),
             is_resumed,
         };
         let user = servers.settings.user.clone();
         let shares = user.map(|user| NodeQuotas::new(user, servers.volume_owner()));
         let driver = Self {
             servers,
-            clock: RunClock::new(last, monotonic_now()),
+            clock: RunClock::new(scheduler.now(), monotonic_now()),
             scheduler,
             journal: Some(journal),
             report_builder: ledger,
+            is_report_partial,
             tasks: JoinSet::new(),
             messages: notes,
             watch_lists: BTreeMap::new(),
@@ -397,51 +399,54 @@ impl Driver {
         }
     }
 
-    /// Makes facts durable, tells them to the core, and does what it asks.
+    /// Tells facts to the core, makes them and what it decided durable, and then does that.
     async fn apply_events(&mut self, batch: Vec<Event>) -> Result<()> {
         let now = self.clock.adjusted_time(wall_time_now(), monotonic_now());
-        let records: Vec<JournalRecord> = batch.into_iter().map(|event| (now, event)).collect();
-        if records.is_empty() {
+        if batch.is_empty() {
             return Ok(());
         }
-        let gone = || Error::new(ErrorCode::ServerFault, "the journal is no longer usable");
-        let mut journal = self.journal.take().ok_or_else(gone)?;
-        let written = tokio::task::spawn_blocking(move || {
-            journal.append(&records).map(|()| (journal, records))
-        });
-        let (journal, records) = written.await.map_err(|_| gone())??;
-        self.journal = Some(journal);
-        let mut actions = Vec::new();
-        for (now, event) in records {
+        let mut ended = Vec::new();
+        let mut steps = Vec::with_capacity(batch.len());
+        for event in batch {
             self.report_builder.note_event(&self.scheduler, now, &event);
-            self.collect_output(&event);
+            ended.extend(find_ended_attempt(&self.scheduler, &event));
             self.report_failure(now, &event);
-            let started = match &event {
-                Event::JobStarted { execution } => Some(*execution),
-                _ => None,
-            };
-            let is_listing = matches!(event, Event::NodesListed { .. });
-            if let Event::ServerSilent { server } = &event {
-                self.stop_watching(*server);
-            }
             let warned = self.scheduler.warnings().len();
-            self.scheduler.step(now, event, &mut actions);
+            steps.push(self.scheduler.record_step(now, event));
             for warning in &self.scheduler.warnings()[warned..] {
                 tracing::warn!("{}", warning.text);
             }
-            if is_listing {
-                self.update_addresses();
-            }
-            if let Some(execution) = started
-                && let Some((_, server)) = self.scheduler.execution(execution)
-            {
-                self.watch_execution(server, execution);
-            }
         }
-        for action in actions {
+        let steps = self.write_steps(steps).await?;
+        ended
+            .into_iter()
+            .for_each(|ended| self.collect_output(ended));
+        for step in &steps {
+            self.follow_event(&step.event);
+        }
+        for action in steps.into_iter().flat_map(|step| step.actions) {
             self.execute_action(action);
         }
         Ok(())
+    }
+
+    /// Does what follows for the driver itself from a fact that the core knows.
+    fn follow_event(&mut self, event: &Event) {
+        match event {
+            Event::JobStarted { execution } => {
+                if let Some((_, server)) = self.scheduler.execution(*execution) {
+                    self.watch_execution(server, *execution);
+                }
+            }
+            Event::NodesListed { .. } => self.update_addresses(),
+            Event::ServerSilent { server } => self.stop_watching(*server),
+            Event::HomeListed { .. } => {
+                let homes = self.servers.homes.lock();
+                let mut homes = homes.unwrap_or_else(PoisonError::into_inner);
+                homes.note_journaled(event);
+            }
+            _ => {}
+        }
     }
 
     /// Says why nothing seems to happen while something is tried again.
@@ -597,6 +602,15 @@ impl Driver {
         }
         let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
+        let is_written = self.journal.as_ref().map(Journal::has_steps_since_snapshot);
+        // A run that saw no node begins anew, whatever its journal says.
+        if is_written == Some(true) && self.scheduler.nodes().next().is_some() {
+            self.write_snapshot()?;
+        }
+        if self.is_report_partial {
+            let all = RunReportBuilder::from_journal(&self.command_journal)?;
+            self.report_builder = all.with_warnings_of(self.report_builder);
+        }
         Ok(self.report_builder.build_report(&self.scheduler, outcome))
     }
 }

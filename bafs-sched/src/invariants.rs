@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
 
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::attempt_index::UnderWay;
+use crate::state::critical_path::Chains;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
 use crate::state::volumes::InstanceState;
@@ -23,8 +25,25 @@ impl State {
         self.check_under_way();
         self.check_copies();
         self.check_sizes();
-        self.check_surveys();
+        View::new(self).check_surveys();
         self.check_chains();
+    }
+
+    /// What is left is what jobs that are not final count.
+    fn check_chains(&self) {
+        let (chains, workflow) = (&self.graph.chains, &self.graph.workflow);
+        let mut counted = Chains {
+            lengths: BTreeMap::new(),
+            left: 0,
+            ..chains.clone()
+        };
+        let jobs = self.graph.job_indexes();
+        let left = jobs.filter(|job| !self.graph.state(*job).is_final());
+        left.for_each(|job| counted.count(workflow, job, true));
+        assert_eq!(*chains, counted, "what is left to do");
+        let live = self.fleet.live();
+        let slots: u64 = live.map(|(_, node)| u64::from(node.slots())).sum();
+        assert_eq!(self.fleet.slots, slots, "slots of live nodes");
     }
 
     /// What is derived from sizes may count more than there is, never less.

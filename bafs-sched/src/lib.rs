@@ -32,6 +32,7 @@
 
 mod action;
 mod allocation_strategy;
+mod decision;
 mod describe;
 pub mod driver;
 mod event;
@@ -39,6 +40,8 @@ pub mod goodput;
 mod invariants;
 pub mod io;
 pub mod policy;
+mod policy_names;
+mod recorded_step;
 pub mod replay;
 pub mod report;
 mod scheduler;
@@ -53,11 +56,14 @@ mod wait_reasons;
 
 pub use action::{Action, MountedVolume};
 pub use allocation_strategy::Strategy;
+pub use decision::{Decision, LimitRelaxation, QuarantineReason};
 pub use event::{Event, NodeDeparture, NodeInfo, RunQuota, UserCommand};
 pub use policy::admission::feasibility::PLAN_HINT;
 pub use policy::failure::full_disk::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, RERUN_HINT};
 pub use policy::order::node_demand::NodeDemand;
-pub use policy::{PolicyDescription, PolicyNames, list_policies};
+pub use policy::{PolicyDescription, list_policies};
+pub use policy_names::PolicyNames;
+pub use recorded_step::RecordedStep;
 pub use scheduler::Scheduler;
 pub use settings::{IoMode, Settings};
 pub use simulated_plan::{EXACT_PERMILLE, SimulatedPlan};
@@ -66,10 +72,10 @@ pub use state::copy_costs::CopyCost;
 pub use state::copy_costs::CopyDecision;
 pub use state::copy_costs::CopyOutcome;
 pub use state::jobs::JobState;
+pub use state::kept_state::StateChanges;
 pub use state::limits::AllocationRules;
 pub use state::limits::JobStartOrder;
 pub use state::observed_access::RunWarning;
-pub(crate) use state::progress::describe_signal;
 pub use state::progress::{JobFailure, Outcome, Progress};
 pub use state::strategy::StrategyChange;
 pub use strategy_selector::{

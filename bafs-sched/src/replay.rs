@@ -4,15 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
-use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
+use crate::describe::{describe_end, format_seconds};
 use crate::io::journal::History;
 use crate::{
     Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, StrategySelector,
-    UserCommand, describe_signal,
+    UserCommand,
 };
 
 /// One thing that happened or was decided.
@@ -26,30 +25,74 @@ pub struct HistoryLine {
     pub text: String,
 }
 
-/// Replays a journal with the selector of its run. Answers every line, and the core as it is at the
-/// end.
+/// Tells a run from its journal, with the selector of the run. Nothing is decided again. Answers
+/// every line, and the core as it is at the end.
 pub fn replay_history(
     history: History,
     selector: &dyn StrategySelector,
 ) -> (Vec<HistoryLine>, Scheduler) {
-    let header = history.header;
-    let scheduler =
-        Scheduler::with_strategy_selector(header.run, header.workflow, header.settings, selector);
-    let mut teller = HistoryWriter::new(scheduler);
-    let first = history.records.first().map_or(Time(0), |(now, _)| *now);
-    for (now, event) in history.records {
-        teller.at_ms = now.ms_since(first);
-        teller.write_event(&event);
-        let mut actions = Vec::new();
-        teller.scheduler.step(now, event, &mut actions);
-        for action in &actions {
+    let first = history.began_at();
+    let mut teller = HistoryWriter::new(history.header.new_scheduler(selector));
+    for step in history.steps {
+        teller.at_ms = step.at.ms_since(first);
+        teller.write_event(&step.event);
+        teller.scheduler.redo(&step.changes);
+        for action in &step.actions {
             teller.write_action(action);
         }
         teller.write_copy_decisions();
         teller.write_warnings();
         teller.write_strategy_changes();
     }
+    teller.scheduler.finish_redo();
     (teller.lines, teller.scheduler)
+}
+
+/// A step after which this program decides other than the one that wrote the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DecisionDifference {
+    /// When, in milliseconds since the run's first fact.
+    pub at_ms: u64,
+    /// The fact.
+    pub event: Event,
+    /// What the journal says was to be done.
+    pub recorded: Vec<Action>,
+    /// What this program would do.
+    pub decided: Vec<Action>,
+}
+
+/// Decides again with the events of a journal, and answers the first step at which that differs:
+/// what comes later follows from it. With the selector of the run.
+pub fn verify_decisions(
+    history: &History,
+    selector: &dyn StrategySelector,
+) -> Option<DecisionDifference> {
+    let fresh = || {
+        let mut scheduler = history.header.new_scheduler(selector);
+        scheduler.start_recording();
+        scheduler
+    };
+    let mut scheduler = fresh();
+    for step in &history.steps {
+        // Another scheduler took up the run, with what was kept.
+        if matches!(step.event, Event::SchedulerResumed { .. }) {
+            let mut resumed = fresh();
+            resumed.redo(&scheduler.snapshot());
+            resumed.finish_redo();
+            scheduler = resumed;
+        }
+        let mut decided = Vec::new();
+        scheduler.step(step.at, step.event.clone(), &mut decided);
+        if decided != step.actions {
+            return Some(DecisionDifference {
+                at_ms: step.at.ms_since(history.began_at()),
+                event: step.event.clone(),
+                recorded: step.actions.clone(),
+                decided,
+            });
+        }
+    }
+    None
 }
 
 /// What a job waits for, or why it never ran, or what a node has left, at the end of what was
@@ -474,31 +517,5 @@ impl HistoryWriter {
                 moved.received_bytes
             ),
         }
-    }
-}
-
-fn format_seconds(ms: u64) -> String {
-    format!("{}.{:01}", ms / 1_000, ms % 1_000 / 100)
-}
-
-/// How an attempt ended, as the rest of a sentence that begins with its name.
-pub(crate) fn describe_end(report: &JobReport) -> String {
-    let after = format!("after {} s", format_seconds(report.wall_ms));
-    match &report.outcome {
-        JobOutcome::Exited(0) => format!("is done {after}"),
-        JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
-        JobOutcome::Signaled(signal) => {
-            format!("is killed by {} {after}", describe_signal(*signal))
-        }
-        JobOutcome::NotStarted(why) => format!("cannot start: {why}"),
-        // Its agent ended before it could say how long it took.
-        JobOutcome::EnvironmentFailed(error) if report.wall_ms == 0 => {
-            format!("fails with its environment: {error}")
-        }
-        JobOutcome::EnvironmentFailed(error) => format!(
-            "fails with its environment {after}: \
-            {error}"
-        ),
-        JobOutcome::Killed => format!("is killed {after}"),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use bafs_proto::Result;
 use bafs_proto::ids::RunId;
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobOutcome;
@@ -10,7 +11,8 @@ use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
-use crate::{Event, Outcome, Progress, Scheduler, Settings};
+use crate::io::journal::{History, visit_steps};
+use crate::{Event, NullSelector, Outcome, Progress, Scheduler, Settings, StrategySelector};
 
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,9 +127,37 @@ impl RunReportBuilder {
         self.jobs.insert(job, summary);
     }
 
-    /// How many executions of a job ended so far.
-    pub(crate) fn attempts(&self, job: JobIndex) -> u32 {
-        self.jobs.get(&job).map_or(0, |summary| summary.attempts)
+    /// The same from a journal. Answers also the scheduler as it is at its end.
+    pub fn from_history(history: &History, selector: &dyn StrategySelector) -> (Self, Scheduler) {
+        let mut scheduler = history.header.new_scheduler(selector);
+        let mut builder = Self::default();
+        for step in &history.steps {
+            builder.note_event(&scheduler, step.at, &step.event);
+            scheduler.redo(&step.changes);
+        }
+        scheduler.finish_redo();
+        (builder, scheduler)
+    }
+
+    /// The same without all of a journal in memory.
+    ///
+    /// # Errors
+    /// That it cannot be read.
+    pub(crate) fn from_journal(path: &Path) -> Result<Self> {
+        let mut builder = Self::default();
+        let mut scheduler = None;
+        visit_steps(path, |header, step| {
+            let scheduler = scheduler.get_or_insert_with(|| header.new_scheduler(&NullSelector));
+            builder.note_event(scheduler, step.at, &step.event);
+            scheduler.redo(&step.changes);
+        })?;
+        Ok(builder)
+    }
+
+    /// With the warnings of another, which was there from the start of this scheduler.
+    pub(crate) fn with_warnings_of(mut self, other: Self) -> Self {
+        self.warnings.extend(other.warnings);
+        self
     }
 
     /// The report of a run that is over.

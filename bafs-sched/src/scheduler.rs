@@ -3,18 +3,34 @@
 
 use std::ops::Deref;
 
-use bafs_proto::ids::RunId;
+use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
 
+use crate::decision::Decision;
+use crate::policy::View;
+use crate::policy::order::node_demand::NodeDemand;
+use crate::recorded_step::RecordedStep;
+use crate::state::kept_state::{StateChanges, StateRows};
+use crate::state::recorded::Kept;
 use crate::state::scheduler_state::{Phase, State};
 use crate::strategy_selector::{NullSelector, StrategySelector};
 use crate::{Action, Event, Settings};
 
 /// Decides what a workflow needs done next. Deterministic: equal facts give equal decisions.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Scheduler {
     pub(crate) state: State,
+    /// Where steps are recorded: single values as they were last told.
+    recorded: Option<Box<StateRows>>,
+    keeps_decisions: bool,
+}
+
+/// What was recorded of it says nothing of a scheduler.
+impl PartialEq for Scheduler {
+    fn eq(&self, other: &Self) -> bool {
+        self.state == other.state
+    }
 }
 
 impl Scheduler {
@@ -33,7 +49,11 @@ impl Scheduler {
         selector: &dyn StrategySelector,
     ) -> Self {
         let state = State::new(run, workflow, settings, selector);
-        Self { state }
+        Self {
+            state,
+            recorded: None,
+            keeps_decisions: false,
+        }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
@@ -47,6 +67,74 @@ impl Scheduler {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+        if !self.keeps_decisions {
+            self.state.decisions.clear();
+        }
+    }
+
+    /// What was decided since this was asked last, while decisions are kept.
+    pub fn take_decisions(&mut self) -> Vec<Decision> {
+        std::mem::take(&mut self.state.decisions)
+    }
+
+    /// Keeps what is decided from now on for [`Self::take_decisions`]. Without that it is
+    /// forgotten after each step.
+    pub fn keep_decisions(&mut self) {
+        self.keeps_decisions = true;
+    }
+
+    /// Notes from now on what steps write: [`Self::record_step`] needs it, and whoever takes
+    /// snapshots.
+    pub fn start_recording(&mut self) {
+        self.state.start_recording();
+        self.recorded = Some(Box::default());
+    }
+
+    /// A step, with all that a journal keeps of it.
+    pub fn record_step(&mut self, now: Time, event: Event) -> RecordedStep {
+        let mut actions = Vec::new();
+        self.step(now, event.clone(), &mut actions);
+        let changes = match &mut self.recorded {
+            Some(last) => self.state.take_changes(last),
+            None => StateRows::default(),
+        };
+        RecordedStep {
+            at: now,
+            event,
+            actions,
+            changes: StateChanges::of(&changes),
+        }
+    }
+
+    /// All that differs from a new scheduler. Only of one that records since it was new.
+    pub fn snapshot(&self) -> StateChanges {
+        StateChanges::of(&self.state.all_rows())
+    }
+
+    /// Takes what a recorded step wrote, or a snapshot, without deciding anything. Before it steps
+    /// again, or answers why jobs wait, [`Self::finish_redo`] is called.
+    ///
+    /// # Panics
+    /// When the changes are of another version: those of a journal were checked when it was read.
+    pub fn redo(&mut self, changes: &StateChanges) {
+        let rows = changes.decode();
+        self.state
+            .put_back(rows.expect("changes were checked when they were read"));
+    }
+
+    /// Rebuilds what is not kept after the last of what was recorded.
+    pub fn finish_redo(&mut self) {
+        self.state.rebuild();
+        if self.recorded.is_some() {
+            // What was put back is in the journal.
+            self.start_recording();
+        }
+    }
+
+    /// What the run could use of a live node, and needs of it; nothing of others.
+    pub fn node_demand(&self, server: ServerId) -> Option<NodeDemand> {
+        let view = View::new(&self.state);
+        view.node_demand(server, || view.least_to_end(server))
     }
 }
 

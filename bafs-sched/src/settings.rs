@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::PolicyNames;
+use crate::policy_names::PolicyNames;
 use crate::state::limits::AllocationRules;
 use crate::strategy_selector::StrategySelectorConfig;
 

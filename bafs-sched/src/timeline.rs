@@ -9,7 +9,7 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::{JobState, Outcome, Progress, Scheduler, Space, StrategySelector};
+use crate::{JobState, Outcome, Progress, Space, StrategySelector};
 
 use observer::Observer;
 
@@ -211,13 +211,10 @@ pub struct CopyDecisionRecord {
 
 /// Reads a run's intervals from its journal, with the selector of the run.
 pub fn build_timeline(history: History, selector: &dyn StrategySelector) -> Timeline {
-    let header = history.header;
-    let scheduler =
-        Scheduler::with_strategy_selector(header.run, header.workflow, header.settings, selector);
-    let began = history.records.first().map_or(Time(0), |(now, _)| *now);
-    let mut observer = Observer::new(scheduler, began);
-    for (now, event) in history.records {
-        observer.step(now, event);
+    let scheduler = history.header.new_scheduler(selector);
+    let mut observer = Observer::new(scheduler, history.began_at());
+    for step in history.steps {
+        observer.step(step);
     }
     observer.finish()
 }

@@ -7,6 +7,7 @@ use bafs_workflow::JobIndex;
 
 use crate::describe::describe;
 use crate::event::Event;
+use crate::policy::View;
 use crate::policy::admission::node_gathering::no_node;
 use crate::space::Space;
 use crate::state::jobs::JobState;
@@ -23,7 +24,7 @@ impl State {
             (_, JobState::Done | JobState::Failed | JobState::Active) => None,
             (_, JobState::Skipped) => Some(self.skipped_for(job)),
             (Phase::Finishing | Phase::Over, state) => Some(self.ended_before(job, state)),
-            (Phase::Gathering, _) => Some(self.misfit().unwrap_or_else(no_node)),
+            (Phase::Gathering, _) => Some(View::new(self).misfit().unwrap_or_else(no_node)),
             (Phase::Running, JobState::Waiting) => Some(self.awaited(job)),
             (Phase::Running, JobState::HeldBack) => {
                 let due = self.timers.due(Timer::Job(job));
@@ -115,7 +116,7 @@ impl State {
             let name = &self.graph.workflow.job(JobIndex(first)).name;
             return format!("the pipeline of '{name}' runs alone, because space is short");
         }
-        if self.awaits_departure(job) {
+        if View::new(self).awaits_departure(job) {
             return "its data move to another node, because their node leaves".to_owned();
         }
         let (need, slots) = (self.need_of(job), self.slots_of(job));
@@ -128,7 +129,7 @@ impl State {
                 describe(need)
             );
         }
-        let ends = |server: &ServerId| self.can_end_in_time(job, *server);
+        let ends = |server: &ServerId| View::new(self).can_end_in_time(job, *server);
         let able: Vec<ServerId> = able.into_iter().filter(ends).collect();
         if able.is_empty() {
             let seconds = self.graph.workflow.job(job).runtime_s.unwrap_or(0);

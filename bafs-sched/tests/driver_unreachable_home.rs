@@ -64,11 +64,8 @@ async fn run_resumed_before_its_home_blames_no_node() {
         |_| {},
     ));
     let failures = || {
-        let records = read_history(&journal)
-            .expect("a journal")
-            .records
-            .into_iter();
-        let failed = records.filter_map(|(_, event)| match event {
+        let records = read_history(&journal).expect("a journal").steps.into_iter();
+        let failed = records.filter_map(|step| match step.event {
             Event::VolumeCreateFailed { error, .. } => Some(error.code),
             _ => None,
         });

@@ -212,17 +212,20 @@ fn replay_story(text: &str) -> String {
     let read = |path: &str| Err(path.to_owned());
     let checked = parse_workflow("w.bafs", workflow, &read).expect("the workflow is right");
     // The run 0 makes ids equal to their counter.
-    let mut scheduler = Scheduler::new(RunId(0), checked.workflow, Settings::default());
+    let new = || Scheduler::new(RunId(0), checked.workflow.clone(), Settings::default());
+    let (mut scheduler, mut restored) = (new(), new());
+    scheduler.start_recording();
     let mut told = format!("{workflow}----\n");
     let mut warned = 0;
     for line in story.lines().filter(|line| line.starts_with('>')) {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let mut actions = Vec::new();
         let now = Time(words[1].parse().expect("a time"));
-        scheduler.step(now, parse_event(&words[2..]), &mut actions);
+        let step = scheduler.record_step(now, parse_event(&words[2..]));
         scheduler.check();
+        restored.redo(&step.changes);
+        scheduler.check_restored(&restored);
         told += &format!("{line}\n");
-        for action in actions {
+        for action in step.actions {
             told += &format!("    {}\n", describe_action(&scheduler, &action));
         }
         for warning in &scheduler.warnings()[warned..] {

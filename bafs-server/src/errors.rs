@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 
 use bafs_proto::{Error, ErrorCode, Result};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 /// The error of a store that does not do what it should. A full disk is a lack of space, which
 /// whoever chooses the node must know; anything else may pass.
@@ -44,6 +44,24 @@ pub(crate) async fn run_in_task<T: Send + 'static>(
         }
         None => unreachable!("one task was spawned"),
     }
+}
+
+/// Does blocking work on a thread that may block. Goes on when the caller gives up.
+///
+/// # Errors
+/// That of the work; `ServerFault` when it panicked.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    join_result(tokio::task::spawn_blocking(work).await)
+}
+
+/// The result of a task that has ended.
+///
+/// # Errors
+/// That of the task; `ServerFault` when it panicked.
+pub(crate) fn join_result<T>(ended: Result<Result<T>, JoinError>) -> Result<T> {
+    ended.unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("store: {e}"))))
 }
 
 #[cfg(test)]

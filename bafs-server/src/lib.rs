@@ -50,4 +50,5 @@ pub mod node;
 pub mod serving;
 mod source;
 pub mod storage;
+mod table_rows;
 pub mod tree_sessions;

@@ -42,6 +42,11 @@ pub(crate) fn source_identity(stat: &Stat) -> SourceIdentity {
     }
 }
 
+/// What identifies the content of an open file.
+pub(crate) fn file_identity(file: &std::fs::File) -> std::io::Result<SourceIdentity> {
+    Ok(source_identity(&rustix::fs::fstat(file)?))
+}
+
 fn nanoseconds(seconds: i64, fraction: i64) -> i64 {
     seconds
         .saturating_mul(1_000_000_000)

@@ -172,7 +172,7 @@ impl TreeSessions {
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
         let share = self.lock().descriptor_share(agent);
-        let mut own = tree.session(writable).with_descriptor_use(share);
+        let mut own = Session::new(tree, writable).with_descriptor_use(share);
         if resumes.is_some() {
             own = own.resumed();
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bafs_proto::attributes::{AttributeValue, Attributes};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
     Advert, Advertise, Call, Lifetime, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
@@ -28,6 +29,7 @@ fn advert(id: u64, ttl_ms: u64) -> Advert {
         slots: 1,
         jobs: 0,
         caches: Vec::new(),
+        attributes: Attributes::default(),
         lifetime: Lifetime::default(),
     }
 }
@@ -73,6 +75,19 @@ impl CatalogFixture {
         let answer = self.call(&self.reader, QueryServers::default()).await;
         answer.expect("servers").servers
     }
+}
+
+#[tokio::test]
+async fn attributes_of_unknown_types_reach_the_reader() {
+    let catalog = CatalogFixture::new();
+    let mut told = advert(1, 60_000);
+    let later = AttributeValue::Unknown {
+        kind: 200,
+        bytes: vec![7; 12],
+    };
+    told.attributes.set("link_rates", later);
+    catalog.advertise(told.clone()).await;
+    assert_eq!(catalog.servers().await, [told]);
 }
 
 #[tokio::test]

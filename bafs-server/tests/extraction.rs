@@ -279,10 +279,9 @@ async fn a_full_home_is_reported_with_its_space() {
     let path = tree(store.path(), 1).join("big");
     std::fs::write(path, random_bytes(6 << 20, 7)).expect("write");
     for number in 1..=8 {
-        let place = root.path().join(home_server::OWN_DIRECTORY);
-        let place = place.join(ExtractionId(number).to_string());
-        std::fs::create_dir(&place).expect("mkdir");
-        std::os::unix::fs::symlink("/dev/full", place.join("data")).expect("link");
+        let data = root.path().join(home_server::OWN_DIRECTORY).join("data");
+        let data = data.join(ExtractionId(number).to_string());
+        std::os::unix::fs::symlink("/dev/full", data).expect("link");
         let call = extract(number, 1, "big", &format!("out{number}"), &world);
         let error = world.call(A, call).await.expect_err("it is full");
         assert_eq!(error.code, ErrorCode::NoSpaceBytes, "{error}");

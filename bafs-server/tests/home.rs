@@ -9,8 +9,8 @@ use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{AgentId, ExtractionId, InodeNo};
 use bafs_proto::message::{
-    CloseTree, CommitPut, ListSource, OpenTree, PutFile, ReadCounters, RunFileOps, SourceKind,
-    StatSource, TreeRef,
+    CloseTree, CommitPut, ListSource, OpenTree, ReadCounters, RunFileOps, SourceKind, StatSource,
+    TreeRef,
 };
 use bafs_proto::token::{Right, Token};
 
@@ -269,22 +269,12 @@ async fn out_of_order_chunks_are_stored_in_order() {
     assert_eq!(fs::read(world.root.path().join("f")).expect("read"), data);
 }
 
-fn put_file(id: u128, path: &str, content: &[u8]) -> PutFile {
-    PutFile {
-        extraction: ExtractionId(id),
-        path: path.to_owned(),
-        mode: 0o640,
-        digest: Digest::of(content),
-    }
-}
-
 #[tokio::test]
 async fn a_small_file_is_put_by_one_call() {
     let world = HomeFixture::new();
     let target = world.root.path().join("out/f");
-    let call = put_file(1, "out/f", b"small");
-    let put = world.send(&world.token, call, b"small").await;
-    put.expect("put");
+    let put = world.put_small(1, "out/f", Digest::of(b"small"), b"small");
+    put.await.expect("put");
     assert_eq!(fs::read(&target).expect("read"), b"small");
     let mode = fs::metadata(&target).expect("stat").permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
@@ -293,9 +283,8 @@ async fn a_small_file_is_put_by_one_call() {
 #[tokio::test]
 async fn a_put_with_a_wrong_digest_fails() {
     let world = HomeFixture::new();
-    let wrong = put_file(1, "out/f", b"other");
-    let refused = world.send(&world.token, wrong, b"small").await;
-    assert_eq!(error_code(refused), ErrorCode::DigestMismatch);
+    let wrong = world.put_small(1, "out/f", Digest::of(b"other"), b"small");
+    assert_eq!(error_code(wrong.await), ErrorCode::DigestMismatch);
     assert!(!world.root.path().join("out/f").exists());
 }
 
@@ -303,13 +292,11 @@ async fn a_put_with_a_wrong_digest_fails() {
 async fn a_repeated_put_returns_its_receipt() {
     let world = HomeFixture::new();
     let target = world.root.path().join("out/f");
-    let call = put_file(1, "out/f", b"small");
-    let put = world.send(&world.token, call.clone(), b"small").await;
-    let (receipt, _) = put.expect("put");
+    let put = || world.put_small(1, "out/f", Digest::of(b"small"), b"small");
+    let receipt = put().await.expect("put");
     world.start(None);
     fs::write(&target, b"used since").expect("write");
-    let again = world.send(&world.token, call, b"small").await;
-    assert_eq!(again.expect("again").0, receipt);
+    assert_eq!(put().await.expect("again"), receipt);
     let begun = world.call(begin(1, "out/f")).await.expect("begin");
     assert_eq!(begun.receipt, Some(receipt));
     assert_eq!(fs::read(&target).expect("read"), b"used since");
@@ -318,21 +305,18 @@ async fn a_repeated_put_returns_its_receipt() {
 #[tokio::test]
 async fn one_extraction_cannot_put_two_paths() {
     let world = HomeFixture::new();
-    let call = put_file(1, "out/f", b"small");
-    let put = world.send(&world.token, call, b"small").await;
-    put.expect("put");
-    let elsewhere = put_file(1, "out/g", b"small");
-    let refused = world.send(&world.token, elsewhere, b"small").await;
-    assert_eq!(error_code(refused), ErrorCode::Conflict);
+    let put = world.put_small(1, "out/f", Digest::of(b"small"), b"small");
+    put.await.expect("put");
+    let elsewhere = world.put_small(1, "out/g", Digest::of(b"small"), b"small");
+    assert_eq!(error_code(elsewhere.await), ErrorCode::Conflict);
 }
 
 #[tokio::test]
 async fn one_call_finishes_a_begun_put() {
     let world = HomeFixture::new();
     world.put(2, "out/h", b"half of it").await.expect("begin");
-    let whole = put_file(2, "out/h", b"whole");
-    let finished = world.send(&world.token, whole, b"whole").await;
-    finished.expect("put");
+    let finished = world.put_small(2, "out/h", Digest::of(b"whole"), b"whole");
+    finished.await.expect("put");
     let target = world.root.path().join("out/h");
     assert_eq!(fs::read(target).expect("read"), b"whole");
 }
@@ -341,9 +325,8 @@ async fn one_call_finishes_a_begun_put() {
 async fn a_put_needs_a_right_for_its_path() {
     let world = HomeFixture::new();
     let foreign = grant(&world.signer, "mine", &[Right::Write]);
-    let call = put_file(3, "out/i", b"x");
-    let refused = world.send(&foreign, call, b"x").await;
-    assert_eq!(error_code(refused), ErrorCode::RightMissing);
+    let refused = world.put_small_as(&foreign, 3, "out/i", Digest::of(b"x"), b"x");
+    assert_eq!(error_code(refused.await), ErrorCode::RightMissing);
 }
 
 #[tokio::test]

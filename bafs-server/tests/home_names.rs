@@ -8,8 +8,7 @@ use std::os::unix::fs::symlink;
 use crate::test_home::{HomeFixture, begin, error_code, grant};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::{ListSource, PutFile, StatSource};
+use bafs_proto::message::{ListSource, StatSource};
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 use bafs_proto::token::Right;
@@ -108,13 +107,7 @@ async fn result_paths_with_control_characters_are_refused() {
         );
         let refused = world.put(9, path, b"x").await;
         assert_eq!(error_code(refused), ErrorCode::BadPath, "{path:?}");
-        let small = PutFile {
-            extraction: ExtractionId(78),
-            path: path.to_owned(),
-            mode: 0o644,
-            digest: Digest::of(b"x"),
-        };
-        let refused = world.send(&world.token, small, b"x").await;
+        let refused = world.put_small(78, path, Digest::of(b"x"), b"x").await;
         assert_eq!(error_code(refused), ErrorCode::BadPath, "{path:?}");
     }
     assert!(

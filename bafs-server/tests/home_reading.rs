@@ -9,7 +9,7 @@ use crate::test_home::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::{PutFile, PutFiles, PutFilesEntry, StatSource};
+use bafs_proto::message::{PutFile, PutFiles, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::{Right, Token};
 use bafs_server::home_server::HomeServer;
@@ -153,13 +153,8 @@ async fn a_vanished_home_directory_is_reported_not_recreated() {
         })
     };
     let put = || async {
-        let call = PutFile {
-            extraction: ExtractionId(3),
-            path: "res/new".to_owned(),
-            mode: 0o600,
-            digest: Digest::of(b"x"),
-        };
-        world.send(&world.token, call, b"x").await.map(|_| ())
+        let put = world.put_small(3, "res/new", Digest::of(b"x"), b"x");
+        put.await.map(|_| ())
     };
     let gone = |error: bafs_proto::Error| {
         assert!(error.is_transient(), "{error}");
@@ -197,17 +192,15 @@ const PACKED_CONTENTS: [&[u8]; 4] = [b"one", b"two", b"three", b""];
 fn pack(world: &HomeFixture, of_second: &Token, content_of_third: &[u8]) -> PutFiles {
     let paths = ["out/a", "out/b", "out/c", "out/d"];
     let files = paths.iter().zip(PACKED_CONTENTS).enumerate();
-    let files = files.map(|(number, (path, content))| PutFilesEntry {
-        put: PutFile {
-            extraction: ExtractionId(number as u128 + 1),
-            path: (*path).to_owned(),
-            mode: 0o600,
-            digest: match number {
-                2 => Digest::of(content_of_third),
-                _ => Digest::of(content),
-            },
-        },
+    let files = files.map(|(number, (path, content))| PutFile {
+        extraction: ExtractionId(number as u128 + 1),
+        path: (*path).to_owned(),
+        mode: 0o600,
         size: content.len() as u32,
+        digest: match number {
+            2 => Digest::of(content_of_third),
+            _ => Digest::of(content),
+        },
         token: match number {
             1 => of_second.clone(),
             _ => world.token.clone(),

@@ -11,10 +11,10 @@ use bafs_proto::ids::{
     AgentId, BlockIndex, Epoch, ExecutionId, ExtractionId, FileIndex, InodeNo, VolumeId,
 };
 use bafs_proto::message::{
-    CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, GetVolume, InvalidateVolume,
-    JobCommand, JobSpec, KillJob, ListSource, OpenTree, QueryServers, ReadBlocks, ReadCounters,
-    ReadKind, ReadManifest, RenewVolumes, Reply, Request, RunFileOps, SourceIdentity, StartJob,
-    TreeRef, WatchJobs,
+    BlockRange, CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, FetchPriority,
+    FetchScope, GetVolume, InvalidateVolume, JobCommand, JobSpec, KillJob, ListSource, OpenTree,
+    Probe, ProbePurpose, Promote, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
+    RenewVolumes, Reply, Request, RunFileOps, SourceIdentity, StartJob, Touch, TreeRef, WatchJobs,
 };
 use bafs_proto::net::{Cancellation, IncomingRequest, Peer, Service};
 use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
@@ -77,13 +77,23 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         ctime_ns: 0,
     };
     let tree = || TreeRef::Volume(V);
-    let blocks = |cache| ReadBlocks {
+    let range = |cache| BlockRange {
         cache,
         manifest,
         file: FileIndex(0),
         first: BlockIndex(0),
         count: 1,
-        kind: ReadKind::Agent,
+    };
+    let blocks = |cache| ReadBlocks {
+        range: range(cache),
+        scope: FetchScope::AnyNode,
+        priority: FetchPriority::Urgent,
+        must_verify: false,
+    };
+    let shared = || range(CacheRef::Cooperative("db".to_owned()));
+    let probe = Probe {
+        range: shared(),
+        purpose: ProbePurpose::Presence,
         must_verify: false,
     };
     let extract = ExtractFile {
@@ -189,9 +199,16 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         (blocks(CacheRef::Volume(V)).into(), volume(), Right::Read),
         (
             blocks(CacheRef::Cooperative("db".to_owned())).into(),
-            cooperative,
+            cooperative.clone(),
             Right::Read,
         ),
+        (probe.into(), cooperative.clone(), Right::Read),
+        (
+            Promote { range: shared() }.into(),
+            cooperative.clone(),
+            Right::Read,
+        ),
+        (Touch { range: shared() }.into(), cooperative, Right::Read),
         (job.into(), Resource::Jobs, Right::Manage),
         (
             WatchJobs {

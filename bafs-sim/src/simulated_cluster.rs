@@ -38,6 +38,7 @@ mod faults;
 mod fixtures;
 mod link_cuts;
 mod observed_access;
+mod recording;
 mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +51,9 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::io::connectivity::Connectivity;
 use bafs_sched::io::listing_tracker::ListingTracker;
-use bafs_sched::{Action, Event, MountedVolume, NodeInfo, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{
+    Action, Event, MountedVolume, NodeInfo, Outcome, RecordedStep, Scheduler, Settings, Space,
+};
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 pub use chaos::ChaosResult;
 pub use faults::{Faults, NodeSpec};
@@ -105,6 +108,8 @@ enum ClusterEvent {
     ServeAction(Action),
     ApplyEvent(Event),
     ExecutionEnds(ServerId, ExecutionId),
+    /// A scheduler that took up the run asks for an execution.
+    QueryExecution(ServerId, ExecutionId),
     NodeReturns(ServerId),
     NodeDies(ServerId),
     SecondPasses,
@@ -117,6 +122,13 @@ pub struct SimulatedCluster {
     pub scheduler: Scheduler,
     /// All facts that the core got.
     pub records: Vec<(Time, Event)>,
+    /// The same as a journal keeps them.
+    pub steps: Vec<RecordedStep>,
+    /// A core that is told what the other one wrote, and decides nothing; compared after each
+    /// step.
+    restored: Option<Scheduler>,
+    /// What was different then.
+    pub restored_differences: Vec<String>,
     /// Digests of the files at home, by position in the workflow.
     pub outputs: BTreeMap<u32, u64>,
     /// Access of jobs to volumes, by their names, if it differs from the declaration: whether they
@@ -128,6 +140,8 @@ pub struct SimulatedCluster {
     pub extract_arrivals: BTreeMap<u32, u32>,
     /// Caches that were to be fetched before their readers start, with their nodes.
     pub warmed_caches: BTreeMap<VolumeId, ServerId>,
+    /// As it was given: sizes may change.
+    given_workflow: Workflow,
     now: Time,
     rng: SeededRng,
     faults: Faults,
@@ -173,8 +187,12 @@ impl SimulatedCluster {
             (ServerId(at as u64 + 1), node)
         });
         let mut world = Self {
+            given_workflow: workflow.clone(),
             scheduler: Scheduler::new(RunId(seed), workflow, settings),
             records: Vec::new(),
+            steps: Vec::new(),
+            restored: None,
+            restored_differences: Vec::new(),
             outputs: BTreeMap::new(),
             mismatches: 0,
             catalog_returns_at: Time(0),
@@ -195,6 +213,7 @@ impl SimulatedCluster {
             job_failures: BTreeMap::new(),
             extract_attempts: BTreeMap::new(),
         };
+        world.scheduler.start_recording();
         world.schedule_due(0, ClusterEvent::SecondPasses);
         world
     }
@@ -282,6 +301,9 @@ impl SimulatedCluster {
             ClusterEvent::ServeAction(action) => self.serve_action(action),
             ClusterEvent::ApplyEvent(event) => self.apply_event(event),
             ClusterEvent::ExecutionEnds(server, execution) => self.end_execution(server, execution),
+            ClusterEvent::QueryExecution(server, execution) => {
+                self.query_execution(server, execution)
+            }
             ClusterEvent::NodeReturns(server) => self.revive_node(server),
             ClusterEvent::NodeDies(server) => {
                 if self.is_alive(server) {
@@ -294,9 +316,11 @@ impl SimulatedCluster {
 
     fn apply_event(&mut self, event: Event) {
         self.records.push((self.now, event.clone()));
-        let mut actions = Vec::new();
-        self.scheduler.step(self.now, event, &mut actions);
+        let step = self.scheduler.record_step(self.now, event);
         self.scheduler.check();
+        self.compare_restored(&step);
+        let actions = step.actions.clone();
+        self.steps.push(step);
         for action in actions {
             let delay = 1 + self.rng.next_below(20);
             self.schedule_due(delay, ClusterEvent::ServeAction(action));

@@ -63,7 +63,10 @@ fn run_with_faults(seed: u64, faults: Faults) -> (Workflow, Timeline) {
     let records = world.records;
     (
         workflow,
-        build_timeline(History { header, records }, &NullSelector),
+        build_timeline(
+            History::decide(header, records, &NullSelector),
+            &NullSelector,
+        ),
     )
 }
 
@@ -139,7 +142,10 @@ fn job_with_all_slots_counts_as_full_use() {
         settings,
     };
     let records = world.records;
-    let timeline = build_timeline(History { header, records }, &NullSelector);
+    let timeline = build_timeline(
+        History::decide(header, records, &NullSelector),
+        &NullSelector,
+    );
     let used = compute_goodput(&workflow, &timeline).goodput_permille;
     assert!((700..=1_000).contains(&used), "{used} permille");
     assert!(

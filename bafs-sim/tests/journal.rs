@@ -5,9 +5,15 @@ use std::path::{Path, PathBuf};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
-use bafs_sched::io::journal::{JOURNAL_MAGIC, Journal, JournalHeader, JournalRecord, read_history};
+use bafs_sched::io::journal::{
+    History, JOURNAL_MAGIC, Journal, JournalHeader, JournalTail, Snapshot, read_history,
+};
 use bafs_sched::io::user_commands;
-use bafs_sched::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
+use bafs_sched::replay::verify_decisions;
+use bafs_sched::{
+    Action, Event, NullSelector, Outcome, RecordedStep, Scheduler, Settings, Space, StateChanges,
+    UserCommand,
+};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 use bafs_workflow::{Workflow, parse_workflow};
 
@@ -41,7 +47,7 @@ fn journal_header() -> JournalHeader {
     }
 }
 
-fn journal_records() -> Vec<JournalRecord> {
+fn journal_steps() -> Vec<RecordedStep> {
     let spec = NodeSpec {
         capacity: Space {
             bytes: 10_000_000,
@@ -58,7 +64,7 @@ fn journal_records() -> Vec<JournalRecord> {
         Faults::default(),
     );
     assert_eq!(world.run_to_end(100_000), Outcome::Complete);
-    world.records
+    world.steps
 }
 
 #[test]
@@ -85,24 +91,65 @@ fn temporary_journal() -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
-fn write_journal(path: &Path, records: &[JournalRecord]) -> Vec<u8> {
-    let (mut journal, history) = Journal::open(path, journal_header).expect("open");
-    assert_eq!(history.header, journal_header());
-    for record in records {
-        journal
-            .append(std::slice::from_ref(record))
-            .expect("append");
+/// Writes a journal; after so many steps there is a snapshot.
+fn write_journal(path: &Path, steps: &[RecordedStep], snapshot_after: Option<usize>) -> Vec<u8> {
+    let (mut journal, tail) = Journal::open(path, journal_header).expect("open");
+    assert_eq!(tail.header, journal_header());
+    for (at, step) in steps.iter().enumerate() {
+        if snapshot_after == Some(at) {
+            let snapshot = snapshot_of(&steps[..at]);
+            journal.append_snapshot(&snapshot).expect("append");
+        }
+        journal.append(std::slice::from_ref(step)).expect("append");
     }
     std::fs::read(path).expect("read")
 }
 
-fn replay_records(records: &[JournalRecord]) -> Scheduler {
-    let mut scheduler = Scheduler::new(RunId(7), journal_workflow(), Settings::default());
-    for (now, event) in records {
-        scheduler.step(*now, event.clone(), &mut Vec::new());
-        scheduler.check();
+fn snapshot_of(steps: &[RecordedStep]) -> Snapshot {
+    Snapshot {
+        state: redo_steps(steps).snapshot(),
+        ..Snapshot::default()
     }
+}
+
+/// The scheduler as these steps left it, without deciding anything.
+fn redo_steps(steps: &[RecordedStep]) -> Scheduler {
+    let mut scheduler = new_recording_scheduler();
+    for step in steps {
+        scheduler.redo(&step.changes);
+    }
+    scheduler.finish_redo();
+    scheduler.check();
     scheduler
+}
+
+fn new_recording_scheduler() -> Scheduler {
+    let mut scheduler = journal_header().new_scheduler(&NullSelector);
+    scheduler.start_recording();
+    scheduler
+}
+
+/// The scheduler that goes on with the end of a journal.
+fn redo_tail(tail: &JournalTail) -> Scheduler {
+    let mut scheduler = new_recording_scheduler();
+    if let Some(snapshot) = &tail.snapshot {
+        scheduler.redo(&snapshot.state);
+    }
+    for step in &tail.steps {
+        scheduler.redo(&step.changes);
+    }
+    scheduler.finish_redo();
+    scheduler.check();
+    scheduler
+}
+
+fn tick(at: u64) -> RecordedStep {
+    RecordedStep {
+        at: Time(at),
+        event: Event::Tick,
+        actions: Vec::new(),
+        changes: StateChanges::default(),
+    }
 }
 
 fn open_error_code(path: &Path) -> ErrorCode {
@@ -113,68 +160,112 @@ fn open_error_code(path: &Path) -> ErrorCode {
 
 #[test]
 fn cut_at_any_byte_keeps_every_whole_record() {
-    let (_directory, path) = temporary_journal();
-    let records = journal_records();
-    let whole = write_journal(&path, &records);
-    let empty = {
+    let steps = journal_steps();
+    let states: Vec<Scheduler> = (0..=steps.len())
+        .map(|kept| redo_steps(&steps[..kept]))
+        .collect();
+    for snapshot_after in [None, Some(steps.len() / 2)] {
         let (_directory, path) = temporary_journal();
-        write_journal(&path, &[]).len()
-    };
-    let mut seen = 0;
-    for length in empty..=whole.len() {
-        std::fs::write(&path, &whole[..length]).expect("write");
-        let (mut journal, history) = Journal::open(&path, journal_header).expect("open");
-        let kept = history.records.len();
-        assert!(kept >= seen, "a longer journal never tells less");
-        assert_eq!(history.records, records[..kept]);
-        seen = kept;
-        // It goes on after the cut as if nothing had been there.
-        let next = (Time(9), Event::Tick);
-        journal.append(std::slice::from_ref(&next)).expect("append");
-        drop(journal);
-        assert_eq!(
-            read_history(&path).expect("read").records.last(),
-            Some(&next)
-        );
+        let whole = write_journal(&path, &steps, snapshot_after);
+        let empty = {
+            let (_directory, path) = temporary_journal();
+            write_journal(&path, &[], None).len()
+        };
+        let mut seen = 0;
+        for length in (empty..=whole.len()).step_by(3).chain([whole.len()]) {
+            std::fs::write(&path, &whole[..length]).expect("write");
+            let (mut journal, tail) = Journal::open(&path, journal_header).expect("open");
+            let kept = read_history(&path).expect("read").steps;
+            assert!(kept.len() >= seen, "a longer journal never tells less");
+            assert!(kept == steps[..kept.len()], "{length} bytes");
+            redo_tail(&tail).check_restored(&states[kept.len()]);
+            seen = kept.len();
+            // It goes on after the cut as if nothing had been there.
+            let next = tick(9);
+            journal.append(std::slice::from_ref(&next)).expect("append");
+            drop(journal);
+            let history = read_history(&path).expect("read");
+            assert_eq!(history.steps.last(), Some(&next));
+        }
+        assert_eq!(seen, steps.len());
     }
-    assert_eq!(seen, records.len());
 }
 
 #[test]
 fn wrong_byte_is_damage_unless_in_last_record() {
     let (_directory, path) = temporary_journal();
-    let records = journal_records();
-    let whole = write_journal(&path, &records);
-    let header_end = {
-        let (_directory, path) = temporary_journal();
-        write_journal(&path, &[]).len()
-    };
+    let steps = journal_steps();
+    let whole = write_journal(&path, &steps, None);
     let last = {
         let (_directory, path) = temporary_journal();
-        write_journal(&path, &records[..records.len() - 1]).len()
+        write_journal(&path, &steps[..steps.len() - 1], None).len()
     };
-    for at in (JOURNAL_MAGIC.len()..whole.len()).step_by(7) {
+    // Behind the first line is where a snapshot is: that is not believed without looking.
+    for at in (JOURNAL_MAGIC.len() + 8..whole.len()).step_by(7) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x10;
         std::fs::write(&path, &bytes).expect("write");
         if at < last {
-            assert_eq!(
-                open_error_code(&path),
-                ErrorCode::Malformed,
-                "byte {at}, header ends {header_end}"
-            );
+            assert_eq!(open_error_code(&path), ErrorCode::Malformed, "byte {at}");
         } else {
-            let (_, history) = Journal::open(&path, journal_header).expect("a torn end is cut off");
-            assert_eq!(history.records, records[..records.len() - 1]);
+            let (_, tail) = Journal::open(&path, journal_header).expect("a torn end is cut off");
+            assert!(tail.steps == steps[..steps.len() - 1]);
         }
     }
 }
 
 #[test]
+fn snapshot_spares_the_steps_before_it() {
+    let (_directory, path) = temporary_journal();
+    let steps = journal_steps();
+    let half = steps.len() / 2;
+    let whole = write_journal(&path, &steps, Some(half));
+    let (journal, tail) = Journal::open(&path, journal_header).expect("open");
+    drop(journal);
+    assert!(tail.steps == steps[half..], "{} steps", tail.steps.len());
+    redo_tail(&tail).check_restored(&redo_steps(&steps));
+    // An offset that points anywhere else is not believed.
+    for wrong in [1, 30, whole.len() as u64 - 9, u64::MAX] {
+        let mut bytes = whole.clone();
+        bytes[JOURNAL_MAGIC.len()..JOURNAL_MAGIC.len() + 8].copy_from_slice(&wrong.to_le_bytes());
+        std::fs::write(&path, &bytes).expect("write");
+        let (_, tail) = Journal::open(&path, journal_header).expect("open");
+        redo_tail(&tail).check_restored(&redo_steps(&steps));
+    }
+}
+
+#[test]
+fn same_events_lead_to_the_recorded_decisions() {
+    let mut history = History {
+        header: journal_header(),
+        steps: journal_steps(),
+    };
+    assert_eq!(verify_decisions(&history, &NullSelector), None);
+    let deciding = history.steps.iter_mut();
+    let mut deciding = deciding.filter(|step| !step.actions.is_empty());
+    let changed = deciding.nth(2).expect("a step that decides something");
+    changed.actions.clear();
+    let event = changed.event.clone();
+    let found = verify_decisions(&history, &NullSelector).expect("a difference");
+    assert_eq!(found.event, event);
+    assert!(found.recorded.is_empty() && !found.decided.is_empty());
+}
+
+#[test]
 fn other_files_versions_and_schedulers_are_refused() {
     let (_directory, path) = temporary_journal();
-    std::fs::write(&path, b"bafs-journal 1\n").expect("write");
-    assert_eq!(open_error_code(&path), ErrorCode::VersionMismatch);
+    for other in [
+        "bafs-journal 1\n",
+        "bafs-journal 23\n",
+        "bafs-journal 9999\n",
+    ] {
+        std::fs::write(&path, other).expect("write");
+        assert_eq!(
+            open_error_code(&path),
+            ErrorCode::VersionMismatch,
+            "{other}"
+        );
+    }
     std::fs::write(&path, b"#!/bin/sh\n").expect("write");
     assert_eq!(open_error_code(&path), ErrorCode::Malformed);
     std::fs::remove_file(&path).expect("remove");
@@ -186,21 +277,17 @@ fn other_files_versions_and_schedulers_are_refused() {
 /// takes up again is what it had asked for and not heard of.
 #[test]
 fn a_kill_at_any_record_loses_no_action() {
-    let records = journal_records();
-    for kept in 0..=records.len() {
+    let steps = journal_steps();
+    for kept in 0..=steps.len() {
         let mut open: Vec<Action> = Vec::new();
-        let mut scheduler = Scheduler::new(RunId(7), journal_workflow(), Settings::default());
-        for (now, event) in &records[..kept] {
-            let mut actions = Vec::new();
-            scheduler.step(*now, event.clone(), &mut actions);
+        for step in &steps[..kept] {
             // What is not answered is asked after the next reader.
             let is_asked_again = |action: &Action| matches!(action, Action::InspectCache { .. });
-            open.extend(actions.into_iter().filter(|it| !is_asked_again(it)));
-            open.retain(|action| !is_answer_to(event, action));
+            let actions = step.actions.iter().cloned();
+            open.extend(actions.filter(|it| !is_asked_again(it)));
+            open.retain(|action| !is_answer_to(&step.event, action));
         }
-        let again = replay_records(&records[..kept]);
-        assert!(again == scheduler, "after {kept} records");
-        let outstanding = again.outstanding_actions();
+        let outstanding = redo_steps(&steps[..kept]).outstanding_actions();
         for action in &open {
             assert!(
                 outstanding.contains(action),
@@ -262,11 +349,11 @@ fn second_scheduler_is_refused_the_same_journal() {
     });
     assert_eq!(second.expect_err("it is taken").code, ErrorCode::Conflict);
     let (mut journal, _) = first.expect("it began");
-    journal.append(&journal_records()[..1]).expect("append");
+    journal.append(&journal_steps()[..1]).expect("append");
     drop(journal);
-    let (_, history) = Journal::open(&path, journal_header).expect("open");
-    assert_eq!(history.header.run, RunId(7));
-    assert_eq!(history.records.len(), 1, "what was noted is in the file");
+    let (_, tail) = Journal::open(&path, journal_header).expect("open");
+    assert_eq!(tail.header.run, RunId(7));
+    assert_eq!(tail.steps.len(), 1, "what was noted is in the file");
     let left = std::fs::read_dir(path.parent().expect("a directory")).expect("list");
     assert_eq!(left.count(), 1, "no draft is left");
 }

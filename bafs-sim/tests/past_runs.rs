@@ -1,7 +1,7 @@
 //! Past runs and past jobs, simulated again.
 
 use bafs_sched::io::journal::{History, JournalHeader};
-use bafs_sched::{Event, Outcome, Settings, Space};
+use bafs_sched::{Event, Outcome, RecordedStep, Settings, Space, StateChanges};
 use bafs_sim::past_runs::{PastRun, from_csv, from_journal, from_slurm};
 use bafs_sim::planner::{Environment, NodeClass};
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
@@ -36,14 +36,14 @@ fn partial_history(kept: usize) -> History {
     let mut world = SimulatedCluster::new(1, workflow.clone(), settings.clone(), nodes, faults);
     assert_eq!(world.run_to_end(3_600_000), Outcome::Complete);
     let run = world.scheduler.run();
-    let mut records = world.records;
-    records.truncate(records.len() * kept / 100);
+    let mut steps = world.steps;
+    steps.truncate(steps.len() * kept / 100);
     let header = JournalHeader {
         run,
         workflow,
         settings,
     };
-    History { header, records }
+    History { header, steps }
 }
 
 fn simulate_past_run(past: &PastRun, nodes: u32, local_bytes_per_s: u64) -> SimulationResult {
@@ -90,8 +90,8 @@ fn a_run_is_simulated_from_its_journal() {
 #[test]
 fn waiting_times_of_any_length_are_accepted() {
     let mut history = partial_history(100);
-    for (_, event) in &mut history.records {
-        if let Event::JobEnded { report, .. } = event {
+    for step in &mut history.steps {
+        if let Event::JobEnded { report, .. } = &mut step.event {
             for used in &mut report.volumes {
                 (used.read_bytes, used.wait_ms) = (5 * MB, u64::MAX);
             }
@@ -145,8 +145,8 @@ fn jobs_of_a_table_wait_for_their_inputs() {
 #[test]
 fn local_scratch_volumes_reveal_the_disk_rate() {
     let mut history = partial_history(100);
-    for (_, event) in &mut history.records {
-        if let Event::JobEnded { report, .. } = event {
+    for step in &mut history.steps {
+        if let Event::JobEnded { report, .. } = &mut step.event {
             for used in &mut report.volumes {
                 let is_batch = used.name == "batch";
                 (used.read_bytes, used.wait_ms) = if is_batch { (0, 0) } else { (100 * MB, 100) };
@@ -166,12 +166,18 @@ fn run_begins_with_its_first_request_to_nodes() {
     let began = from_journal(history.clone())
         .expect("it is complete")
         .began_at;
-    let (first, _) = history.records[0];
+    let first = history.began_at();
     assert!(began.is_some_and(|began| began >= first), "{began:?}");
-    for (at, _) in &mut history.records {
-        *at = at.plus_ms(3_000);
+    for step in &mut history.steps {
+        step.at = step.at.plus_ms(3_000);
     }
-    history.records.insert(0, (first, Event::Tick));
+    let tick = RecordedStep {
+        at: first,
+        event: Event::Tick,
+        actions: Vec::new(),
+        changes: StateChanges::default(),
+    };
+    history.steps.insert(0, tick);
     let later = from_journal(history).expect("it is complete").began_at;
     assert_eq!(later, began.map(|began| began.plus_ms(3_000)));
 }

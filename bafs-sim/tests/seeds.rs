@@ -13,7 +13,7 @@ use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
-const LIMIT_MS: u64 = 4 * 3_600_000;
+pub(crate) const LIMIT_MS: u64 = 4 * 3_600_000;
 
 fn declare_job(name: &str) -> String {
     format!("job {name} {{\n  executable = /bin/true\n  retry = 3\n}}\n")
@@ -58,7 +58,7 @@ fn generate_workflow(rng: &mut SeededRng) -> String {
     text
 }
 
-fn cluster_for_seed(seed: u64) -> SimulatedCluster {
+pub(crate) fn cluster_for_seed(seed: u64) -> SimulatedCluster {
     let mut rng = SeededRng::new(seed ^ 0x5eed);
     let workflow = parse_workflow_text(&generate_workflow(&mut rng));
     let nodes = (0..1 + rng.next_below(4)).map(|_| NodeSpec {

@@ -2,11 +2,11 @@
 
 use std::ffi::{CStr, CString};
 
-use bafs_proto::file_op::{Attr, AttrChange, FileReply, FileResult, FileTime, SetTime};
+use bafs_proto::file_op::{AttrChange, FileReply, FileResult, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::{NAME_BYTES_MAX, XATTR_BYTES_MAX};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
     XattrFlags, chmod, chownat, fstat, ftruncate, getxattr, getxattr_query, listxattr, readlinkat,
     removexattr, setxattr, utimensat,
 };
@@ -14,6 +14,7 @@ use rustix::fs::{
 use crate::account::{Account, SpaceDecision};
 use crate::errno::{self, Outcome};
 use crate::file_reference::{FileReference, ProcPath};
+use crate::host_file::to_attr;
 use crate::session::Session;
 
 /// What the kernel asks for at the first write of each file.
@@ -253,28 +254,5 @@ fn timespec(time: Option<SetTime>) -> Outcome<Timespec> {
             ..
         })) => Err(errno::INVAL),
         Some(SetTime::At(time)) => Ok(spec(time.seconds, i64::from(time.nanoseconds))),
-    }
-}
-
-/// Attributes as they travel.
-pub(crate) fn to_attr(ino: InodeNo, stat: &Stat) -> Attr {
-    let time = |seconds: i64, nanoseconds| FileTime {
-        seconds,
-        nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
-    };
-    Attr {
-        ino,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        blocks: u64::try_from(stat.st_blocks).unwrap_or(0),
-        atime: time(stat.st_atime, stat.st_atime_nsec),
-        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
-        ctime: time(stat.st_ctime, stat.st_ctime_nsec),
-        mode: stat.st_mode,
-        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        rdev: u32::try_from(stat.st_rdev).unwrap_or(0),
-        block_size: u32::try_from(stat.st_blksize).unwrap_or(4096),
-        btime_ns: 0,
     }
 }

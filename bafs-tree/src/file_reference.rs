@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, chmod, fstat, openat, statx};
 
-use crate::account::{Account, FileState, HostFileId};
+use crate::account::{Account, FileState};
 use crate::descriptor_limits::PathDescriptor;
 use crate::errno::{self, Outcome};
+use crate::host_file::{file_type, host_file_id, open_path, proc_path};
 use crate::tree::Tree;
 
 /// Holds a file wherever its names go, until it is dropped.
@@ -232,17 +233,6 @@ impl ProcPath {
     }
 }
 
-/// Opens a name as a path only.
-pub(crate) fn open_path(parent: impl AsFd, name: &CStr) -> Outcome<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(parent, name, flags, Mode::empty()).map_err(errno::from_host)
-}
-
-/// A path that leads to what a descriptor shows.
-pub(crate) fn proc_path(fd: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
-}
-
 /// The directory where this process's descriptors are files: a shorter way than by its path, for
 /// what happens at each open. No copy of the process ever gets here, whose numbers would be others.
 fn own_descriptor_directory() -> Option<&'static OwnedFd> {
@@ -252,12 +242,4 @@ fn own_descriptor_directory() -> Option<&'static OwnedFd> {
         rustix::fs::open("/proc/self/fd", flags, Mode::empty()).ok()
     };
     OWN.get_or_init(open).as_ref()
-}
-
-pub(crate) fn host_file_id(stat: &Stat) -> HostFileId {
-    (stat.st_dev, stat.st_ino)
-}
-
-pub(crate) fn file_type(stat: &Stat) -> FileType {
-    FileType::from_raw_mode(stat.st_mode)
 }

@@ -297,8 +297,7 @@ mod tests {
     use rustix::fs::fstat;
 
     use super::*;
-    use crate::attributes::to_attr;
-    use crate::file_reference::host_file_id;
+    use crate::host_file::{host_file_id, to_attr};
     use crate::tree::Tree;
 
     /// [`Inodes::nameless`], found by a look at each.

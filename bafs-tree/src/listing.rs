@@ -7,9 +7,9 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
 use rustix::fs::{AtFlags, statat};
 
-use crate::attributes::to_attr;
 use crate::errno::{self, Outcome};
-use crate::file_reference::{FileReference, host_file_id};
+use crate::file_reference::FileReference;
+use crate::host_file::{host_file_id, to_attr};
 use crate::session::{Session, lock};
 
 /// About the encoded size of a directory entry without its name and attributes, in bytes; the

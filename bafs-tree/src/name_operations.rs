@@ -11,10 +11,10 @@ use rustix::fs::{
     mknodat, openat, renameat_with, statat, symlinkat, unlinkat,
 };
 
-use crate::attributes::to_attr;
 use crate::directory_change::DirectoryChange;
 use crate::errno::{self, Outcome};
-use crate::file_reference::{FileReference, host_file_id, open_path};
+use crate::file_reference::FileReference;
+use crate::host_file::{host_file_id, open_path, to_attr};
 use crate::session::Session;
 
 /// A shorter link target is kept in the inode of ext4.

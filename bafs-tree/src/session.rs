@@ -4,9 +4,9 @@
 //! kernel knows each. The handle table maps numbers to open files and directories. Both belong to
 //! the session, and dropping it closes everything.
 //!
-//! [`Session::run`] takes a [`FileOp`], the caller (user, group, process), and the data of a write.
-//! It appends what a read returns to `out`, and returns a [`FileResult`]. The kinds of operations
-//! are in files beside this one: `data.rs`, `attributes.rs`, `name_operations.rs`, `listing.rs`.
+//! [`Session::run`] (`operations.rs`) takes a [`FileOp`](bafs_proto::file_op::FileOp), the caller
+//! (user, group, process), and the data of a write. It appends what a read returns to `out`, and
+//! returns a [`FileResult`].
 //!
 //! **Numbers.** The session numbers files by the inode numbers of the host and handles from 1. An
 //! agent that replies early must name a file before it exists. So it sends numbers of its own with
@@ -27,23 +27,20 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::file_op::{Attr, Caller, FileOp, FileReply, FileResult, TreeStat};
+use bafs_proto::file_op::{Attr, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{HandleId, InodeNo};
-use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
+use rustix::fs::{FileType, OFlags, Stat, fstat, fsync};
 
 use crate::account::HostFileId;
-use crate::attributes::to_attr;
 use crate::descriptor_limits::{
     JobDescriptorUse, ReservedDescriptors, ReservedDescriptorsGuard, SynchronousOpen,
-    check_synchronous_open,
 };
 use crate::directory_stream::DirectoryStream;
 use crate::errno::{self, Outcome};
-use crate::file_reference::{FileReference, host_file_id};
+use crate::file_reference::FileReference;
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
+use crate::host_file::{host_file_id, to_attr};
 use crate::inodes::Inodes;
-use crate::name_operations::NewEntry;
-use crate::operation_kind::{caller_errno, is_change_op, is_open_op};
 use crate::tree::Tree;
 
 /// An agent's inode references and open handles. Dropping it closes everything.
@@ -53,16 +50,17 @@ pub struct Session {
     handles: Mutex<Handles>,
     inodes: Mutex<Inodes>,
     tree: Arc<Tree>,
-    writable: bool,
-    is_resumed: bool,
+    pub(crate) writable: bool,
+    pub(crate) is_resumed: bool,
     reports_btimes: bool,
-    reserved_descriptors: ReservedDescriptorsGuard,
-    descriptor_use: JobDescriptorUse,
+    pub(crate) reserved_descriptors: ReservedDescriptorsGuard,
+    pub(crate) descriptor_use: JobDescriptorUse,
     _session_token: Arc<()>,
 }
 
 impl Session {
-    pub(crate) fn new(tree: Arc<Tree>, writable: bool) -> Self {
+    /// Starts a session of an agent.
+    pub fn new(tree: Arc<Tree>, writable: bool) -> Self {
         let inodes = Mutex::new(Inodes::new(FileReference::root(&tree), tree.root_id()));
         Self {
             _session_token: tree.session_token(),
@@ -121,238 +119,9 @@ impl Session {
         (stat.disk_free_bytes, stat.disk_free_files)
     }
 
-    /// Runs one operation for `caller`. What it reads is appended to `out`; what it writes is a
-    /// part of `data`.
-    ///
-    /// # Errors
-    /// The errno that the same system call gives on the host; `ESTALE` for a number that the
-    /// session does not know, `EROFS` for a change in a session that is not writable, `ENOSPC`
-    /// at the tree's limit, `EMFILE` beyond the caller's share of the descriptors of this process,
-    /// `ENFILE` when none is left.
-    pub fn run(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
-        if is_open_op(op) && !self.is_resumed {
-            check_synchronous_open(&self.descriptor_use, caller.pid)?;
-        }
-        self.run_unchecked(caller, op, data, out)
-    }
-
-    fn run_unchecked(
-        &self,
-        caller: Caller,
-        op: &FileOp,
-        data: &[u8],
-        out: &mut Vec<u8>,
-    ) -> FileResult {
-        if !self.writable && is_change_op(op) {
-            return Err(errno::ROFS);
-        }
-        match self.run_once(caller, op, data, out) {
-            Err(errno::NOSPC) if self.release_unlinked() => self.run_once(caller, op, data, out),
-            done => done.map_err(|error| caller_errno(op, error)),
-        }
-    }
-
-    fn run_once(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
-        match op {
-            FileOp::Read {
-                handle,
-                offset,
-                length,
-            } => self.read(*handle, *offset, *length, out),
-            FileOp::Write {
-                handle,
-                offset,
-                data: range,
-                append,
-            } => self.write(*handle, *offset, *range, *append, data),
-            FileOp::Lookup { parent, name } => self.lookup(*parent, name),
-            FileOp::Forget { ino, count } => {
-                self.forget(*ino, *count);
-                Ok(FileReply::Done)
-            }
-            FileOp::GetAttr { ino, handle } => self.get_attr(*ino, *handle),
-            FileOp::SetAttr {
-                ino,
-                handle,
-                change,
-            } => self.set_attr(*ino, *handle, change),
-            FileOp::ReadLink { ino } => self.read_link(*ino),
-            FileOp::StatFs => Ok(FileReply::StatFs(self.stat_tree())),
-            FileOp::Fsync { handle, data_only } => self.sync(*handle, *data_only),
-            FileOp::Allocate {
-                handle,
-                mode,
-                offset,
-                length,
-            } => self.allocate(*handle, *mode, *offset, *length),
-            FileOp::Seek {
-                handle,
-                offset,
-                whence,
-            } => self.seek(*handle, *offset, *whence),
-            FileOp::CopyRange {
-                source,
-                source_offset,
-                target,
-                target_offset,
-                length,
-            } => self.copy_range(
-                (*source, *source_offset),
-                (*target, *target_offset),
-                *length,
-            ),
-            FileOp::Open { ino, flags } => self.open((*ino, *flags), caller.pid),
-            FileOp::Release { handle } => self.release(*handle),
-            FileOp::OpenDirectory { ino } => self.open_directory(*ino, caller.pid),
-            FileOp::ReadDirectory {
-                handle,
-                cookie,
-                bytes_max,
-                plus,
-            } => self.read_directory(*handle, *cookie, *bytes_max, *plus),
-            FileOp::ReleaseDirectory { handle } => self.release_directory(*handle),
-            FileOp::FsyncDirectory { ino } => self.sync_directory(*ino),
-            FileOp::SetXattr { .. }
-            | FileOp::GetXattr { .. }
-            | FileOp::ListXattr { .. }
-            | FileOp::RemoveXattr { .. } => self.run_on_xattrs(op),
-            _ => self.run_on_names(caller, op),
-        }
-    }
-
-    /// Runs one operation that makes or opens a file, which the session calls by the given numbers
-    /// from then on.
-    ///
-    /// # Errors
-    /// As [`Self::run`]; `EEXIST` where a file is there already; `EINVAL` for numbers that are
-    /// taken or not for agents to give, or that the operation makes nothing for: it has not run.
-    pub fn run_numbered(
-        &self,
-        (caller, op, data): (Caller, &FileOp, &[u8]),
-        (ino, handle): (Option<InodeNo>, Option<HandleId>),
-        out: &mut Vec<u8>,
-    ) -> FileResult {
-        let makes_file = matches!(op, FileOp::Create { .. } | FileOp::MakeDirectory { .. });
-        let opens = matches!(op, FileOp::Create { .. } | FileOp::Open { .. });
-        if (ino, handle) == (None, None) {
-            return self.run(caller, op, data, out);
-        }
-        let is_fit = ino.is_none_or(|ino| makes_file && self.inodes().is_assignable(ino))
-            && handle.is_none_or(|handle| opens && self.handles().is_assignable(handle));
-        if !is_fit {
-            return Err(errno::INVAL);
-        }
-        let mut op = op.clone();
-        if let FileOp::Create { flags, .. } = &mut op {
-            // What is there already has a number by which others may know it.
-            *flags |= OFlags::EXCL.bits().cast_signed();
-        }
-        let is_promised =
-            handle.is_some() && self.handles().early_count() < self.reserved_descriptors.count();
-        let mut reply = match is_promised {
-            true => self.run_unchecked(caller, &op, data, out)?,
-            false => self.run(caller, &op, data, out)?,
-        };
-        if let (Some(ino), FileReply::Attr(attr) | FileReply::Opened { attr, .. }) =
-            (ino, &mut reply)
-        {
-            self.inodes().renumber(attr.ino, ino)?;
-            attr.ino = ino;
-        }
-        if let (Some(wished), FileReply::Opened { handle, attr }) = (handle, &mut reply) {
-            let numbers = (wished, attr.ino);
-            self.handles().renumber(*handle, numbers, is_promised)?;
-            *handle = wished;
-        }
-        Ok(reply)
-    }
-
-    fn run_on_xattrs(&self, op: &FileOp) -> FileResult {
-        match op {
-            FileOp::SetXattr {
-                ino,
-                name,
-                value,
-                flags,
-            } => self.set_xattr(*ino, name, value, *flags),
-            FileOp::GetXattr { ino, name } => self.get_xattr(*ino, name),
-            FileOp::ListXattr { ino } => self.list_xattr(*ino),
-            FileOp::RemoveXattr { ino, name } => self.remove_xattr(*ino, name),
-            _ => Err(errno::INVAL),
-        }
-    }
-
-    fn run_on_names(&self, caller: Caller, op: &FileOp) -> FileResult {
-        match op {
-            FileOp::MakeNode {
-                parent,
-                name,
-                mode,
-                rdev,
-            } => {
-                let entry = NewEntry {
-                    caller,
-                    parent: *parent,
-                    name,
-                    mode: Some(*mode),
-                };
-                self.make_node(&entry, *mode, *rdev)
-            }
-            FileOp::MakeDirectory { parent, name, mode } => {
-                let mode = Some(*mode & 0o1777);
-                self.make_directory(&NewEntry {
-                    caller,
-                    parent: *parent,
-                    name,
-                    mode,
-                })
-            }
-            FileOp::MakeSymlink {
-                parent,
-                name,
-                target,
-            } => {
-                let entry = NewEntry {
-                    caller,
-                    parent: *parent,
-                    name,
-                    mode: None,
-                };
-                self.make_symlink(&entry, target)
-            }
-            FileOp::Create {
-                parent,
-                name,
-                mode,
-                flags,
-            } => {
-                let entry = NewEntry {
-                    caller,
-                    parent: *parent,
-                    name,
-                    mode: Some(*mode),
-                };
-                self.create(&entry, *flags)
-            }
-            FileOp::MakeLink { ino, parent, name } => self.make_link(*ino, *parent, name),
-            FileOp::Unlink { parent, name } => self.unlink(*parent, name, AtFlags::empty()),
-            FileOp::RemoveDirectory { parent, name } => {
-                self.unlink(*parent, name, AtFlags::REMOVEDIR)
-            }
-            FileOp::Rename {
-                parent,
-                name,
-                new_parent,
-                new_name,
-                flags,
-            } => self.rename((*parent, name), (*new_parent, new_name), *flags),
-            _ => Err(errno::INVAL),
-        }
-    }
-
     /// What files without names hold counts as free: it is, for whoever needs it, unless another
     /// session refers to them too. A writer promises space by this number, so it is not too high.
-    fn stat_tree(&self) -> TreeStat {
+    pub(crate) fn stat_tree(&self) -> TreeStat {
         let stat = self.tree.stat();
         if self.tree.account().is_none() || !self.tree.has_one_session() {
             return stat;
@@ -437,7 +206,7 @@ impl Session {
         Ok(FileReply::Opened { handle, attr })
     }
 
-    fn release(&self, handle: HandleId) -> FileResult {
+    pub(crate) fn release(&self, handle: HandleId) -> FileResult {
         let file = self.handles().remove_file(handle)?;
         if file.is_read_only && file.file_reference.is_surely_linked() {
             // It has changed nothing, and there is nothing to keep.
@@ -460,7 +229,7 @@ impl Session {
         }
     }
 
-    fn open_directory(&self, ino: InodeNo, opener: u32) -> FileResult {
+    pub(crate) fn open_directory(&self, ino: InodeNo, opener: u32) -> FileResult {
         let file_reference = match (self.file_reference(ino), self.last_attr(ino)) {
             (Err(_), Some(attr)) => {
                 // A program's working directory, say: it opens as everywhere, and is empty.
@@ -493,7 +262,7 @@ impl Session {
         })
     }
 
-    fn release_directory(&self, handle: HandleId) -> FileResult {
+    pub(crate) fn release_directory(&self, handle: HandleId) -> FileResult {
         let directory = self.handles().remove_directory(handle)?;
         if let Some(directory) = directory {
             let stat = directory.file_reference.stat();
@@ -502,7 +271,7 @@ impl Session {
         Ok(FileReply::Done)
     }
 
-    fn sync_directory(&self, ino: InodeNo) -> FileResult {
+    pub(crate) fn sync_directory(&self, ino: InodeNo) -> FileResult {
         match self
             .file_reference(ino)?
             .open(OFlags::RDONLY | OFlags::DIRECTORY)

@@ -15,8 +15,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::account::{Account, HostFileId, Limit};
 use crate::descriptor_limits::can_open_by_handle;
-use crate::file_reference::{file_type, host_file_id, open_path, proc_path};
-use crate::session::Session;
+use crate::host_file::{file_type, host_file_id, open_path, proc_path};
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
 pub const ROOT_FREE_BYTES: u64 = 4096;
@@ -162,11 +161,6 @@ impl Tree {
     /// Whether there is only one session: nobody else keeps files without names.
     pub(crate) fn has_one_session(&self) -> bool {
         Arc::strong_count(&self.session_token) <= 2
-    }
-
-    /// Starts a session of an agent.
-    pub fn session(self: &Arc<Self>, writable: bool) -> Session {
-        Session::new(self.clone(), writable)
     }
 
     /// Limit and use; without a limit those of the host's file system.

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use crate::test_tree::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes, skip};
 use bafs_proto::file_op::{Attr, AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_tree::Limit;
+use bafs_tree::{Limit, Session};
 use nix::libc;
 use nix::unistd::{Uid, geteuid};
 
@@ -156,7 +156,7 @@ fn a_resuming_session_reopens_files_despite_their_modes() {
     let flags = libc::O_RDWR;
     let open = FileOp::Open { ino, flags };
     assert_eq!(fixture.err(open), libc::EACCES, "a program may not");
-    let resumed = fixture.tree.session(true).resumed();
+    let resumed = Session::new(fixture.tree.clone(), true).resumed();
     let run = |op: FileOp, data: &[u8]| resumed.run(CALLER, &op, data, &mut Vec::new());
     let name = b"object".to_vec();
     let parent = ROOT;
@@ -218,7 +218,7 @@ fn an_open_directory_without_permission_is_synced() {
     fixture.ok(FileOp::ReleaseDirectory { handle });
     let closed = fixture.run(FileOp::FsyncDirectory { ino });
     let again = fixture.run(FileOp::OpenDirectory { ino });
-    let resumed = fixture.tree.session(true).resumed();
+    let resumed = Session::new(fixture.tree.clone(), true).resumed();
     let run = |op: FileOp| resumed.run(CALLER, &op, b"", &mut Vec::new());
     let (parent, name) = (ROOT, b"d".to_vec());
     let found = run(FileOp::Lookup { parent, name });
@@ -421,7 +421,7 @@ fn files_held_by_other_sessions_occupy_space() {
     assert_eq!(fixture.write(handle, 0, &[1; 4 * 4096]), Ok(4 * BLOCK));
     fixture.ok(FileOp::Release { handle });
     let (parent, name) = (ROOT, b"f".to_vec());
-    let reader = fixture.tree.session(false);
+    let reader = Session::new(fixture.tree.clone(), false);
     let lookup = FileOp::Lookup {
         parent,
         name: name.clone(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use crate::test_tree::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_tree::Tree;
+use bafs_tree::{Session, Tree};
 use nix::libc;
 
 #[test]
@@ -159,7 +159,7 @@ fn unknown_inodes_are_stale_and_fifos_not_opened() {
 fn a_read_only_session_changes_nothing() {
     let fixture = TreeFixture::new(None);
     fs::write(fixture.path("f"), b"x").expect("write");
-    let reader = fixture.tree.session(false);
+    let reader = Session::new(fixture.tree.clone(), false);
     let run = |op: FileOp| reader.run(CALLER, &op, b"", &mut Vec::new());
     let found = run(FileOp::Lookup {
         parent: ROOT,

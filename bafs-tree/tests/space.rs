@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::test_tree::{BLOCK, CALLER, ROOMY, ROOT, TreeFixture, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
-use bafs_tree::{Limit, Tree};
+use bafs_tree::{Limit, Session, Tree};
 use nix::libc;
 
 #[test]
@@ -170,7 +170,7 @@ fn concurrent_writers_never_exceed_the_limit() {
         for thread in 0..4 {
             let fixture = &fixture;
             scope.spawn(move || {
-                let session = fixture.tree.session(true);
+                let session = Session::new(fixture.tree.clone(), true);
                 for index in 0..20_u64 {
                     let create = FileOp::Create {
                         parent: ROOT,

@@ -10,7 +10,9 @@ mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
+use bafs_proto::attributes::Comparison;
 use bafs_proto::path::from_bytes;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -87,9 +89,10 @@ pub(crate) enum CliCommand {
     Node(NodeArgs),
     /// List the servers that are alive.
     #[command(
-        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000"
+        after_help = "Example:\n  bafs servers --identity ~/bafs-cluster --catalog 10.0.0.1:7000 \
+                      --where 'slots >= 8'"
     )]
-    Servers(ClientArgs),
+    Servers(ServersArgs),
     /// Take a node out of use without losing data: it takes no new work, and runs copy its data.
     Drain(DrainArgs),
     /// Create, list, show, copy, extract, warm and delete volumes.
@@ -151,6 +154,17 @@ pub(crate) struct MemoryArgs {
         default_value = "256MiB"
     )]
     pub(crate) memory: String,
+}
+
+/// Which servers are listed.
+#[derive(Debug, Args)]
+pub(crate) struct ServersArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Only servers with this attribute, such as `memory_bytes >= 8000000000`; operators are ==,
+    /// !=, <, <=, >, >= and contains. May be repeated; all must hold.
+    #[arg(long = "where", value_name = "COMPARISON", value_parser = Comparison::from_str)]
+    pub(crate) comparisons: Vec<Comparison>,
 }
 
 /// How to reach a cluster.
@@ -460,11 +474,15 @@ pub(crate) struct ExecArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs replay blast.bafs")]
+#[command(after_help = "Example:\n  bafs replay blast.bafs\n  bafs replay --verify blast.bafs")]
 pub(crate) struct ReplayArgs {
     /// Journal of an active or ended run, or its workflow if the journal is in the same directory.
     #[arg(value_name = "JOURNAL")]
     pub(crate) run: Option<PathBuf>,
+    /// Decide again with the recorded events, and show the first decision that differs. It exits
+    /// with 1 if one does.
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 #[derive(Debug, Args)]

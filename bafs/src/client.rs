@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use bafs_proto::attributes::Constraint;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
@@ -92,10 +93,12 @@ impl ClusterClient {
 
     /// Live servers of a kind, or all.
     pub(crate) async fn list_servers(&self, kind: Option<ServerKind>) -> Result<Vec<Advert>> {
-        let query = QueryServers {
-            kind,
-            ..QueryServers::default()
-        };
+        let constraint = Constraint::default();
+        self.query_servers(QueryServers { kind, constraint }).await
+    }
+
+    /// Live servers that satisfy a query.
+    pub(crate) async fn query_servers(&self, query: QueryServers) -> Result<Vec<Advert>> {
         let list = self
             .call(&self.catalog, query)
             .await
@@ -261,6 +264,7 @@ mod tests {
     use bafs_proto::ids::ServerId;
 
     use super::*;
+    use bafs_proto::attributes::Attributes;
     use bafs_proto::message::Lifetime;
 
     fn test_advert(kind: ServerKind, name: &str, address: &str) -> Advert {
@@ -278,6 +282,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
             lifetime: Lifetime::default(),
         }
     }

@@ -202,7 +202,7 @@ fn check_upload(upload: &UnfinishedUpload, treatment: RepairMode) -> Check {
     let found = format!(
         "{} bytes of it are in {}; the last arrived {} min ago",
         upload.bytes,
-        upload.directory.display(),
+        upload.file.display(),
         upload.idle_ms / MINUTE_MS
     );
     if !upload.is_stale() {

@@ -5,8 +5,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use bafs_sched::Action;
 use bafs_sched::io::journal;
-use bafs_sched::replay::{HistoryLine, describe_status, replay_history};
+use bafs_sched::replay::{HistoryLine, describe_status, replay_history, verify_decisions};
 use bafs_sim::strategy_selector::ModelSelector;
 
 use crate::args::{ReplayArgs, WhyArgs};
@@ -18,7 +19,38 @@ pub(crate) fn print_history(args: &ReplayArgs, output: Printer) -> Result<()> {
     let Some(run) = &args.run else {
         bail!("no run is named; give its journal: {}", describe_journals());
     };
+    if args.verify {
+        return verify_run(run, output);
+    }
     print_lines(&read_lines(run)?, output)
+}
+
+/// Tells whether this program decides as the run did.
+fn verify_run(run: &Path, output: Printer) -> Result<()> {
+    let path = find_journal(run)?;
+    let history = journal::read_history(&path)?;
+    let Some(found) = verify_decisions(&history, &ModelSelector) else {
+        let steps = history.steps.len();
+        let text = format!("the same decisions after all {steps} events");
+        return output.print_result(&text, &serde_json::json!({ "difference": null }));
+    };
+    let list = |actions: &[Action]| match actions {
+        [] => "  nothing".to_owned(),
+        _ => {
+            let lines = actions.iter().map(|action| format!("  {action:?}"));
+            lines.collect::<Vec<_>>().join("\n")
+        }
+    };
+    let text = format!(
+        "at {}.{:03} s, after {:?}\nthe run decided:\n{}\nthis program decides:\n{}",
+        found.at_ms / 1_000,
+        found.at_ms % 1_000,
+        found.event,
+        list(&found.recorded),
+        list(&found.decided),
+    );
+    output.print_result(&text, &serde_json::json!({ "difference": found }))?;
+    bail!("this program decides otherwise than the run did; it continues the run all the same")
 }
 
 /// Tells what happened to one job, volume or node of a run.

@@ -53,7 +53,7 @@ fn send_command(
             path.display()
         );
     }
-    let header = journal::read_history(&path)?.header;
+    let header = journal::read_header(&path)?;
     let unknown = || format!("the run has no job '{name}'; name any job of the pipeline");
     let job = user_commands::find_job(&header.workflow, name).with_context(unknown)?;
     Ok(user_commands::send_command(&path, &header, command(job))?)

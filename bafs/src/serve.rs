@@ -169,6 +169,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
             .context("--shared-memory")?,
         agent_identity: init::identity_directory(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
+        attributes: args.attributes.into_iter().collect(),
         lifetime: args.until.as_deref().map(parse_lifetime).transpose()?,
         grace: parse_grace(&args.grace)?,
     };

@@ -74,7 +74,7 @@ pub(crate) fn show_status(args: &StatusArgs, output: Printer) -> Result<()> {
         let is_running = history::is_journal_open(&path);
         let history = journal::read_history(&path)?;
         let workflow = history.header.workflow.clone();
-        let has_begun = !history.records.is_empty();
+        let has_begun = !history.steps.is_empty();
         let mut timeline = build_timeline(history, &ModelSelector);
         if has_begun && is_running && timeline.outcome.is_none() {
             // Nothing may have happened for long.

@@ -6,10 +6,11 @@ mod warm;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use bafs_proto::attributes::Constraint;
 use bafs_proto::cache::GetCache;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
-use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume};
+use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume, QueryServers};
 use bafs_proto::token::Token;
 use bafs_proto::volume::{
     LimitKind, ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
@@ -17,8 +18,8 @@ use bafs_proto::volume::{
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, LimitEnforcement, UsageError, VolumeArgs, VolumeCommand, VolumeCreateArgs,
-    VolumeReplicateArgs,
+    ClientArgs, LimitEnforcement, ServersArgs, UsageError, VolumeArgs, VolumeCommand,
+    VolumeCreateArgs, VolumeReplicateArgs,
 };
 use crate::client::ClusterClient;
 use crate::output::Printer;
@@ -193,7 +194,7 @@ async fn list_volumes(args: ClientArgs, output: Printer) -> Result<()> {
             v.spec.name,
             node.name,
             kind_name(&v.spec.kind),
-            format!("{:?}", v.state).to_lowercase(),
+            state_name(v.state),
             v.used_bytes,
             v.spec.size_bytes
         ))?;
@@ -309,8 +310,13 @@ async fn invalidate_volume(args: VolumeArgs, output: Printer) -> Result<()> {
 }
 
 /// `bafs servers`.
-pub(crate) async fn print_servers(args: ClientArgs, output: Printer) -> Result<()> {
-    let servers = ClusterClient::new(&args)?.list_servers(None).await?;
+pub(crate) async fn print_servers(args: ServersArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let query = QueryServers {
+        kind: None,
+        constraint: Constraint(args.comparisons),
+    };
+    let servers = client.query_servers(query).await?;
     if output.is_json() {
         return output.print_result("", &servers);
     }
@@ -352,12 +358,12 @@ fn format_status(node: &Advert, status: &VolumeStatus) -> String {
         }
     };
     let mut text = format!(
-        "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{kept}{}",
+        "{} {} on {}: {} volume, {}, {} of {} bytes and {} of {} files used{kept}{}",
         status.spec.id,
         status.spec.name,
         node.name,
         kind_name(&status.spec.kind),
-        status.state,
+        state_name(status.state),
         status.used_bytes,
         status.spec.size_bytes,
         status.used_files,
@@ -394,6 +400,14 @@ fn status_json(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
     })
 }
 
+fn state_name(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Creating => "creating",
+        VolumeState::Ready => "ready",
+        VolumeState::Failed => "failed",
+    }
+}
+
 fn kind_name(kind: &VolumeKind) -> &'static str {
     match kind {
         VolumeKind::Scratch { .. } => "scratch",
@@ -415,6 +429,7 @@ mod tests {
 
     use super::*;
     use crate::args::Cli;
+    use bafs_proto::attributes::Attributes;
 
     #[test]
     fn volume_description_names_its_expiry_time() {
@@ -432,6 +447,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
             lifetime: Lifetime::default(),
         };
         let mut status = VolumeStatus {

@@ -12,9 +12,9 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::{BlockIndex, ExecutionId, FileIndex, VolumeId};
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, OP_DEADLINE_MS_DEFAULT};
 use bafs_proto::message::{
-    CacheRef, Call, CreateVolume, DeleteVolume, GetVolume, InvalidateVolume, JobCommand, JobReport,
-    JobSpec, JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadKind, ReadManifest,
-    Role, SourceEntry, SourceKind, StartJob, WatchJobs,
+    BlockRange, CacheRef, Call, CreateVolume, DeleteVolume, FetchPriority, FetchScope, GetVolume,
+    InvalidateVolume, JobCommand, JobReport, JobSpec, JobState, MountSpec, MountTarget, ReadBlocks,
+    ReadCounters, ReadManifest, Role, SourceEntry, SourceKind, StartJob, WatchJobs,
 };
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
@@ -271,12 +271,15 @@ impl ApiClient {
         count: u32,
     ) -> Result<Bytes> {
         let call = ReadBlocks {
-            cache: CacheRef::Volume(volume.id),
-            manifest: listing.manifest,
-            file,
-            first: BlockIndex(first),
-            count,
-            kind: ReadKind::Agent,
+            range: BlockRange {
+                cache: CacheRef::Volume(volume.id),
+                manifest: listing.manifest,
+                file,
+                first: BlockIndex(first),
+                count,
+            },
+            scope: FetchScope::AnyNode,
+            priority: FetchPriority::Urgent,
             must_verify: false,
         };
         let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);

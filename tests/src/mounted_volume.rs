@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_client::fuse::{FuseMount, MountKind};
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -98,16 +99,20 @@ impl MountedVolume {
         let directory = tempfile::tempdir()?;
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
         let shown = match way {
-            DataPath::Inline => mount_in_process(VolumeMode::scratch(true), directory.path())?,
-            DataPath::WriteBack => mount_in_process(write_back_mode(), directory.path())?,
-            DataPath::Uncached => mount_in_process(VolumeMode::home(true), directory.path())?,
+            DataPath::Inline => {
+                mount_in_process(VolumeMode::scratch(Access::ReadWrite), directory.path())?
+            }
+            DataPath::WriteBack => mount_in_process(VolumeMode::write_back(), directory.path())?,
+            DataPath::Uncached => {
+                mount_in_process(VolumeMode::home(Access::ReadWrite), directory.path())?
+            }
             DataPath::Ring => {
                 let _rings = RingSetting::enable()?;
-                mount_in_process(VolumeMode::scratch(true), directory.path())?
+                mount_in_process(VolumeMode::scratch(Access::ReadWrite), directory.path())?
             }
             DataPath::WriteBackRing => {
                 let _rings = RingSetting::enable()?;
-                mount_in_process(write_back_mode(), directory.path())?
+                mount_in_process(VolumeMode::write_back(), directory.path())?
             }
             DataPath::AgentProcess => mount_by_agent(directory.path(), true, &[])?,
             DataPath::Network => mount_by_agent(directory.path(), false, &[])?,
@@ -182,7 +187,8 @@ fn mount_in_process(mode: VolumeMode, directory: &Path) -> Result<VolumeMount> {
         bytes: 2_000_000_000,
         files: 100_000,
     };
-    let session = bafs_tree::Tree::open(store.path(), Some(limit))?.session(true);
+    let tree = bafs_tree::Tree::open(store.path(), Some(limit))?;
+    let session = bafs_tree::Session::new(tree, true);
     let run = move |caller, op: &_, data: &[u8], read: &mut _| session.run(caller, op, data, read);
     let (losses, _) = tokio::sync::mpsc::unbounded_channel();
     let volume = Volume::new(
@@ -198,13 +204,6 @@ fn mount_in_process(mode: VolumeMode, directory: &Path) -> Result<VolumeMount> {
         mounted: Some(mounted),
         _store: store,
     })
-}
-
-fn write_back_mode() -> VolumeMode {
-    VolumeMode {
-        has_write_back: true,
-        ..VolumeMode::scratch(true)
-    }
 }
 
 fn mount_by_agent(directory: &Path, by_fd_passing: bool, options: &[&str]) -> Result<VolumeMount> {

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bafs_proto::message::JobOutcome;
+use bafs_sched::Event;
 use bafs_sched::io::journal::read_history;
-use bafs_sched::{Event, Scheduler};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_tests::netns::{self, ChildGuard, NamespaceCluster, SCHEDULER_HOST};
 use bafs_tests::{mount_obstacle, report_skip};
@@ -60,23 +60,17 @@ fn expected_result() -> String {
 /// How often each job was told to have ended well.
 fn count_completions(journal: &Path) -> BTreeMap<String, u32> {
     let history = read_history(journal).expect("a journal");
-    let header = history.header;
-    let mut scheduler = Scheduler::with_strategy_selector(
-        header.run,
-        header.workflow,
-        header.settings,
-        &ModelSelector,
-    );
+    let mut scheduler = history.header.new_scheduler(&ModelSelector);
     let mut counts = BTreeMap::new();
-    for (now, event) in history.records {
-        if let Event::JobEnded { execution, report } = &event
+    for step in history.steps {
+        if let Event::JobEnded { execution, report } = &step.event
             && report.outcome == JobOutcome::Exited(0)
             && let Some((job, _)) = scheduler.execution(*execution)
         {
             let name = scheduler.workflow().job(job).name.clone();
             *counts.entry(name).or_default() += 1;
         }
-        scheduler.step(now, event, &mut Vec::new());
+        scheduler.redo(&step.changes);
     }
     counts
 }

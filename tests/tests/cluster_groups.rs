@@ -66,7 +66,7 @@ fn peer_addresses(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<Stri
 
 /// Calls by which nodes share caches, that these nodes have received.
 fn count_peer_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
-    let calls = ["calls.JoinCache", "calls.ReadBlocks"];
+    let calls = ["calls.JoinCache", "calls.ReadBlocks", "calls.Probe"];
     calls
         .iter()
         .map(|call| stage.sum_counter(nodes, call))

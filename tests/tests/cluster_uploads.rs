@@ -46,11 +46,12 @@ impl UploadHome {
     }
 }
 
-/// Bytes of all files below a directory.
+/// Bytes of all files below a directory, without the table of uploads, which is no part of any.
 fn bytes_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {
         Ok(found) if found.is_dir() => bytes_below(&entry.path()),
+        Ok(_) if entry.file_name() == "uploads.redb" => 0,
         Ok(found) => found.len(),
         Err(_) => 0,
     });

@@ -81,8 +81,8 @@ fn check_run(world: &TestCluster, user: &str, run: Child, count: u32) -> Result<
     }
     let path = world.home.path().join(format!("{user}.bafs.journal"));
     let mut started = 0;
-    for (_, event) in journal::read_history(&path)?.records {
-        match event {
+    for step in journal::read_history(&path)?.steps {
+        match step.event {
             Event::JobStarted { .. } => started += 1,
             Event::VolumeCreateFailed { error, .. } => {
                 anyhow::bail!("{user}: promised space was taken: {error}");

@@ -7,7 +7,8 @@ use std::io::{self, Read, Write};
 use rustix::fs::{Mode, OFlags, open, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-use super::CONNECTIONS;
+/// Where the kernel shows its FUSE connections.
+pub(super) const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Has the kernel fail every call on a connection, those that wait included, for good.
 ///

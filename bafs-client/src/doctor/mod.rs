@@ -15,10 +15,8 @@ use nix::mount::{MsFlags, mount};
 
 use crate::logic::mount_table::MountEntry;
 use crate::sandbox::{Check, CheckStatus};
+use connections::CONNECTIONS;
 use mounts::MountHealth;
-
-/// Where the kernel shows its FUSE connections.
-pub(crate) const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// What to do about what is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use super::connections;
 use crate::clock;
 use crate::limits;
 use crate::logic::mount_table::{self, MountEntry};
-use crate::sandbox::{OWN_EXECUTABLE, PROBE_MOUNT, SUBCOMMAND};
+use crate::own_process::{OWN_EXECUTABLE, PROBE_MOUNT, SUBCOMMAND};
 
 /// Exit code of a look at a mount whose server is gone.
 const EXIT_DEAD: i32 = 3;

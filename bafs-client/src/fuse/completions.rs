@@ -14,7 +14,7 @@ use super::reply_traits::{
 };
 use crate::limits::DIRECTORY_PAGE_BYTES;
 use crate::tree::Completion;
-use crate::volume::{Volume, VolumeMode};
+use crate::volume::{KernelCache, Volume};
 
 /// What the kernel gets when a tree answers in a form that does not fit the question.
 const MISMATCHED_REPLY: fuser::Errno = fuser::Errno::EIO;
@@ -24,24 +24,24 @@ pub(super) fn kernel_error(result: FileResult) -> fuser::Errno {
 }
 
 pub(super) fn entry_completion(
-    mode: VolumeMode,
+    cache: KernelCache,
     is_lookup: bool,
     reply: impl EntryReply,
 ) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Attr(attr)) if attr.ino.0 != 0 => {
-            reply.send_entry(mode.attribute_ttl, &attr);
+            reply.send_entry(cache.attribute_ttl(), &attr);
         }
-        Err(Errno(libc::ENOENT)) if is_lookup && mode.has_negative_entries => {
-            reply.send_absent(mode.attribute_ttl);
+        Err(Errno(libc::ENOENT)) if is_lookup && cache.is_caching() => {
+            reply.send_absent(cache.attribute_ttl());
         }
         other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn attr_completion(mode: VolumeMode, reply: impl AttrReply) -> Completion {
+pub(super) fn attr_completion(cache: KernelCache, reply: impl AttrReply) -> Completion {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Attr(attr)) => reply.send_attr(mode.attribute_ttl, &attr),
+        Ok(FileReply::Attr(attr)) => reply.send_attr(cache.attribute_ttl(), &attr),
         other => reply.send_error(kernel_error(other)),
     })
 }
@@ -78,13 +78,13 @@ pub(super) fn open_completion(
 }
 
 pub(super) fn create_completion(
-    mode: VolumeMode,
+    cache: KernelCache,
     flags: FopenFlags,
     reply: impl CreateReply,
 ) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Opened { handle, attr }) => {
-            reply.send_created(mode.attribute_ttl, &attr, handle, flags);
+            reply.send_created(cache.attribute_ttl(), &attr, handle, flags);
         }
         other => reply.send_error(kernel_error(other)),
     })
@@ -198,7 +198,7 @@ fn add_entries(
     entries: Vec<DirectoryEntry>,
     mut reply: impl DirectoryPlusReply,
 ) {
-    let believe = volume.mode().attribute_ttl;
+    let believe = volume.mode().kernel_cache.attribute_ttl();
     let mut is_full = false;
     let mut forgotten = Vec::new();
     for entry in entries {

@@ -13,7 +13,7 @@ use super::reply_traits::{EmptyReply, EntryReply};
 use super::write_back::WriteBackTracker;
 use crate::limits::SHARED_WRITE_BYTES_MAX;
 use crate::tree::Completion;
-use crate::volume::Volume;
+use crate::volume::{FileReads, KernelCache, Volume};
 
 const OWNER_READ_MODE: u32 = 0o400;
 
@@ -73,7 +73,7 @@ impl VolumeFileSystem {
 
     /// A file that was never opened is known by its number.
     pub(super) fn handle(&self, ino: INodeNo, handle: FileHandle) -> HandleId {
-        if self.volume.mode().is_stateless {
+        if self.volume.mode().kernel_cache == KernelCache::Immutable {
             HandleId(ino.0)
         } else {
             HandleId(handle.0)
@@ -82,12 +82,12 @@ impl VolumeFileSystem {
 
     pub(super) fn open_handle(&self, ino: INodeNo, handle: Option<FileHandle>) -> Option<HandleId> {
         handle
-            .filter(|_| !self.volume.mode().is_stateless)
+            .filter(|_| self.volume.mode().kernel_cache != KernelCache::Immutable)
             .map(|handle| self.handle(ino, handle))
     }
 
     pub(super) fn file_flags(&self) -> FopenFlags {
-        if self.volume.mode().has_page_cache {
+        if self.volume.mode().kernel_cache.is_caching() {
             FopenFlags::FOPEN_KEEP_CACHE
         } else {
             FopenFlags::FOPEN_DIRECT_IO
@@ -113,7 +113,7 @@ impl VolumeFileSystem {
     }
 
     pub(super) fn directory_flags(&self) -> FopenFlags {
-        if self.volume.mode().has_page_cache {
+        if self.volume.mode().kernel_cache.is_caching() {
             FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR
         } else {
             FopenFlags::empty()
@@ -123,7 +123,8 @@ impl VolumeFileSystem {
     /// Runs an operation whose answer is attributes of a name.
     pub(super) fn run_entry_operation(&self, caller: Caller, op: FileOp, reply: impl EntryReply) {
         let is_lookup = matches!(op, FileOp::Lookup { .. });
-        let finish = completions::entry_completion(self.volume.mode(), is_lookup, reply);
+        let finish =
+            completions::entry_completion(self.volume.mode().kernel_cache, is_lookup, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -186,20 +187,22 @@ impl VolumeFileSystem {
             | InitFlags::FUSE_ABORT_ERROR
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         let mode = self.volume.mode();
-        if mode.is_stateless {
+        if mode.kernel_cache == KernelCache::Immutable {
             wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         }
         // The readers that volumes share have no way to give the kernel a file.
-        if mode.has_passthrough && self.reader_mode != ReaderMode::SharedThreads {
+        if mode.file_reads == FileReads::Passthrough
+            && self.reader_mode != ReaderMode::SharedThreads
+        {
             wanted |= InitFlags::FUSE_PASSTHROUGH;
         }
         if self.reader_mode == ReaderMode::Rings {
             wanted |= InitFlags::FUSE_OVER_IO_URING;
         }
-        if mode.has_write_back {
+        if mode.kernel_cache == KernelCache::WriteBack {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
         }
-        if !mode.has_page_cache {
+        if !mode.kernel_cache.is_caching() {
             // A link that somebody else replaces must be read again.
             wanted.remove(InitFlags::FUSE_CACHE_SYMLINKS);
         }

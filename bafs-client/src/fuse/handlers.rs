@@ -16,6 +16,7 @@ use super::reply_traits::{
 };
 use super::{completions, operations};
 use crate::limits::COPY_BYTES_MAX;
+use crate::volume::KernelCache;
 
 /// Where in which open file something begins.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +38,7 @@ impl VolumeFileSystem {
             ino: InodeNo(ino.0),
             handle: self.open_handle(ino, handle),
         };
-        let finish = completions::attr_completion(self.volume.mode(), reply);
+        let finish = completions::attr_completion(self.volume.mode().kernel_cache, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -58,7 +59,7 @@ impl VolumeFileSystem {
             handle: self.open_handle(ino, handle),
             change,
         };
-        let finish = completions::attr_completion(self.volume.mode(), reply);
+        let finish = completions::attr_completion(self.volume.mode().kernel_cache, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -100,7 +101,11 @@ impl VolumeFileSystem {
             mode,
             flags: convert::create_flags(flags),
         };
-        let finish = completions::create_completion(self.volume.mode(), self.file_flags(), reply);
+        let finish = completions::create_completion(
+            self.volume.mode().kernel_cache,
+            self.file_flags(),
+            reply,
+        );
         self.volume.run(caller, op, &[], self.track_open(finish));
     }
 
@@ -149,7 +154,7 @@ impl VolumeFileSystem {
             // the pieces of a large write all at once.
             append: flags.0 & libc::O_APPEND != 0
                 && !is_of_pages
-                && !self.volume.mode().has_page_cache,
+                && !self.volume.mode().kernel_cache.is_caching(),
         };
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let mut finish = completions::write_completion(reply);
@@ -181,7 +186,7 @@ impl VolumeFileSystem {
         if let Some(whole_files) = &self.features().passthrough {
             whole_files.release(&self.volume, InodeNo(ino.0));
         }
-        if self.volume.mode().is_stateless {
+        if self.volume.mode().kernel_cache == KernelCache::Immutable {
             return reply.send_done();
         }
         let handle = self.handle(ino, handle);
@@ -292,7 +297,9 @@ impl VolumeFileSystem {
         whence: i32,
         reply: impl SeekReply,
     ) {
-        if self.features().write_back.is_some() || self.volume.mode().is_stateless {
+        if self.features().write_back.is_some()
+            || self.volume.mode().kernel_cache == KernelCache::Immutable
+        {
             // The tree does not have yet what the kernel has collected, or knows of no holes: the
             // kernel, which then takes all up to the end for data, is never wrong.
             return reply.send_error(Errno::ENOSYS);

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! * [`FuseMount`] mounts a volume, serves it in threads of its own, and unmounts it. [`MountKind`]
-//!   says whether by mount(2) or by `fusermount3`. [`ConnectionEnd`] tells an unmount from an
+//!   says whether by mount(2) or by `fusermount3`. `connection_end.rs` tells an unmount from an
 //!   abort.
 //! * Three ways bring requests, and handlers are the same for all. FUSE over io_uring has one ring
 //!   for each processor. Otherwise threads of the volume read the device. From the ninth volume of
@@ -36,7 +36,6 @@
 //! `0023-fuse-passthrough-for-read-only-volumes.md`.
 
 mod completions;
-mod connection_end;
 mod convert;
 mod file_system;
 mod handlers;
@@ -48,9 +47,9 @@ mod reader_slots;
 mod reply_traits;
 mod requests;
 mod ring;
+mod serving;
 mod shared_readers;
 mod write_back;
 
-pub use connection_end::ConnectionEnd;
 pub use mount::{FuseMount, MountKind, open_device};
 pub use mount_error::MountError;

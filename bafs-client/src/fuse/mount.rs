@@ -16,17 +16,20 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 
-use super::connection_end::{ConnectionEnd, ConnectionEndSender, serve_until_end};
 use super::file_system::{ReaderMode, VolumeFileSystem};
 use super::mount_error::{MountError, mount_refusal};
 use super::reader_slots::{ReaderSlot, session_thread_count};
 use super::ring::{RingRefused, Rings};
+use super::serving::serve_until_end;
 use super::write_back::WriteBackTracker;
 use crate::clock;
+use crate::connection_end::{ConnectionEnd, ConnectionEndSender};
 use crate::doctor::{connections, mounts};
 use crate::limits::{DETACH_TIMEOUT, WRITE_BACK_PERCENT_MAX};
 use crate::logic::mount_table;
-use crate::volume::Volume;
+use crate::sandbox::Access;
+use crate::tree::DataPath;
+use crate::volume::{FileReads, KernelCache, Volume};
 
 const DEVICE: &str = "/dev/fuse";
 
@@ -140,7 +143,7 @@ impl FuseMount {
             }
         };
         if bridge.reader_mode() == ReaderMode::SharedThreads
-            && mounted.volume.mode().has_passthrough
+            && mounted.volume.mode().file_reads == FileReads::Passthrough
         {
             mounted.transport.push_str("; it requests large files, too");
         }
@@ -152,10 +155,12 @@ impl FuseMount {
                 return Err(MountError::Thread(error));
             }
         }
-        match (&mounted.write_back, mounted.volume.mode().has_write_back) {
+        match (&mounted.write_back, mounted.volume.mode().kernel_cache) {
             (Some(_), _) => mounted.transport.push_str("; it caches writes"),
-            (None, true) => mounted.transport.push_str("; it cannot cache writes"),
-            (None, false) => {}
+            (None, KernelCache::WriteBack) => {
+                mounted.transport.push_str("; it cannot cache writes")
+            }
+            (None, _) => {}
         }
         mounted.tune_kernel();
         tracing::debug!(directory = %directory.display(), way = mounted.transport, "mounted");
@@ -385,7 +390,7 @@ fn mount_with_system_call(
         IO_BYTES_MAX
     );
     let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    if volume.mode().is_read_only {
+    if volume.mode().access == Access::ReadOnly {
         flags |= MsFlags::MS_RDONLY;
     }
     let source = format!("bafs:{}", volume.name());
@@ -441,10 +446,10 @@ fn prepare_rings(
     if slot.is_none() {
         return Err("volumes beyond the first share their readers".to_owned());
     }
-    if !volume.is_synchronous() {
+    if volume.data_path() != DataPath::Inline {
         return Err("other threads answer most of its operations".to_owned());
     }
-    if volume.mode().has_passthrough {
+    if volume.mode().file_reads == FileReads::Passthrough {
         return Err("it reads large files by itself, which are opened by the device".to_owned());
     }
     let directory = directory.to_owned();
@@ -533,7 +538,7 @@ fn mount_by_fusermount(
         MountOption::NoSuid,
         MountOption::NoDev,
     ];
-    if volume.mode().is_read_only {
+    if volume.mode().access == Access::ReadOnly {
         options.push(MountOption::RO);
     }
     let mut first = session_config();

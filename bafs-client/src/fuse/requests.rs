@@ -19,6 +19,7 @@ use super::convert::{self, caller_of};
 use super::file_system::VolumeFileSystem;
 use super::handlers::FilePosition;
 use super::operations;
+use crate::volume::KernelCache;
 
 /// Requests that the kernel may have under way without anybody waiting (read-ahead, write-back).
 const BACKGROUND_REQUESTS_MAX: u16 = 64;
@@ -179,7 +180,7 @@ impl Filesystem for VolumeFileSystem {
         let Some(files) = files.filter(|files| !files.is_refused()) else {
             return self.open_file(caller_of(request), ino, flags, reply);
         };
-        if self.volume.mode().is_stateless {
+        if self.volume.mode().kernel_cache == KernelCache::Immutable {
             return files.open(&self.volume, InodeNo(ino.0), self.file_flags(), reply);
         }
         let finish = files.open_completion(&self.volume, self.file_flags(), reply);

@@ -15,10 +15,10 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::connection_end::{ConnectionEnd, ConnectionEndSender};
 use super::file_system::VolumeFileSystem;
 use super::ring::kernel_reply::KernelReply;
 use super::ring::requests::{FuseRequestHead, dispatch, parse_forgets};
+use crate::connection_end::{ConnectionEnd, ConnectionEndSender};
 use crate::limits::{SHARED_READERS_MAX, SHARED_WRITE_BYTES_MAX};
 
 /// What surrounds the largest write, in bytes.

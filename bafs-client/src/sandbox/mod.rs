@@ -70,6 +70,5 @@ pub use plan::{
 };
 pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
-pub(crate) use stages::{MOUNT_WATCHDOG, OWN_EXECUTABLE, PROBE_MOUNT, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};
 pub use temporary_directories::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};

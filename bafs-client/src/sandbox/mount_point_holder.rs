@@ -16,8 +16,8 @@ use super::limits::PLAN_BYTES_MAX;
 use super::mount_points::{MountPoints, is_needed};
 use super::plan::{JobPlan, VolumeBind};
 use super::root::HostRoot;
-use super::stages::{HOLDER, OWN_EXECUTABLE, REMOVER, SUBCOMMAND};
 use super::temporary_directories::{MaskedHostTree, PrivateDirectory, TemporaryDirectories};
+use crate::own_process::{HOLDER, OWN_EXECUTABLE, REMOVER, SUBCOMMAND};
 
 /// How often, and after what pause, a directory is removed that is not empty yet.
 const REMOVE_ATTEMPTS: u32 = 40;

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::privilege::{Privilege, enter_private};
 use super::running::Sandbox;
-use super::stages::{OWN_EXECUTABLE, PROBE, SUBCOMMAND};
+use crate::own_process::{OWN_EXECUTABLE, PROBE, SUBCOMMAND};
 
 /// Precedes the verdict, so that a program that does not know the subcommand cannot pass.
 const WORKS_PREFIX: &str = "sandbox works as ";

@@ -26,7 +26,7 @@ use super::mounts;
 use super::outcome::{JobUsage, NotStarted, SandboxOutcome, SandboxReport};
 use super::plan::{InputSource, JobPlan, JobStreams, OutputTarget, PlanError};
 use super::privilege::{EnterError, Privilege, mount_refusal};
-use super::stages::{OUTER, OWN_EXECUTABLE, SUBCOMMAND};
+use crate::own_process::{OUTER, OWN_EXECUTABLE, SUBCOMMAND};
 use crate::{clock, memory};
 
 /// Directories that the private mount points may cover, in the agent's name space only. No

@@ -31,22 +31,12 @@ use super::plan::{Access, JobPlan, JobSession, VolumeBind};
 use super::root::{RootNotes, refusal};
 use super::{job_user, mount_point_holder, probe, process_ids, root};
 use crate::heartbeat::{HeartbeatEnd, watch_heartbeat};
+use crate::own_process::{
+    HOLDER, INNER, MOUNT_WATCHDOG, OUTER, OWN_EXECUTABLE, PROBE, PROBE_MOUNT, REMOVER, SUBCOMMAND,
+};
 use crate::{doctor, kernel, mount_watchdog};
 
-/// The hidden first argument that makes the program a stage of a job.
-pub(crate) const SUBCOMMAND: &str = "job-init";
-pub(super) const OUTER: &str = "outer";
-pub(super) const PROBE: &str = "probe";
-pub(super) const HOLDER: &str = "holder";
-pub(super) const REMOVER: &str = "remover";
-pub(crate) const MOUNT_WATCHDOG: &str = "mount-watchdog";
-pub(crate) const PROBE_MOUNT: &str = "probe-mount";
-const INNER: &str = "inner";
-
 const NULL: &str = "/dev/null";
-
-/// The program itself, even if its file was replaced since it started.
-pub(crate) const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// Turns this process into a stage of a job if its arguments say so, and then never returns.
 ///

@@ -14,8 +14,9 @@ use bafs_tree::{TreeFingerprint, measure_use, tree_fingerprint};
 use rustix::fs::statfs;
 use tokio::task::JoinHandle;
 
+use super::completion::Completion;
 use super::disk_watch::DiskWatch;
-use super::{Completion, RemoteTree};
+use super::remote::RemoteTree;
 use crate::errno::errno_of;
 use crate::fd_passing::HandoffConnection;
 use crate::limits::{COMPARED_FILES_MAX, FILE_TIME_TICK};

@@ -17,8 +17,10 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::blocking_operations::BlockingOperations;
+use super::completion::Completion;
+use super::local::LocalTree;
 use super::remote;
-use super::{Completion, LocalTree, RemoteTree};
+use super::remote::RemoteTree;
 use crate::errno::errno_of;
 use crate::fd_passing::{self, HandoffConnection, HandoffError, ReceivedHandoff};
 use crate::limits::{CLOSE_TIMEOUT_MS, PASSTHROUGH_FILE_BYTES_MIN};
@@ -286,7 +288,7 @@ async fn open_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<LentSe
     let tree = opening.await.map_err(|error| transfer_error(&error))?;
     let tree = tree.map_err(|error| transfer_error(&error))?;
     Ok(LentSession {
-        session: tree.session(writable).without_btimes(),
+        session: Session::new(tree.clone(), writable).without_btimes(),
         tree,
         lock,
         connection: Arc::new(connection),

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 
-use super::Completion;
+use super::completion::Completion;
 
 /// Runs an operation on a tree; takes what a write writes, gives what a read read.
 type RunOperation = dyn Fn(Caller, &FileOp, &[u8], &mut Vec<u8>) -> FileResult + Send + Sync;

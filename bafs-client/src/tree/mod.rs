@@ -32,31 +32,35 @@
 mod bind_mount;
 mod blocking_operations;
 mod cache;
+mod completion;
+mod data_path;
 mod disk_watch;
 mod inline;
 mod local;
 mod remote;
+mod server;
 mod tree_handoff;
 
-use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult, TreeStat};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use bafs_proto::file_op::{Caller, FileOp, FileReply, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::message::TreeRef;
 
 pub use bind_mount::BindMountTree;
 pub use cache::CacheTree;
+pub use completion::Completion;
+pub use data_path::DataPath;
 pub use inline::InlineTree;
 pub use local::LocalTree;
-pub use remote::{Durability, RemoteTree, Server};
+pub use remote::{Durability, RemoteTree};
+pub use server::Server;
 pub use tree_handoff::{MountLocation, take_handoff};
 
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
-use crate::sandbox::is_root_of_machine;
-
-/// Receives the result of one operation, with the data of a read. It is called once, by any thread.
-pub type Completion = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
+use crate::sandbox::{Access, is_root_of_machine};
+use crate::volume_mode::FileReads;
 
 /// A tree of files: runs the operations of one volume.
 #[derive(Debug)]
@@ -142,9 +146,9 @@ impl Tree {
 
     /// Whether anything in a directory that is shown as it is differs from what it was, or nobody
     /// knows; nothing where operations are counted.
-    pub(crate) async fn is_changed(&self, read_only: bool) -> Option<bool> {
+    pub(crate) async fn is_changed(&self, access: Access) -> Option<bool> {
         match self {
-            Self::BindMount(tree) => Some(!read_only && tree.is_changed().await),
+            Self::BindMount(tree) => Some(access == Access::ReadWrite && tree.is_changed().await),
             Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }
@@ -165,18 +169,18 @@ impl Tree {
         }
     }
 
-    /// Whether the kernel may read whole files by itself, and why or why not.
-    pub fn passthrough_support(&self) -> (bool, String) {
+    /// Who can read files for the kernel, and why.
+    pub fn passthrough_support(&self) -> (FileReads, String) {
         match self {
             Self::Cache(tree) => tree.passthrough_support(),
             // A later writer of a file that the kernel has would map it and pass by the account.
             // The kernel takes files of root only.
             Self::Inline(tree) if tree.is_read_only() && is_root_of_machine() => {
                 let text = "the kernel reads large files directly, if it supports them";
-                (true, text.to_owned())
+                (FileReads::Passthrough, text.to_owned())
             }
             Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => (
-                false,
+                FileReads::Agent,
                 "neither a cache volume nor one to read on this machine".to_owned(),
             ),
         }
@@ -201,12 +205,13 @@ impl Tree {
         }
     }
 
-    /// Whether operations mostly end in the thread that began them.
-    pub fn is_synchronous(&self) -> bool {
+    /// The path of its operations.
+    pub fn data_path(&self) -> DataPath {
         match self {
-            Self::Local(_) | Self::Inline(_) => true,
-            // What a cache is asked for at all, it mostly has not yet.
-            Self::Remote(_) | Self::Cache(_) | Self::BindMount(_) => false,
+            Self::Local(_) | Self::Inline(_) => DataPath::Inline,
+            Self::Remote(_) => DataPath::Remote,
+            Self::Cache(_) => DataPath::Cached,
+            Self::BindMount(_) => DataPath::BindMounted,
         }
     }
 

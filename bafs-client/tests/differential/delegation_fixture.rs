@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{Durability, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -37,7 +38,7 @@ impl DelegationFixture {
             .await
             .unwrap();
         tree.delegate(durability).await;
-        let (mode, ownership) = (VolumeMode::scratch(true), Ownership::AsStored);
+        let (mode, ownership) = (VolumeMode::scratch(Access::ReadWrite), Ownership::AsStored);
         let tree = Tree::Remote(tree);
         let volume = Volume::new("work", tree, mode, ownership, health, VolumeUsage::new());
         Self {

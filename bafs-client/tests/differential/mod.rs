@@ -43,7 +43,7 @@ impl ReferenceTree {
         let directory = tempfile::tempdir().unwrap();
         let tree = bafs_tree::Tree::open(directory.path(), None).unwrap();
         Self {
-            session: tree.session(true),
+            session: bafs_tree::Session::new(tree, true),
             directory,
         }
     }

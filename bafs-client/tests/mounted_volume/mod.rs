@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use bafs_client::fuse::{FuseMount, MountKind};
 use bafs_client::logic::manifest_tree::Owner;
+use bafs_client::sandbox::Access;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{Ownership, Volume, VolumeMode};
@@ -84,13 +85,13 @@ impl MountedVolume {
             match kind {
                 TreeKind::Local => {
                     let tree = bafs_tree::Tree::open(store.path(), None).unwrap();
-                    let session = tree.session(true);
+                    let session = bafs_tree::Session::new(tree, true);
                     let run = LocalTree::new(move |caller, op, data, read| {
                         session.run(caller, op, data, read)
                     });
                     (
                         Tree::Local(run),
-                        VolumeMode::scratch(true),
+                        VolumeMode::scratch(Access::ReadWrite),
                         VolumeUsage::new(),
                     )
                 }
@@ -101,7 +102,7 @@ impl MountedVolume {
                         .unwrap();
                     (
                         Tree::Remote(tree),
-                        VolumeMode::scratch(true),
+                        VolumeMode::scratch(Access::ReadWrite),
                         VolumeUsage::new(),
                     )
                 }
@@ -112,7 +113,7 @@ impl MountedVolume {
                         .unwrap();
                     (
                         Tree::Remote(tree),
-                        VolumeMode::home(true),
+                        VolumeMode::home(Access::ReadWrite),
                         VolumeUsage::with_pages(),
                     )
                 }

@@ -18,8 +18,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::limits::EARLY_HANDLES_MAX;
 use bafs_proto::message::{
-    BlockData, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
-    SourceIdentity, SourceKind, TreeSession,
+    BlockData, Done, FileResults, ManifestPage, ReadBlocks, Reply, Request, RunFileOps,
+    SourceEntry, SourceIdentity, SourceKind, TreeSession,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -159,7 +159,7 @@ impl FakeServer {
         match request {
             Request::OpenTree(open) => {
                 let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
-                let session = Arc::new(self.tree.session(open.writable));
+                let session = Arc::new(bafs_tree::Session::new(self.tree.clone(), open.writable));
                 self.sessions.lock().unwrap().insert(epoch, session);
                 let lease_ms = self.lease_ms.load(Ordering::Relaxed);
                 Ok((
@@ -200,7 +200,7 @@ impl FakeServer {
                 };
                 Ok((Reply::ReadManifest(page), Bytes::new()))
             }
-            Request::ReadBlocks(read) => {
+            Request::ReadBlocks(ReadBlocks { range: read, .. }) => {
                 let entry = build_manifest(&self.root).swap_remove(read.file.0 as usize);
                 let data = std::fs::read(self.root.join(entry.path)).unwrap();
                 let chunks = data.chunks(BLOCK_BYTES as usize);

@@ -5,26 +5,30 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 
 use super::RunOptions;
-use crate::Event;
-use crate::io::journal::{History, Journal, JournalHeader};
+use super::output_collector::find_ended_attempt;
+use crate::io::homes::Homes;
+use crate::io::job_logs::EndedAttempt;
+use crate::io::journal::{Journal, JournalHeader, JournalTail, Snapshot};
+use crate::report::RunReportBuilder;
+use crate::{Event, Scheduler};
 
 /// The journal of a run of `workflow`, and what it tells.
 pub(super) fn open_journal(
     workflow: &Workflow,
     options: &RunOptions,
-) -> Result<(Journal, History)> {
+) -> Result<(Journal, JournalTail)> {
     let fresh = || JournalHeader {
         run: RunId::random(),
         workflow: workflow.clone(),
         settings: options.settings.clone(),
     };
-    let (mut journal, mut history) = Journal::open(&options.journal, fresh)?;
-    let is_fresh = history.records.is_empty() && history.header.workflow == *workflow;
-    if !is_fresh && !has_begun(&history) {
+    let (mut journal, mut tail) = Journal::open(&options.journal, fresh)?;
+    let is_fresh = !tail.has_steps() && tail.header.workflow == *workflow;
+    if !is_fresh && !has_begun(&tail) {
         // Nothing was made, so that what it says binds nobody: it may be over already.
-        history = journal.begin_anew(fresh())?;
+        tail = journal.begin_anew(fresh())?;
     }
-    if history.header.workflow != *workflow {
+    if tail.header.workflow != *workflow {
         let text = format!(
             "the journal {} belongs to another workflow, or to an earlier version of this one; \
              name another journal, or delete it to start afresh",
@@ -32,11 +36,69 @@ pub(super) fn open_journal(
         );
         return Err(Error::new(ErrorCode::Conflict, text));
     }
-    Ok((journal, history))
+    Ok((journal, tail))
 }
 
-/// Whether a run saw a node at any time: before that nothing is made.
-fn has_begun(history: &History) -> bool {
-    let mut events = history.records.iter().map(|(_, event)| event);
-    events.any(|event| matches!(event, Event::NodesListed { nodes, .. } if !nodes.is_empty()))
+/// Whether a run saw a node at any time: before that nothing is made. A snapshot is of a run that
+/// ended or had much to tell.
+fn has_begun(tail: &JournalTail) -> bool {
+    let mut events = tail.steps.iter().map(|step| &step.event);
+    let is_seen =
+        |event: &Event| matches!(event, Event::NodesListed { nodes, .. } if !nodes.is_empty());
+    tail.snapshot.is_some() || events.any(is_seen)
+}
+
+/// What a driver has again of a run.
+pub(super) struct RecoveredRun {
+    pub(super) scheduler: Scheduler,
+    pub(super) report_builder: RunReportBuilder,
+    /// Whether the builder knows only of the steps after a snapshot.
+    pub(super) is_report_partial: bool,
+    pub(super) ended_attempts: Vec<EndedAttempt>,
+}
+
+/// Puts back what the journal keeps of a run, and which homes its names mean.
+pub(super) fn recover_run(
+    tail: JournalTail,
+    options: &RunOptions,
+    homes: &mut Homes,
+) -> RecoveredRun {
+    let mut scheduler = tail.header.new_scheduler(&*options.strategy_selector);
+    // Before rows are put back: all of them are in the next snapshot.
+    scheduler.start_recording();
+    let is_report_partial = tail.snapshot.is_some();
+    let snapshot = tail.snapshot.unwrap_or_default();
+    scheduler.redo(&snapshot.state);
+    snapshot
+        .homes
+        .iter()
+        .for_each(|event| homes.apply_event(event));
+    let mut ended_attempts = snapshot.ended_attempts;
+    let mut report_builder = RunReportBuilder::default();
+    for step in tail.steps {
+        homes.apply_event(&step.event);
+        report_builder.note_event(&scheduler, step.at, &step.event);
+        ended_attempts.extend(find_ended_attempt(&scheduler, &step.event));
+        scheduler.redo(&step.changes);
+    }
+    scheduler.finish_redo();
+    RecoveredRun {
+        scheduler,
+        report_builder,
+        is_report_partial,
+        ended_attempts,
+    }
+}
+
+/// What the next scheduler goes on with.
+pub(super) fn take_snapshot(
+    scheduler: &Scheduler,
+    homes: &Homes,
+    ended_attempts: Vec<EndedAttempt>,
+) -> Snapshot {
+    Snapshot {
+        state: scheduler.snapshot(),
+        homes: homes.journaled_names(),
+        ended_attempts,
+    }
 }

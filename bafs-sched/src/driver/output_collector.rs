@@ -7,14 +7,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::ids::{ExecutionId, RunId, ServerId};
+use bafs_proto::ids::RunId;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::Driver;
-use crate::io::job_logs::{JobLogs, LoggedAttempt};
+use crate::io::job_logs::{EndedAttempt, JobLogs, LoggedAttempt};
 use crate::io::servers::Servers;
-use crate::report::RunReportBuilder;
 use crate::{Event, Scheduler};
 
 /// Nodes that are asked at once.
@@ -27,22 +26,14 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(15);
 /// keep no more for long.
 const EARLIER_OUTPUTS_MAX: usize = 1_000;
 
-/// An attempt that has ended.
-#[derive(Debug)]
-struct EndedAttempt {
-    execution: ExecutionId,
-    server: ServerId,
-    attempt: LoggedAttempt,
-}
-
 /// What is under way.
 #[derive(Debug)]
 pub(super) struct OutputCollector {
     logs: Option<Arc<Mutex<JobLogs>>>,
     tasks: JoinSet<()>,
     permits: Arc<Semaphore>,
-    /// Attempts of an earlier scheduler.
-    earlier_attempts: VecDeque<EndedAttempt>,
+    /// The last attempts that ended, of earlier schedulers too.
+    ended_attempts: VecDeque<EndedAttempt>,
 }
 
 impl OutputCollector {
@@ -60,25 +51,24 @@ impl OutputCollector {
             logs,
             tasks: JoinSet::new(),
             permits: Arc::new(Semaphore::new(CONCURRENT_READS_MAX)),
-            earlier_attempts: VecDeque::new(),
+            ended_attempts: VecDeque::new(),
         }
     }
 
-    /// What a fact of the journal says of an attempt; `ledger` has noted it, and the core has not
-    /// been told.
-    pub(super) fn note_earlier_attempt(
-        &mut self,
-        scheduler: &Scheduler,
-        ledger: &RunReportBuilder,
-        event: &Event,
-    ) {
-        let Some(ended) = find_ended_attempt(scheduler, ledger, event) else {
+    /// Takes note of an attempt that has ended.
+    pub(super) fn note_ended(&mut self, ended: EndedAttempt) {
+        if self.logs.is_none() {
             return;
-        };
-        if self.earlier_attempts.len() >= EARLIER_OUTPUTS_MAX {
-            self.earlier_attempts.pop_front();
         }
-        self.earlier_attempts.push_back(ended);
+        if self.ended_attempts.len() >= EARLIER_OUTPUTS_MAX {
+            self.ended_attempts.pop_front();
+        }
+        self.ended_attempts.push_back(ended);
+    }
+
+    /// The last attempts that ended.
+    pub(super) fn ended_attempts(&self) -> Vec<EndedAttempt> {
+        self.ended_attempts.iter().cloned().collect()
     }
 
     fn spawn_read(&mut self, servers: Servers, address: String, ended: EndedAttempt) {
@@ -111,18 +101,16 @@ impl OutputCollector {
     }
 }
 
-fn find_ended_attempt(
-    scheduler: &Scheduler,
-    ledger: &RunReportBuilder,
-    event: &Event,
-) -> Option<EndedAttempt> {
+/// The attempt that has ended, if that is the fact; the core has not been told.
+pub(super) fn find_ended_attempt(scheduler: &Scheduler, event: &Event) -> Option<EndedAttempt> {
     let Event::JobEnded { execution, report } = event else {
         return None;
     };
     let (job, server) = scheduler.execution(*execution)?;
     let name = scheduler.workflow().job(job).name.clone();
     let node = scheduler.node(server).map(|node| node.name.clone());
-    let attempt = LoggedAttempt::new(name, ledger.attempts(job), node.unwrap_or_default(), report);
+    let number = scheduler.ended_attempts(job) + 1;
+    let attempt = LoggedAttempt::new(name, number, node.unwrap_or_default(), report);
     Some(EndedAttempt {
         execution: *execution,
         server,
@@ -131,12 +119,11 @@ fn find_ended_attempt(
 }
 
 impl Driver {
-    /// Has what an attempt printed kept, if the fact is that it ended; the core has not been told.
-    pub(super) fn collect_output(&mut self, event: &Event) {
-        if self.output_collector.logs.is_some()
-            && let Some(ended) = find_ended_attempt(&self.scheduler, &self.report_builder, event)
-        {
+    /// Has what an attempt printed kept.
+    pub(super) fn collect_output(&mut self, ended: EndedAttempt) {
+        if self.output_collector.logs.is_some() {
             let address = self.server_address(ended.server).address;
+            self.output_collector.note_ended(ended.clone());
             self.output_collector
                 .spawn_read(self.servers.clone(), address, ended);
         }
@@ -144,7 +131,7 @@ impl Driver {
 
     /// Asks for what attempts printed that ended when the scheduler before this one was killed.
     pub(super) fn collect_earlier_outputs(&mut self) {
-        for ended in std::mem::take(&mut self.output_collector.earlier_attempts) {
+        for ended in self.output_collector.ended_attempts() {
             let (job, attempt) = (&ended.attempt.job, ended.attempt.attempt);
             let is_known = self.output_collector.logs.as_ref().is_none_or(|logs| {
                 let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);

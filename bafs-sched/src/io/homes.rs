@@ -34,6 +34,8 @@ pub struct Homes {
     is_listed: bool,
     /// Names that the journal should say the meaning of, and does not yet.
     unjournaled_names: BTreeSet<String>,
+    /// What the journal says of names, as events.
+    journaled_names: BTreeMap<String, Event>,
     /// Names that no listing had yet, each with a URL that needs it.
     missing_names: BTreeMap<String, String>,
     /// Listings so far without them.
@@ -94,6 +96,7 @@ impl Homes {
             by_name: BTreeMap::new(),
             is_listed: false,
             unjournaled_names: BTreeSet::new(),
+            journaled_names: BTreeMap::new(),
             missing_names: BTreeMap::new(),
             listings_without: 0,
         }
@@ -128,7 +131,20 @@ impl Homes {
                 ..KnownHome::new(*server, address)
             };
             self.by_name.insert(name.clone(), known);
+            self.note_journaled(event);
         }
+    }
+
+    /// The journal says from now on what a name means, if that is the event.
+    pub(crate) fn note_journaled(&mut self, event: &Event) {
+        if let Event::HomeListed { name, .. } = event {
+            self.journaled_names.insert(name.clone(), event.clone());
+        }
+    }
+
+    /// What the journal says of names, as events.
+    pub(crate) fn journaled_names(&self) -> Vec<Event> {
+        self.journaled_names.values().cloned().collect()
     }
 
     /// What the journal is to say from now on of the names that the workflow has.
@@ -350,6 +366,7 @@ fn has_address(text: &str, address: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::attributes::Attributes;
     use bafs_proto::message::Lifetime;
 
     fn resolve_path(homes: &mut Homes, url: &str) -> Result<HomePath, ErrorCode> {
@@ -374,6 +391,7 @@ mod tests {
             jobs: 0,
             caches: Vec::new(),
             lifetime: Lifetime::default(),
+            attributes: Attributes::default(),
         }
     }
 

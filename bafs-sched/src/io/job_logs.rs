@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExecutionId, RunId};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::limits::JOB_LOG_BYTES_MAX;
 use bafs_proto::message::{JobOutcome, JobReport, ReadJobOutput};
 use bafs_proto::time::Deadline;
@@ -19,7 +19,7 @@ use bafs_proto::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::servers::Servers;
-use crate::replay::describe_end;
+use crate::describe::describe_end;
 
 /// Most bytes of all logs of a run: those of successful attempts go first, the oldest of them
 /// first.
@@ -46,6 +46,17 @@ const DIGEST_CHARS: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct IndexHeader {
     run: RunId,
+}
+
+/// An execution that has ended, and what is to be kept of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedAttempt {
+    /// Which.
+    pub execution: ExecutionId,
+    /// Where it was.
+    pub server: ServerId,
+    /// Which attempt of its job, and how it ended.
+    pub attempt: LoggedAttempt,
 }
 
 /// One attempt that ended.

@@ -1,104 +1,77 @@
-//! The journal: the durable events of a run, in one append-only file. Replaying it is recovery.
+//! The journal: what happened in a run, what was decided, and what that wrote, in one append-only
+//! file. Recovery puts rows back; it decides nothing.
 //!
-//! The file starts with [`JOURNAL_MAGIC`], which contains the version. Frames follow:
+//! The file starts with a line that contains the version ([`JOURNAL_MAGIC`]), and eight bytes with
+//! the offset of the last snapshot (little endian, 0 for none). Frames follow:
 //!
 //! | Bytes | Content |
 //! |---|---|
 //! | 4 | length of the payload (little endian), at most 1 GiB |
 //! | 16 | first half of the payload's BLAKE3 digest |
-//! | length | payload (JSON) |
+//! | length | payload (MessagePack, with the names of fields) |
 //!
 //! The first frame is a [`JournalHeader`]: the run, its workflow, its settings. Every other frame
-//! is a list of events with their times ([`JournalRecord`]). The journal does not know what events
-//! mean.
+//! has steps of the core ([`RecordedStep`]: an event with its time, the actions that were decided,
+//! the rows of the state that changed), or a [`Snapshot`]: all rows that differ from a new state.
+//! The journal does not know what they mean.
 //!
-//! * [`Journal::open`] creates the file, or reads it and returns its [`History`]. A new journal is
-//!   written under another name and synced before it gets its own, so it is never half there.
-//! * [`Journal::append`] writes a frame and syncs it (`fdatasync`). The driver applies the events
+//! * [`Journal::open`] creates the file, or reads its [`JournalTail`]: the last snapshot and the
+//!   steps after it. A new journal is written under another name and synced before it gets its own,
+//!   so it is never half there.
+//! * [`Journal::append`] writes a frame and syncs it (`fdatasync`). The driver performs the actions
 //!   afterwards.
-//! * [`read_history`] reads a journal that another process may be writing.
+//! * [`Journal::append_snapshot`] writes a snapshot, then its offset. An offset that points to
+//!   nothing whole is not believed: the file is read from its start.
+//! * [`read_history`] reads all of a journal that another process may be writing.
 //!
 //! **Crashes.** A frame is written as a whole, so only the last one can be incomplete. Nothing was
 //! done yet because of it, and it is cut off. A frame with a wrong digest in the middle is damage.
 //!
+//! **Versions.** Journals from version 24 on are read and continued, whatever the rules of the core
+//! were: rows say what was decided. Unknown fields are ignored, and new ones have defaults. Only a
+//! change that an older program could not read counts as another version
+//! (`docs/contributing/journal.md`).
+//!
 //! **Errors.** They go to the user, through the driver. `Conflict`: another scheduler has the
-//! journal open. `VersionMismatch`: another version wrote it. `Malformed`: it is damaged.
-//! `NotFound`: its directory is missing. `ServerFault`: the file cannot be read or written. After a
-//! failed append the scheduler must stop.
+//! journal open. `VersionMismatch`: a version wrote it that is not read. `Malformed`: it is
+//! damaged. `NotFound`: its directory is missing. `ServerFault`: the file cannot be read or
+//! written. After a failed append the scheduler must stop.
 //!
 //! **Concurrency.** The file is locked while it is open (flock(2)), so one scheduler at a time
 //! writes it. [`Journal`] belongs to the loop of the driver.
 //!
 //! **Security.** Only the owner may read the file, because it contains the environments of jobs.
-//!
-//! Versions change with the decisions of the core, not only with the form: an old journal that led
-//! to other decisions could not be replayed.
 
-use std::fs::{File, OpenOptions, Permissions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+mod creation;
+mod format;
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
-use bafs_proto::hash::Digest;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 use serde::{Deserialize, Serialize};
 
-use crate::{Event, Settings};
+pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
+use self::creation::{create_journal, lock_error, lock_file};
+use self::format::{
+    FRAME_HEAD_BYTES, FrameContent, Layout, begin_journal, damaged, decode_content, decode_frame,
+    decode_payload, encode_frame, payload_bytes, read_frames, read_layout,
+};
+pub use self::format::{JOURNAL_MAGIC, JOURNAL_VERSION};
+use super::job_logs::EndedAttempt;
+use crate::{Event, RecordedStep, Scheduler, Settings, StateChanges, StrategySelector};
 
-/// First bytes of every journal; the number is the version of its form.
-///
-/// Ledger: 1 = first form (2026-11). 2 = a core that admits whole pipelines, so that the same facts
-/// lead to other decisions; further facts (2026-11). 3 = one setting for where data are (2026-11).
-/// 4 = a core that writes again what a failed attempt may have changed (2026-11). 5 = a core that
-/// divides caches otherwise and tells full disks from full volumes (2026-11). 6 = a core that keeps
-/// batch volumes for pipelines that are behind and older copies of volumes, and learns how unevenly
-/// caches are spread; listings tell only what changed (2026-11). 7 = a core that bounds the first
-/// copy and room for caches otherwise (2026-11). 8 = a core that believes what it saw of failures,
-/// and plans with the nodes on which jobs fit (2026-11). 9 = reports say what disks have free, and
-/// a core that tells full disks by that and keeps room for who waits for others (2026-11). 10 = a
-/// core that lets go of empty volumes on full disks, and tells them from bad nodes (2026-11). 11 =
-/// a core that holds no job that waits for a full disk, weighs copies by who waits for them, and
-/// keeps slots for those (2026-11). 12 = a core that lets go of overdue copies and takes who comes
-/// at an address for its successor; mounts say whether writes are collected (2026-11). 13 = a core
-/// that makes no cache in a kept slot (2026-11). 14 = a core that lets caches for later go before
-/// jobs go on one by one (2026-11). 15 = a core that keeps room for batch volumes that are read at
-/// once (2026-11). 16 = a core that gives up a node when another one at its address says so, and
-/// asks for what has begun where it leaves others nothing (2026-11). 17 = a core that plans with
-/// nodes that failed and will be back, and counts what running jobs computed (2026-11). 18 = a core
-/// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
-/// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
-/// and leave, and plans less often; advice names the nodes of several times (2026-11). 20 = caches
-/// tell what they got once more, and which home a name means is kept (2026-11). 21 = sizes that
-/// nobody declared follow the nodes and grow again, alike jobs of a pipeline are measured, agents
-/// say where they count nothing, and logs of jobs that failed go home; volumes warn of what they do
-/// not have as their source has it; a scheduler that is cut off waits, and volumes of nodes that
-/// come back are used again (2026-11). 22 = events, actions and their fields are named by the
-/// glossary of ARCHITECTURE.md (2026-11). 23 = settings name policies, and outputs and copies on
-/// several returned nodes are judged together (2026-11).
-pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 23\n";
+/// A snapshot is due when so many bytes were written since the last, and no fewer than that had:
+/// so at most half of the bytes are snapshots, and what is read at the start is bounded.
+const SNAPSHOT_BYTES_MIN: u64 = 16 << 20;
 
-/// How often, and with which pause, a journal is tried that somebody has open.
-const LOCK_TRIES: u32 = 10;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
-
-/// A journal is written whole before it gets its name: nobody does so for longer than this.
-const DRAFT_AGE_MAX: Duration = Duration::from_secs(600);
-
-/// The name of a run, with which drafts end, has so many characters.
-const DRAFT_RUN_CHARS: usize = 16;
-
-/// Mode of what holds the jobs' environments.
-pub(super) const OWNER_ONLY: u32 = 0o600;
-
-const CHECKSUM_BYTES: usize = 16;
-const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
-
-/// Largest payload: the workflow of a million jobs has some 600 MB of JSON.
-const PAYLOAD_BYTES_MAX: u32 = 1 << 30;
+/// First bytes of a journal that are read to find the rest.
+const START_BYTES: usize = 64;
 
 /// First record of a journal: the run, its workflow and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,16 +84,76 @@ pub struct JournalHeader {
     pub settings: Settings,
 }
 
-/// An event, and the time at which the scheduler received it.
-pub type JournalRecord = (Time, Event);
+impl JournalHeader {
+    /// A scheduler of this run of which nothing is done, with the selector of the run.
+    pub fn new_scheduler(&self, selector: &dyn StrategySelector) -> Scheduler {
+        let (workflow, settings) = (self.workflow.clone(), self.settings.clone());
+        Scheduler::with_strategy_selector(self.run, workflow, settings, selector)
+    }
+}
 
-/// Content of a journal.
+/// What a scheduler goes on with that did not read the steps before.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// All rows that differ from those of a new state.
+    #[serde(default)]
+    pub state: StateChanges,
+    /// Which homes the names of the workflow mean, as events.
+    #[serde(default)]
+    pub homes: Vec<Event>,
+    /// The last executions that ended: what they printed may still be on their nodes.
+    #[serde(default)]
+    pub ended_attempts: Vec<EndedAttempt>,
+}
+
+/// All that a journal tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     /// What it is about.
     pub header: JournalHeader,
-    /// All facts, in order.
-    pub records: Vec<JournalRecord>,
+    /// All steps, in order.
+    pub steps: Vec<RecordedStep>,
+}
+
+impl History {
+    /// What a scheduler decides that is told these events: what its journal would be.
+    pub fn decide(
+        header: JournalHeader,
+        events: impl IntoIterator<Item = (Time, Event)>,
+        selector: &dyn StrategySelector,
+    ) -> Self {
+        let mut scheduler = header.new_scheduler(selector);
+        scheduler.start_recording();
+        let steps = events.into_iter();
+        let steps = steps.map(|(at, event)| scheduler.record_step(at, event));
+        Self {
+            steps: steps.collect(),
+            header,
+        }
+    }
+
+    /// When the first event was received.
+    pub fn began_at(&self) -> Time {
+        self.steps.first().map_or(Time(0), |step| step.at)
+    }
+}
+
+/// The end of a journal: what a scheduler needs to go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalTail {
+    /// What it is about.
+    pub header: JournalHeader,
+    /// The last snapshot; nothing when `steps` are all there are.
+    pub snapshot: Option<Snapshot>,
+    /// The steps after it.
+    pub steps: Vec<RecordedStep>,
+}
+
+impl JournalTail {
+    /// Whether the journal tells of any step.
+    pub fn has_steps(&self) -> bool {
+        self.snapshot.is_some() || !self.steps.is_empty()
+    }
 }
 
 /// A journal that is open for writing. No other process can open it meanwhile.
@@ -128,6 +161,13 @@ pub struct History {
 pub struct Journal {
     file: File,
     path: String,
+    /// Where the offset of the last snapshot is.
+    snapshot_field: u64,
+    /// Where the next frame comes.
+    end: u64,
+    /// Bytes of the last snapshot, and of all frames since.
+    snapshot_bytes: u64,
+    bytes_since: u64,
 }
 
 impl Journal {
@@ -135,9 +175,13 @@ impl Journal {
     /// A torn end is cut off.
     ///
     /// # Errors
-    /// `Conflict` when another scheduler has it open, `VersionMismatch` when it is of another
-    /// version, `Malformed` when it is damaged, `ServerFault` when it cannot be read or written.
-    pub fn open(path: &Path, header: impl FnOnce() -> JournalHeader) -> Result<(Self, History)> {
+    /// `Conflict` when another scheduler has it open, `VersionMismatch` when it is of a version
+    /// that is not read, `Malformed` when it is damaged, `ServerFault` when it cannot be read or
+    /// written.
+    pub fn open(
+        path: &Path,
+        header: impl FnOnce() -> JournalHeader,
+    ) -> Result<(Self, JournalTail)> {
         if !path.exists() {
             create_journal(path, &header())?;
         }
@@ -154,22 +198,32 @@ impl Journal {
         }
         // It holds the jobs' environments; earlier versions made it readable for everybody.
         restrict_to_owner(&file).map_err(fault)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(fault)?;
-        let (history, length) =
-            decode_journal(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
-        if length < bytes.len() {
-            tracing::warn!(
-                journal = name,
-                cut = bytes.len() - length,
-                "torn end cut off"
-            );
-            file.set_len(length as u64)
+        let length = file.metadata().map_err(fault)?.len();
+        let opened = OpenedFile {
+            file: &file,
+            length,
+            name: &name,
+        };
+        let found = opened
+            .find_tail()
+            .map_err(|e| e.context(format!("journal {name}")))?;
+        if found.end < length {
+            let cut = length - found.end;
+            tracing::warn!(journal = name, cut, "torn end cut off");
+            file.set_len(found.end)
                 .and_then(|()| file.sync_all())
                 .map_err(fault)?;
         }
         file.seek(SeekFrom::End(0)).map_err(fault)?;
-        Ok((Self { file, path: name }, history))
+        let journal = Self {
+            file,
+            path: name,
+            snapshot_field: found.layout.snapshot_field as u64,
+            end: found.end,
+            snapshot_bytes: found.snapshot_bytes,
+            bytes_since: found.end - found.steps_at,
+        };
+        Ok((journal, found.tail))
     }
 
     /// Writes the journal anew, of a run of which nothing happened. Whoever is interrupted in it
@@ -177,9 +231,8 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the file cannot be written.
-    pub fn begin_anew(&mut self, header: JournalHeader) -> Result<History> {
-        let mut bytes = JOURNAL_MAGIC.to_vec();
-        bytes.extend(encode_frame(&header)?);
+    pub fn begin_anew(&mut self, header: JournalHeader) -> Result<JournalTail> {
+        let bytes = begin_journal(&header)?;
         let mut write = || {
             self.file.set_len(0)?;
             self.file.seek(SeekFrom::Start(0))?;
@@ -187,205 +240,227 @@ impl Journal {
             self.file.sync_all()
         };
         write().map_err(|e| io_error("write", &self.path, &e))?;
-        Ok(History {
+        self.end = bytes.len() as u64;
+        (self.snapshot_bytes, self.bytes_since) = (0, 0);
+        Ok(JournalTail {
             header,
-            records: Vec::new(),
+            snapshot: None,
+            steps: Vec::new(),
         })
     }
 
-    /// Makes facts durable, all or none of them.
+    /// Makes steps durable, all or none of them.
     ///
     /// # Errors
     /// `ServerFault` when the file cannot be written; the scheduler must stop then.
-    pub fn append(&mut self, records: &[JournalRecord]) -> Result<()> {
-        let frame = encode_frame(&records)?;
+    pub fn append(&mut self, steps: &[RecordedStep]) -> Result<()> {
+        let snapshot = None;
+        let bytes = self.write_frame(&FrameContent { steps, snapshot })?;
+        self.bytes_since += bytes;
+        Ok(())
+    }
+
+    /// Whether enough was written since the last snapshot for another one.
+    pub fn is_snapshot_due(&self) -> bool {
+        self.bytes_since >= self.snapshot_bytes.max(SNAPSHOT_BYTES_MIN)
+    }
+
+    /// Whether anything was written since the last snapshot.
+    pub fn has_steps_since_snapshot(&self) -> bool {
+        self.bytes_since > 0
+    }
+
+    /// Writes a snapshot, with which the next scheduler begins.
+    ///
+    /// # Errors
+    /// `ServerFault` when the file cannot be written; the scheduler must stop then.
+    pub fn append_snapshot(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let at = self.end;
+        let steps = &[];
+        let snapshot = Some(snapshot);
+        self.snapshot_bytes = self.write_frame(&FrameContent { steps, snapshot })?;
+        self.bytes_since = 0;
+        self.file
+            .write_all_at(&at.to_le_bytes(), self.snapshot_field)
+            .and_then(|()| self.file.sync_data())
+            .map_err(|e| write_error(&self.path, &e))
+    }
+
+    fn write_frame(&mut self, content: &FrameContent<'_>) -> Result<u64> {
+        let frame = encode_frame(content)?;
         self.file
             .write_all(&frame)
             .and_then(|()| self.file.sync_data())
-            .map_err(|e| {
-                let error = io_error("write", &self.path, &e);
-                let text = "; correct that, then repeat the command to resume the run";
-                Error::new(error.code, error.detail + text)
-            })
+            .map_err(|e| write_error(&self.path, &e))?;
+        self.end += frame.len() as u64;
+        Ok(frame.len() as u64)
     }
 }
 
-/// Reads a journal without opening it for writing, however its end looks.
+/// Reads all of a journal without opening it for writing, however its end looks.
 ///
 /// # Errors
 /// As [`Journal::open`].
 pub fn read_history(path: &Path) -> Result<History> {
     let name = path.display().to_string();
     let bytes = std::fs::read(path).map_err(|e| io_error("read", &name, &e))?;
-    Ok(decode_journal(&bytes)
-        .map_err(|e| e.context(format!("journal {name}")))?
-        .0)
+    let read = || {
+        let layout = read_layout(&bytes)?;
+        let (header, begin) = decode_header(&bytes[layout.header..], layout)?;
+        let mut steps = Vec::new();
+        read_frames(&bytes[begin..], begin as u64, |frame| {
+            steps.extend(frame.steps)
+        })?;
+        Ok(History { header, steps })
+    };
+    read().map_err(|e: Error| e.context(format!("journal {name}")))
 }
 
-/// Takes the journal for this process alone. Who only looks whether it is taken has it for a
-/// moment.
-fn lock_file(file: &File) -> std::io::Result<bool> {
-    for _ in 0..LOCK_TRIES {
-        match file.try_lock() {
-            Ok(()) => return Ok(true),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(error)) => return Err(error),
-        }
-    }
-    Ok(false)
-}
-
-fn lock_error(name: &str, error: &std::io::Error) -> Error {
-    let error = io_error("lock", name, error);
-    let text = "; a journal needs file locks: name one with --journal on a file system that \
-                supports locks";
-    Error::new(error.code, error.detail + text)
-}
-
-/// Takes from everybody but the owner what they may do with a file, if it is the caller's.
-pub(super) fn restrict_to_owner(file: &File) -> std::io::Result<()> {
-    let found = file.metadata()?;
-    if found.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    match file.set_permissions(Permissions::from_mode(OWNER_ONLY)) {
-        // Another's journal that the group continues.
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-        closed => closed,
-    }
-}
-
-fn create_journal(path: &Path, header: &JournalHeader) -> Result<()> {
+/// Reads the steps of a journal one by one, without all of it in memory. It ends where a frame is
+/// not whole.
+///
+/// # Errors
+/// As [`Journal::open`].
+pub(crate) fn visit_steps(
+    path: &Path,
+    mut each: impl FnMut(&JournalHeader, RecordedStep),
+) -> Result<()> {
     let name = path.display().to_string();
-    let directory = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let directory = directory.unwrap_or_else(|| Path::new("."));
-    let draft = path.with_extension(format!("draft-{}", header.run));
-    // A run that should go on would begin anew where a path is misspelt.
-    if !directory.is_dir() {
-        let text = format!(
-            "cannot create the journal {name}: directory {} does not exist; create it, or correct \
-             the path",
-            directory.display()
-        );
-        return Err(Error::new(ErrorCode::NotFound, text));
-    }
-    remove_drafts(path, directory);
-    let mut bytes = JOURNAL_MAGIC.to_vec();
-    bytes.extend(encode_frame(header)?);
-    let write = || {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(OWNER_ONLY)
-            .open(&draft)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        publish_draft(&draft, path)?;
-        File::open(directory)?.sync_all()
+    let fault = |e: std::io::Error| io_error("read", &name, &e);
+    let file = File::open(path).map_err(fault)?;
+    let length = file.metadata().map_err(fault)?.len();
+    let opened = OpenedFile {
+        file: &file,
+        length,
+        name: &name,
     };
-    write().map_err(|e| io_error("create", &name, &e))
-}
-
-/// Gives a draft its name, unless another scheduler that began at the same time was first: that
-/// one's is the journal then.
-fn publish_draft(draft: &Path, path: &Path) -> std::io::Result<()> {
-    match std::fs::hard_link(draft, path) {
-        // Some file systems have no links.
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => std::fs::rename(draft, path),
-        _ => std::fs::remove_file(draft),
+    let (_, header, mut at) = opened.read_start()?;
+    while at < length {
+        let bytes = opened.read_frame(at)?;
+        let Some(payload) = decode_frame(&bytes) else {
+            break;
+        };
+        let frame = decode_content(payload, at)?;
+        frame.steps.into_iter().for_each(|step| each(&header, step));
+        at += bytes.len() as u64;
     }
+    Ok(())
 }
 
-/// Removes what is left of schedulers that were killed before their journals were whole. One that
-/// cannot be removed does no harm.
-fn remove_drafts(path: &Path, directory: &Path) {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    let beginning = format!("{stem}.draft-");
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let is_draft = name.strip_prefix(&beginning).is_some_and(|run| {
-            run.len() == DRAFT_RUN_CHARS && run.chars().all(|c| c.is_ascii_hexdigit())
-        });
-        let written = entry.metadata().and_then(|data| data.modified()).ok();
-        let age = written.and_then(|at| at.elapsed().ok());
-        if is_draft && age.is_some_and(|age| age > DRAFT_AGE_MAX) {
-            let _ = std::fs::remove_file(entry.path());
+/// Reads what a journal is about, and nothing of what happened.
+///
+/// # Errors
+/// As [`Journal::open`].
+pub fn read_header(path: &Path) -> Result<JournalHeader> {
+    let name = path.display().to_string();
+    let fault = |e: std::io::Error| io_error("read", &name, &e);
+    let file = File::open(path).map_err(fault)?;
+    let length = file.metadata().map_err(fault)?.len();
+    let opened = OpenedFile {
+        file: &file,
+        length,
+        name: &name,
+    };
+    let read = opened.read_start().map(|(_, header, _)| header);
+    read.map_err(|e| e.context(format!("journal {name}")))
+}
+
+/// A file of which parts are read.
+struct OpenedFile<'f> {
+    file: &'f File,
+    length: u64,
+    name: &'f str,
+}
+
+/// The end of a journal, and where it was found.
+struct FoundTail {
+    layout: Layout,
+    tail: JournalTail,
+    snapshot_bytes: u64,
+    steps_at: u64,
+    end: u64,
+}
+
+impl OpenedFile<'_> {
+    fn read(&self, from: u64, to: u64) -> Result<Vec<u8>> {
+        let length = usize::try_from(to.min(self.length).saturating_sub(from)).unwrap_or(0);
+        let mut bytes = vec![0; length];
+        self.file
+            .read_exact_at(&mut bytes, from)
+            .map_err(|e| io_error("read", self.name, &e))?;
+        Ok(bytes)
+    }
+
+    /// The frame at this place, if its length can be: nothing says that it is whole.
+    fn read_frame(&self, at: u64) -> Result<Vec<u8>> {
+        let head = self.read(at, at.saturating_add(FRAME_HEAD_BYTES as u64))?;
+        let payload = payload_bytes(&head).unwrap_or(0);
+        self.read(at, at.saturating_add((FRAME_HEAD_BYTES + payload) as u64))
+    }
+
+    /// The header, and where it ends.
+    fn read_start(&self) -> Result<(Layout, JournalHeader, u64)> {
+        let start = self.read(0, START_BYTES as u64)?;
+        let layout = read_layout(&start)?;
+        let frame = self.read_frame(layout.header as u64)?;
+        let (header, end) = decode_header(&frame, layout)?;
+        Ok((layout, header, end as u64))
+    }
+
+    fn find_tail(&self) -> Result<FoundTail> {
+        let (layout, header, steps_at) = self.read_start()?;
+        let (snapshot, snapshot_bytes, steps_at) = match self.find_snapshot(layout, steps_at)? {
+            Some((snapshot, bytes)) => (Some(snapshot), bytes, layout.snapshot_at + bytes),
+            None => (None, 0, steps_at),
+        };
+        let bytes = self.read(steps_at, self.length)?;
+        let mut found = FoundTail {
+            layout,
+            tail: JournalTail {
+                header,
+                snapshot,
+                steps: Vec::new(),
+            },
+            snapshot_bytes,
+            steps_at,
+            end: 0,
+        };
+        let tail = &mut found.tail;
+        found.end = read_frames(&bytes, steps_at, |frame| {
+            tail.steps.extend(frame.steps);
+            // One whose offset was not written.
+            if frame.snapshot.is_some() {
+                tail.snapshot = frame.snapshot;
+                tail.steps.clear();
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// The snapshot where the journal says that one is, if it is whole; and its bytes.
+    fn find_snapshot(&self, layout: Layout, steps_at: u64) -> Result<Option<(Snapshot, u64)>> {
+        let at = layout.snapshot_at;
+        if at < steps_at || at >= self.length {
+            return Ok(None);
         }
+        let bytes = self.read_frame(at)?;
+        let frame = decode_frame(&bytes).map(|payload| decode_content(payload, at));
+        let snapshot = frame.and_then(Result::ok).and_then(|frame| frame.snapshot);
+        Ok(snapshot.map(|snapshot| (snapshot, bytes.len() as u64)))
     }
 }
 
-fn encode_frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    let payload = serde_json::to_vec(value)
-        .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))?;
-    let length = u32::try_from(payload.len())
-        .ok()
-        .filter(|length| *length <= PAYLOAD_BYTES_MAX);
-    let length = length.ok_or_else(|| {
-        Error::new(
-            ErrorCode::Malformed,
-            "the workflow is too large for a journal",
-        )
-    })?;
-    let mut frame = length.to_le_bytes().to_vec();
-    frame.extend_from_slice(&Digest::of(&payload).0[..CHECKSUM_BYTES]);
-    frame.extend(payload);
-    Ok(frame)
+fn decode_header(frame: &[u8], layout: Layout) -> Result<(JournalHeader, usize)> {
+    let at = layout.header as u64;
+    let payload = decode_frame(frame).ok_or_else(|| damaged(at, "its header is not whole"))?;
+    let header = decode_payload(payload, at, "its header")?;
+    Ok((header, layout.header + FRAME_HEAD_BYTES + payload.len()))
 }
 
-/// The payload of the frame at the start of `bytes`, if it is whole.
-fn decode_frame(bytes: &[u8]) -> Option<&[u8]> {
-    let head = bytes.get(..FRAME_HEAD_BYTES)?;
-    let length = u32::from_le_bytes(head[..4].try_into().ok()?);
-    if length > PAYLOAD_BYTES_MAX {
-        return None;
-    }
-    let payload = bytes.get(FRAME_HEAD_BYTES..FRAME_HEAD_BYTES + length as usize)?;
-    (Digest::of(payload).0[..CHECKSUM_BYTES] == head[4..]).then_some(payload)
-}
-
-/// Decodes a journal; answers also how many bytes of it are whole.
-fn decode_journal(bytes: &[u8]) -> Result<(History, usize)> {
-    let Some(mut rest) = bytes.strip_prefix(JOURNAL_MAGIC) else {
-        let is_other = bytes.starts_with(b"bafs-journal ");
-        return Err(if is_other {
-            let text = "was written by another version of bafs; finish the run with that version";
-            Error::new(ErrorCode::VersionMismatch, text)
-        } else {
-            Error::new(ErrorCode::Malformed, "is not a journal; name another file")
-        });
-    };
-    let damaged = |at: usize, why: &str| {
-        let text = format!("is damaged at byte {at}: {why}; restore it, or start a new run");
-        Error::new(ErrorCode::Malformed, text)
-    };
-    let position = |rest: &[u8]| bytes.len() - rest.len();
-    let payload = decode_frame(rest)
-        .ok_or_else(|| damaged(JOURNAL_MAGIC.len(), "its header is not whole"))?;
-    let header = serde_json::from_slice(payload).map_err(|e| {
-        damaged(
-            JOURNAL_MAGIC.len(),
-            &format!("its header does not decode ({e})"),
-        )
-    })?;
-    rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
-    let mut records = Vec::new();
-    while let Some(payload) = decode_frame(rest) {
-        let batch: Vec<JournalRecord> = serde_json::from_slice(payload)
-            .map_err(|e| damaged(position(rest), &format!("a record does not decode ({e})")))?;
-        records.extend(batch);
-        rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
-    }
-    // A torn frame is the last one. If a whole one follows, this is no tear but damage.
-    let follows = |start: usize| decode_frame(&rest[start..]).is_some_and(|p| !p.is_empty());
-    if (1..rest.len()).any(follows) {
-        return Err(damaged(
-            position(rest),
-            "a record is wrong, and others follow it",
-        ));
-    }
-    Ok((History { header, records }, position(rest)))
+fn write_error(name: &str, error: &std::io::Error) -> Error {
+    let error = io_error("write", name, error);
+    let text = "; correct that, then repeat the command to resume the run";
+    Error::new(error.code, error.detail + text)
 }
 
 fn io_error(doing: &str, name: &str, error: &std::io::Error) -> Error {

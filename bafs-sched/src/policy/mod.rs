@@ -1,8 +1,12 @@
 //! The rules of the scheduler by family: what they see, what a family is, and which there are.
 //!
 //! A policy is a type without state behind the trait of its family. It sees a read-only `View`
-//! and answers with plain data; the state carries that out. Each has a name that a user can give
-//! (`--policy placement=capacity`), so the simulator and a run use the very same code.
+//! and answers with plain data, often a `Decision`; `transition/commit.rs` carries that out. Each
+//! has a name that a user can give (`--policy placement=capacity`), so the simulator and a run use
+//! the very same code.
+//!
+//! What several families must agree on is asked in `start_search.rs`; the loops that ask and commit
+//! are in `transition/`.
 //!
 //! | Family | Decides |
 //! |---|---|
@@ -24,13 +28,14 @@ pub mod order;
 pub(crate) mod placement;
 mod registry;
 pub(crate) mod replication;
+pub(crate) mod start_search;
 pub(crate) mod strategy;
 mod view;
 
 use std::fmt::Debug;
 
 pub(crate) use registry::PolicySet;
-pub use registry::{PolicyDescription, PolicyNames, list_policies};
+pub use registry::{PolicyDescription, list_policies};
 pub(crate) use view::View;
 
 /// What all policies have: a name, and what they do in a sentence.

@@ -1,9 +1,8 @@
 //! Which policies there are, and those that a run uses.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::Policy;
 use super::admission::{ADMISSIONS, Admission};
@@ -13,6 +12,8 @@ use super::order::{ORDERS, ReadyOrder};
 use super::placement::{PLACEMENTS, Placement};
 use super::replication::{REPLICATIONS, Replication};
 use super::strategy::{STRATEGY_CHANGES, StrategyChanges};
+use crate::policy_names::PolicyNames;
+use crate::state::scheduler_state::State;
 
 /// A policy, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -58,12 +59,6 @@ fn describe<P: Policy + ?Sized>(
     all.extend(described);
 }
 
-/// The policies that a user named, by family; the default of all other families. Kept in the
-/// journal with the other settings.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct PolicyNames(BTreeMap<String, String>);
-
 impl PolicyNames {
     /// Takes `family=name`.
     ///
@@ -92,7 +87,7 @@ impl PolicyNames {
                 "no {family} policy is called '{name}'; there are {names}"
             ));
         }
-        self.0.insert(family.to_owned(), name.to_owned());
+        self.set(family, name);
         Ok(())
     }
 
@@ -106,29 +101,21 @@ impl PolicyNames {
         assert_eq!(chosen, Ok(()), "the program names policies that exist");
         self
     }
+}
 
-    /// The name of a family's policy, if the user gave one.
-    #[must_use]
-    pub fn get(&self, family: &str) -> Option<&str> {
-        self.0.get(family).map(String::as_str)
-    }
-
-    /// What a user named, as `family=name`.
-    pub fn iter(&self) -> impl Iterator<Item = String> {
-        self.0
-            .iter()
-            .map(|(family, name)| format!("{family}={name}"))
-    }
-
-    /// One of these: the one that was named, else the first. A journal may name one that this
-    /// version does not have; the default takes its place.
-    fn find<P: Policy + ?Sized>(&self, family: &str, policies: &[&'static P]) -> &'static P {
-        let named = self.get(family);
-        let mut policies = policies.iter();
-        let first = policies.clone().next().expect("a family has a policy");
-        let found = policies.find(|policy| Some(policy.name()) == named);
-        found.unwrap_or(first)
-    }
+/// One of these: the one that was named, else the first. A journal may name one that this version
+/// does not have; the default takes its place.
+fn find<P: Policy + ?Sized>(
+    names: &PolicyNames,
+    family: &str,
+    policies: &[&'static P],
+) -> &'static P {
+    let first = policies.first().expect("a family has a policy");
+    let Some(name) = names.get(family) else {
+        return *first;
+    };
+    let found = policies.iter().find(|policy| policy.name() == name);
+    found.unwrap_or(first)
 }
 
 /// The policies of a run, one of each family.
@@ -146,13 +133,13 @@ pub(crate) struct PolicySet {
 impl PolicySet {
     pub(crate) fn new(names: &PolicyNames) -> Self {
         Self {
-            admission: names.find("admission", ADMISSIONS),
-            order: names.find("order", ORDERS),
-            placement: names.find("placement", PLACEMENTS),
-            cache_space: names.find("cache_space", PARTITIONINGS),
-            replication: names.find("replication", REPLICATIONS),
-            failure: names.find("failure", ATTRIBUTIONS),
-            strategy: names.find("strategy", STRATEGY_CHANGES),
+            admission: find(names, "admission", ADMISSIONS),
+            order: find(names, "order", ORDERS),
+            placement: find(names, "placement", PLACEMENTS),
+            cache_space: find(names, "cache_space", PARTITIONINGS),
+            replication: find(names, "replication", REPLICATIONS),
+            failure: find(names, "failure", ATTRIBUTIONS),
+            strategy: find(names, "strategy", STRATEGY_CHANGES),
         }
     }
 
@@ -166,6 +153,13 @@ impl PolicySet {
             self.failure.name(),
             self.strategy.name(),
         ]
+    }
+}
+
+impl State {
+    /// The policies that the settings name.
+    pub(crate) fn policies(&self) -> PolicySet {
+        PolicySet::new(&self.settings.policies)
     }
 }
 

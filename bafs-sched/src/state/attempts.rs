@@ -6,11 +6,13 @@ use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::VolumeIndex;
+use serde::{Deserialize, Serialize};
 
 use crate::action::MountedVolume;
+use crate::state::recorded::Row;
 
 /// Where an attempt is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum AttemptState {
     /// Its volumes are being created.
     Preparing,
@@ -23,7 +25,7 @@ pub(crate) enum AttemptState {
 }
 
 /// One attempt.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Attempt {
     pub(crate) execution: ExecutionId,
     pub(crate) server: ServerId,
@@ -33,14 +35,30 @@ pub(crate) struct Attempt {
     pub(crate) stage: AttemptState,
     /// Its volumes, in the order of the job's mounts.
     pub(crate) uses: Vec<MountedVolume>,
-    /// Volumes that are not ready yet.
+    /// Volumes that are not ready yet. Rebuilt from these.
+    #[serde(skip)]
     pub(crate) missing: BTreeSet<VolumeId>,
     /// Nodes of volumes that were not ready when it began, until all are.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) made_on: BTreeSet<ServerId>,
     /// While stopping: the failure of the environment that is the reason, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Error>,
     /// Volumes that it surely left as they were, once its report is there.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) unchanged: BTreeSet<VolumeIndex>,
+}
+
+impl Row for Attempt {
+    type Kept = Self;
+
+    fn kept(&self) -> Self {
+        let missing = BTreeSet::new();
+        Self {
+            missing,
+            ..self.clone()
+        }
+    }
 }
 
 impl Attempt {

@@ -4,12 +4,12 @@ use crate::space::Space;
 
 /// The least part of a cooperative cache that lets a node run its readers, in bytes: a few blocks,
 /// as the others come from its peers. A smaller cache is kept whole.
-pub(crate) const SHARE_BYTES_MIN: u64 = 256 << 10;
+pub(crate) const PART_BYTES_MIN: u64 = 256 << 10;
 
 /// The least part of a cache of this size that a node can have.
 pub(crate) fn floor(size: Space) -> Space {
     Space {
-        bytes: size.bytes.min(SHARE_BYTES_MIN),
+        bytes: size.bytes.min(PART_BYTES_MIN),
         ..size
     }
 }

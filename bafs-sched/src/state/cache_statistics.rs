@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::VolumeId;
 use bafs_workflow::VolumeIndex;
 
+use crate::state::recorded::{RowChanges, kept};
+use crate::state::tracked::{Keys, Table};
+
 /// Part of a cache beyond its size, in thousandths, before any cache was looked at.
 pub(crate) const SKEW_PERMILLE_FIRST: u64 = 100;
 
@@ -20,7 +23,7 @@ pub(crate) struct Skew {
     /// The answers for each cache since its parts were asked last.
     pub(crate) asked: BTreeMap<VolumeIndex, CacheInspection>,
     /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
-    pub(crate) found: BTreeMap<VolumeIndex, u64>,
+    pub(crate) found: Table<VolumeIndex, u64>,
     /// The same, the most uneven cache last.
     pub(crate) by_unevenness: BTreeSet<(u64, VolumeIndex)>,
     /// What they got once more.
@@ -37,7 +40,36 @@ pub(crate) struct CacheInspection {
     pub(crate) left: BTreeMap<String, usize>,
 }
 
+kept! {
+    /// What was written of what was seen of caches.
+    SkewChanges of Skew;
+    values {}
+    tables {}
+    indexed { found: Table<VolumeIndex, u64> }
+    parts { again: Again }
+    // Parts that were asked are asked again when they are read again.
+    rebuilt { asked, by_unevenness }
+}
+
+kept! {
+    /// What was written of what came from home again.
+    AgainChanges of Again;
+    values {}
+    tables { told: Keys<VolumeIndex> }
+    indexed {}
+    parts {}
+    // Parts count all that they ever got again.
+    rebuilt { parts }
+}
+
 impl Skew {
+    /// Puts back how unevenly caches are spread.
+    pub(crate) fn restore(&mut self, rows: RowChanges<VolumeIndex, u64>) {
+        for (volume, found) in rows.set {
+            self.note(volume, found);
+        }
+    }
+
     /// Part of the next cache beyond its size, in thousandths: as much as the most uneven needs.
     pub(crate) fn permille(&self) -> u64 {
         let most = self.by_unevenness.last();
@@ -59,7 +91,7 @@ impl Skew {
 pub(crate) struct Again {
     /// Of each cache that nobody was told of, the bytes of each part.
     pub(crate) parts: BTreeMap<VolumeIndex, BTreeMap<VolumeId, u64>>,
-    pub(crate) told: BTreeSet<VolumeIndex>,
+    pub(crate) told: Keys<VolumeIndex>,
 }
 
 impl Again {

@@ -1,5 +1,7 @@
 //! What finished jobs computed beside what they declare.
 
+use serde::{Deserialize, Serialize};
+
 /// Computing that differs by so many thousandths from what was expected contradicts the plan.
 pub(crate) const CONTRADICTION_PERMILLE: u64 = 250;
 
@@ -7,7 +9,7 @@ pub(crate) const CONTRADICTION_PERMILLE: u64 = 250;
 pub(crate) const MEASURED_MIN: u64 = 8;
 
 /// What finished jobs computed.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Computing {
     /// Computing of a job of the whole workflow as declared, in seconds.
     pub(crate) declared_run_s: f64,

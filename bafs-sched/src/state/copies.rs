@@ -1,15 +1,16 @@
 //! Copies of scratch volumes that exist or are being made.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex};
+use serde::{Deserialize, Serialize};
 
 use crate::action::MountedVolume;
+use crate::state::recorded::{kept, whole_rows};
+use crate::state::tracked::{Keys, Table};
 
 /// A copy that exists or is being made.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Copy {
     pub(crate) id: VolumeId,
     pub(crate) source: MountedVolume,
@@ -24,11 +25,27 @@ pub(crate) struct Copy {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Copies {
     /// Of each volume: one that is complete, then perhaps a newer one that is being made.
-    pub(crate) by_volume: BTreeMap<VolumeIndex, Vec<Copy>>,
+    pub(crate) by_volume: Table<VolumeIndex, Vec<Copy>>,
     /// Volumes that have copies, by pipeline.
-    pub(crate) by_pipeline: BTreeSet<(u32, VolumeIndex)>,
+    pub(crate) by_pipeline: Keys<(u32, VolumeIndex)>,
     /// Copies that are being made, by the server that they come from.
-    pub(crate) under_way: BTreeSet<(ServerId, VolumeId)>,
+    pub(crate) under_way: Keys<(ServerId, VolumeId)>,
+}
+
+whole_rows!(Vec<Copy>);
+
+kept! {
+    /// What was written of copies.
+    CopyChanges of Copies;
+    values {}
+    tables {
+        by_volume: Table<VolumeIndex, Vec<Copy>>,
+        by_pipeline: Keys<(u32, VolumeIndex)>,
+        under_way: Keys<(ServerId, VolumeId)>,
+    }
+    indexed {}
+    parts {}
+    rebuilt {}
 }
 
 impl Copies {

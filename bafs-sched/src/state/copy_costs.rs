@@ -1,14 +1,15 @@
 //! What copies cost and losses were, as measured; decisions about copies.
 
-use std::collections::BTreeMap;
-
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::JobReport;
 use bafs_proto::time::Time;
 use bafs_workflow::VolumeIndex;
+use serde::{Deserialize, Serialize};
 
 use crate::state::copies::Copies;
 use crate::state::overdue_copies::Overdue;
+use crate::state::recorded::{kept, whole_rows};
+use crate::state::tracked::Table;
 
 /// What is believed of failures before any was seen, as the weight of a loss in thousandths, and as
 /// observed node time in milliseconds: one loss for each node and week, held so lightly that a few
@@ -36,7 +37,7 @@ pub(crate) const PREMIUM_PART: u64 = 40;
 pub(crate) const ASSUMED_BYTES_PER_MS: u64 = 62_500;
 
 /// What became of the question whether to copy a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyOutcome {
     /// It was not worth it.
     NotWorthwhile,
@@ -57,7 +58,7 @@ pub enum CopyOutcome {
 }
 
 /// What it took to make a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyCost {
     /// What the volume held.
     pub held_bytes: u64,
@@ -68,7 +69,7 @@ pub struct CopyCost {
 }
 
 /// A decision about a volume, with its reasons; times in milliseconds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyDecision {
     /// When it was decided.
     pub decided_at: Time,
@@ -104,20 +105,20 @@ pub(crate) struct Checkpoints {
     pub(crate) copies: Copies,
     pub(crate) overdue: Overdue,
     /// All copies between two nodes, but for further ones.
-    pub(crate) paths: BTreeMap<(ServerId, ServerId), Pace>,
+    pub(crate) paths: Table<(ServerId, ServerId), Pace>,
     /// The same of all nodes together.
     pub(crate) all_paths: Pace,
     /// The last copy of each volume that was made from an older one: how much of a volume changes
     /// in a stage is its own.
-    pub(crate) further: BTreeMap<VolumeIndex, Pace>,
+    pub(crate) further: Table<VolumeIndex, Pace>,
     /// All such copies together.
     pub(crate) all_further: Pace,
     /// The quickest of all copies, in milliseconds.
     pub(crate) quickest_ms: Option<u64>,
     /// What volumes held when their last writer was done, in bytes.
-    pub(crate) held: BTreeMap<VolumeIndex, u64>,
+    pub(crate) held: Table<VolumeIndex, u64>,
     /// Decisions about each volume, the latest last.
-    pub(crate) receipts: BTreeMap<VolumeIndex, Vec<CopyDecision>>,
+    pub(crate) receipts: Table<VolumeIndex, Vec<CopyDecision>>,
     /// Volumes lost with their servers or alone.
     pub(crate) losses: u64,
     /// Losses of a node in a year, in millionths, as they were believed when volumes were last
@@ -133,6 +134,35 @@ pub(crate) struct Checkpoints {
     /// number.
     pub(crate) took_ms: u64,
     pub(crate) jobs: u64,
+}
+
+whole_rows!(Pace, u64, Vec<CopyDecision>);
+
+kept! {
+    /// What was written of copies and their costs.
+    CheckpointChanges of Checkpoints;
+    values {
+        all_paths: Pace,
+        all_further: Pace,
+        quickest_ms: Option<u64>,
+        losses: u64,
+        losses_weighed: u128,
+        node_ms: u64,
+        counted: Option<Time>,
+        wall_ms: u64,
+        waited_ms: u64,
+        took_ms: u64,
+        jobs: u64,
+    }
+    tables {
+        paths: Table<(ServerId, ServerId), Pace>,
+        further: Table<VolumeIndex, Pace>,
+        held: Table<VolumeIndex, u64>,
+        receipts: Table<VolumeIndex, Vec<CopyDecision>>,
+    }
+    indexed {}
+    parts { copies: Copies, overdue: Overdue }
+    rebuilt {}
 }
 
 impl Checkpoints {
@@ -346,4 +376,10 @@ pub(crate) fn time_at((measured, ms): Pace, bytes: u64) -> Option<u64> {
     let ms = u128::from(bytes) * u128::from(ms);
     let ms = ms.checked_div(u128::from(measured))?;
     Some(u64::try_from(ms).unwrap_or(u64::MAX))
+}
+
+/// What a copy is worth, in microseconds, that spares this work at that probability of a loss.
+pub(crate) fn benefit_us(redo_ms: u64, risk_ppm: u64) -> u64 {
+    let us = u128::from(redo_ms) * u128::from(risk_ppm) / 1_000;
+    u64::try_from(us).unwrap_or(u64::MAX)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bafs_workflow::{JobIndex, Workflow};
+use serde::{Deserialize, Serialize};
 
 /// Lengths of chains are told apart by so many leading bits: jobs that need the same are tried only
 /// once, and run times of a day differ by seconds.
@@ -28,7 +29,7 @@ pub(crate) struct Chains {
 }
 
 /// What was made of that.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Urgency {
     /// Jobs with chains of this length and longer ones are urgent.
     pub(crate) from: u32,

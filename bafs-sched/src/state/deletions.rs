@@ -4,16 +4,44 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 
+use crate::state::recorded::{RowChanges, kept, whole_rows};
+use crate::state::tracked::Table;
+
 /// The parts, also by the group of their nodes: where thousands go at once, in a hundred groups,
 /// who looked for those of one group among all of them would take the square of their number.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Leaving {
-    parts: BTreeMap<VolumeId, (ServerId, String)>,
+    parts: Table<VolumeId, (ServerId, String)>,
     /// No group without parts.
     groups: BTreeMap<String, BTreeMap<VolumeId, ServerId>>,
 }
 
+whole_rows!((ServerId, String));
+
+kept! {
+    /// What was written of parts that go.
+    LeavingChanges of Leaving;
+    values {}
+    tables {}
+    indexed { parts: Table<VolumeId, (ServerId, String)> }
+    parts {}
+    rebuilt { groups }
+}
+
 impl Leaving {
+    /// Puts back what goes.
+    pub(crate) fn restore(&mut self, rows: RowChanges<VolumeId, (ServerId, String)>) {
+        if rows.is_all {
+            *self = Self::default();
+        }
+        for id in rows.gone {
+            self.remove(id);
+        }
+        for (id, (server, group)) in rows.set {
+            self.insert(id, server, &group);
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }

@@ -1,6 +1,7 @@
 //! How often the disk of a node had no space.
 
 use bafs_proto::time::Time;
+use serde::{Deserialize, Serialize};
 
 /// Who found no space on a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub(crate) enum Finder {
 }
 
 /// How often the disk of a node had no space, one time after the other.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fullness {
     /// For volumes, until a job that asks later than the last has got all of its own.
     pub(crate) for_volumes: u32,

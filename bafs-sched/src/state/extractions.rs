@@ -1,16 +1,19 @@
 //! Files on their way home.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
+use serde::{Deserialize, Serialize};
 
 use crate::state::failed_logs::FailedLogs;
 use crate::state::observed_access::RunWarning;
+use crate::state::recorded::{kept, whole_rows};
+use crate::state::tracked::{Keys, Rows, Table};
 
 /// Where an extraction is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ExtractionState {
     /// The volume's writers are not all done.
     Waiting,
@@ -27,7 +30,7 @@ pub(crate) enum ExtractionState {
 }
 
 /// A file that does not get home.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Failing {
     /// When it failed first since it last got on.
     pub(crate) since: Time,
@@ -38,16 +41,16 @@ pub(crate) struct Failing {
 /// All extractions, in the order of the workflow's list.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Extractions {
-    pub(crate) stages: Vec<ExtractionState>,
+    pub(crate) stages: Rows<ExtractionState>,
     /// When a server was asked for each last.
-    pub(crate) asked: Vec<Time>,
-    pub(crate) faults: Vec<u32>,
-    pub(crate) failing: BTreeMap<u32, Failing>,
+    pub(crate) asked: Rows<Time>,
+    pub(crate) faults: Rows<u32>,
+    pub(crate) failing: Table<u32, Failing>,
     /// What the user is told at the end of each that is given up.
-    pub(crate) given_up: BTreeMap<u32, RunWarning>,
+    pub(crate) given_up: Table<u32, RunWarning>,
     /// Kinds of refusals that the user was told of.
-    pub(crate) told: BTreeSet<ErrorCode>,
-    pub(crate) by_id: BTreeMap<ExtractionId, u32>,
+    pub(crate) told: Keys<ErrorCode>,
+    pub(crate) by_id: Table<ExtractionId, u32>,
     /// Files that are no results.
     pub(crate) logs: FailedLogs,
     pub(crate) done: u64,
@@ -55,16 +58,36 @@ pub(crate) struct Extractions {
     pub(crate) bytes: u64,
 }
 
+whole_rows!(ExtractionState, Failing);
+
+kept! {
+    /// What was written of the extractions.
+    ExtractionChanges of Extractions;
+    values { done: u64, failed: u64, bytes: u64 }
+    tables {
+        stages: Rows<ExtractionState>,
+        asked: Rows<Time>,
+        faults: Rows<u32>,
+        failing: Table<u32, Failing>,
+        given_up: Table<u32, RunWarning>,
+        told: Keys<ErrorCode>,
+        by_id: Table<ExtractionId, u32>,
+    }
+    indexed {}
+    parts { logs: FailedLogs }
+    rebuilt {}
+}
+
 impl Extractions {
     pub(crate) fn new(extracts: usize) -> Self {
         Self {
-            stages: vec![ExtractionState::Waiting; extracts],
-            asked: vec![Time::default(); extracts],
-            faults: vec![0; extracts],
-            failing: BTreeMap::new(),
-            given_up: BTreeMap::new(),
-            told: BTreeSet::new(),
-            by_id: BTreeMap::new(),
+            stages: vec![ExtractionState::Waiting; extracts].into(),
+            asked: vec![Time::default(); extracts].into(),
+            faults: vec![0; extracts].into(),
+            failing: Table::default(),
+            given_up: Table::default(),
+            told: Keys::default(),
+            by_id: Table::default(),
             logs: FailedLogs::default(),
             done: 0,
             failed: 0,
@@ -145,8 +168,10 @@ impl Extractions {
         for failing in self.failing.values_mut() {
             failing.since = failing.since.plus_ms(ms);
         }
-        for asked in &mut self.asked {
-            *asked = asked.plus_ms(ms);
+        // When others were asked nobody asks any more.
+        for index in self.by_id.values() {
+            let at = *index as usize;
+            self.asked[at] = self.asked[at].plus_ms(ms);
         }
         self.logs.put_off(ms);
     }

@@ -5,9 +5,10 @@ use std::ops::{Deref, DerefMut};
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
+use serde::{Deserialize, Serialize};
 
 /// Failures of the environment of a job.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EnvironmentFaults {
     /// As many as are not forgotten, and when the last one was.
     pub(crate) count: u32,
@@ -23,7 +24,7 @@ pub(crate) struct EnvironmentFaults {
 }
 
 /// Attempts that found a home away.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Away {
     pub(crate) tries: u32,
     /// When the first of them ended.
@@ -33,22 +34,30 @@ pub(crate) struct Away {
 }
 
 /// What went wrong with a job.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Trouble {
     /// Failures by its own fault.
+    #[serde(default)]
     pub(crate) own_faults: u32,
+    #[serde(default)]
     pub(crate) environment: EnvironmentFaults,
     /// Nodes that cannot run it, however often they try.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) refused_by: BTreeSet<ServerId>,
     /// Nodes on which it failed by its own fault, as it seemed.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) failed_on: BTreeSet<ServerId>,
     /// Nodes on which its environment failed twice in a row.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) faulted_on: BTreeSet<ServerId>,
     /// Nodes on which it met a full disk, which blames nobody.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) full_on: BTreeSet<ServerId>,
     /// Nodes that refused it room for its volumes: what it reads there does not bind it to them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) no_room_on: BTreeSet<ServerId>,
     /// Nodes that were lost or restarted while it ran, one after the other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) killed: Vec<ServerId>,
 }
 
@@ -71,7 +80,8 @@ const NONE: Trouble = Trouble {
 };
 
 /// [`Trouble`] that takes no room as long as there is none: a million jobs are looked at often.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub(crate) struct Troubles(Option<Box<Trouble>>);
 
 impl Troubles {

@@ -2,16 +2,18 @@
 //! space it still needs from each job on. Knows no servers.
 
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::cache_parts::floor;
+use crate::state::recorded::kept;
 
 /// Pipelines with so many jobs are also ordered job by job, by what each leaves; that takes time
 /// in the square of their number.
 const CAREFUL_JOBS_MAX: usize = 64;
 
 /// What a pipeline still needs on a node, beyond the volumes that exist.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RemainingNeed {
     /// With the least part of each cache that lets its readers run.
     pub(crate) least: Space,
@@ -44,6 +46,16 @@ pub(crate) struct Courses {
     frontier: Vec<u32>,
     /// The most of `rest`, in each respect.
     pub(crate) most: RemainingNeed,
+}
+
+kept! {
+    /// What was written of the courses.
+    CourseChanges of Courses;
+    values { most: RemainingNeed }
+    tables {}
+    indexed {}
+    parts {}
+    rebuilt { jobs, position, rest, span, frontier }
 }
 
 impl Courses {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::space::Space;
 use crate::state::batch_sets::BatchSets;
 use crate::state::changes::Changed;
 use crate::state::critical_path::Chains;
@@ -14,11 +15,13 @@ use crate::state::failure_history::Troubles;
 use crate::state::job_order::Courses;
 use crate::state::mounts::{Mounted, Mounts};
 use crate::state::pipeline_status::{Counted, Standing};
+use crate::state::recorded::kept;
 use crate::state::successors::followers;
+use crate::state::tracked::{Rows, Table};
 use crate::state::work_counter::WorkCounter;
 
 /// Where a job is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// A job that it depends on is not done.
@@ -69,6 +72,8 @@ pub(crate) struct JobNode {
     pub(crate) took_ms: u64,
     /// Where its last attempt was.
     pub(crate) last_server: Option<ServerId>,
+    /// Executions of it that ended.
+    pub(crate) ended: u32,
     pub(crate) troubles: Troubles,
 }
 
@@ -82,6 +87,7 @@ impl JobNode {
             parents_left: count(job.parents.len()),
             took_ms: 0,
             last_server: None,
+            ended: 0,
             troubles: Troubles::default(),
         }
     }
@@ -143,8 +149,10 @@ pub(crate) struct Totals {
 pub(crate) struct Graph {
     pub(crate) workflow: Workflow,
     mounts: Mounts,
-    jobs: Vec<JobNode>,
-    volumes: Vec<VolumeNode>,
+    jobs: Rows<JobNode>,
+    volumes: Rows<VolumeNode>,
+    /// Sizes that are not those of the workflow as it was given.
+    pub(crate) sizes: Table<VolumeIndex, Space>,
     pub(crate) totals: Totals,
     /// Place of each job in the topological order.
     rank: Vec<u32>,
@@ -168,7 +176,7 @@ pub(crate) struct Graph {
     /// The next job of each job's pipeline, itself when it is the last.
     sibling: Vec<u32>,
     /// What rules know of each pipeline.
-    pub(crate) standing: Vec<Standing>,
+    pub(crate) standing: Rows<Standing>,
     /// In which order each pipeline needs little space.
     pub(crate) courses: Courses,
     /// How long the jobs after each job take, and how much is left.
@@ -222,8 +230,9 @@ impl Graph {
         let mut graph = Self {
             mounts: Mounts::new(&workflow),
             workflow,
-            jobs,
-            volumes,
+            jobs: jobs.into(),
+            volumes: volumes.into(),
+            sizes: Table::default(),
             totals: Totals::default(),
             rank,
             level,
@@ -235,7 +244,7 @@ impl Graph {
             crossings,
             pipeline_caches,
             sibling,
-            standing,
+            standing: standing.into(),
             courses,
             chains,
             batch,
@@ -313,7 +322,7 @@ impl Graph {
         let is_open = *open > 0;
         if was_open != is_open {
             for cache in &self.pipeline_caches[pipeline as usize] {
-                let count = &mut self.volumes[cache.as_usize()].pipelines_open;
+                let count = &mut self.volumes.derived_mut(cache.as_usize()).pipelines_open;
                 adjust(count, was_open, is_open);
             }
         }
@@ -335,6 +344,11 @@ impl Graph {
 
     pub(crate) fn volume_mut(&mut self, volume: VolumeIndex) -> &mut VolumeNode {
         &mut self.volumes[volume.as_usize()]
+    }
+
+    /// A volume for its counts, which are rebuilt from the states of jobs.
+    pub(crate) fn volume_counts_mut(&mut self, volume: VolumeIndex) -> &mut VolumeNode {
+        self.volumes.derived_mut(volume.as_usize())
     }
 
     pub(crate) fn state(&self, job: JobIndex) -> JobState {
@@ -395,10 +409,11 @@ impl Graph {
 
     /// Puts a job into a state and keeps every count right.
     pub(crate) fn set_state(&mut self, job: JobIndex, state: JobState) {
-        let before = std::mem::replace(&mut self.jobs[job.as_usize()].state, state);
+        let before = self.jobs[job.as_usize()].state;
         if before == state {
             return;
         }
+        self.job_mut(job).state = state;
         let (was_done, is_done) = (before == JobState::Done, state == JobState::Done);
         self.count(before, false);
         self.count(state, true);
@@ -426,7 +441,7 @@ impl Graph {
             self.begun.note(job);
         }
         for (volume, writable) in self.mounted(job) {
-            let volume = &mut self.volumes[volume.as_usize()];
+            let volume = self.volumes.derived_mut(volume.as_usize());
             adjust(
                 &mut volume.users_left,
                 !before.is_final(),
@@ -440,7 +455,7 @@ impl Graph {
         if was_done != is_done {
             for child in self.waiting_for(job).collect::<Vec<_>>() {
                 adjust(
-                    &mut self.jobs[child.as_usize()].parents_left,
+                    &mut self.jobs.derived_mut(child.as_usize()).parents_left,
                     !was_done,
                     !is_done,
                 );
@@ -476,6 +491,31 @@ impl Graph {
         let scratch = mounted.filter(|(volume, _)| !self.volume(*volume).is_cache);
         let users = scratch.flat_map(|(volume, _)| &self.workflow.volume(volume).users);
         self.workflow.job(job).parents.iter().chain(users).copied()
+    }
+}
+
+kept! {
+    /// What was written of the graph.
+    GraphChanges of Graph;
+    values { begun_changes: u64 }
+    tables {}
+    indexed {
+        jobs: Rows<JobNode>,
+        volumes: Rows<VolumeNode>,
+        sizes: Table<VolumeIndex, Space>,
+        standing: Rows<Standing>,
+    }
+    parts { courses: Courses }
+    rebuilt {
+        workflow, mounts, totals, rank, level, kinds, followers, pipeline, pipeline_left,
+        pipeline_open, crossings, pipeline_caches, sibling, chains, batch, begun, tally,
+    }
+}
+
+impl Graph {
+    /// Whether what is written is noted for a journal.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.jobs.is_recording()
     }
 }
 

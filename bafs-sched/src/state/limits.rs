@@ -1,11 +1,13 @@
 //! Limits of an allocation strategy, and how far they are used up.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
 use crate::state::jobs::Graph;
+use crate::state::recorded::{Freshness, Kept, MayReplace, kept};
+use crate::state::tracked::{Keys, Rows};
 
 /// In which order ready jobs start, before their needs decide.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,21 +52,39 @@ impl AllocationRules {
 pub(crate) struct StrategyLimits {
     pub(crate) rules: AllocationRules,
     /// For each pipeline, whether it is under way.
-    pub(crate) is_begun: Vec<bool>,
+    pub(crate) is_begun: Rows<bool>,
     /// How often each pipeline was rolled back: what runs again goes after the others.
-    pub(crate) rounds: Vec<u32>,
+    pub(crate) rounds: Rows<u32>,
     pub(crate) under_way: u64,
     /// Pipelines that have begun since none was under way.
     pub(crate) begun: u64,
     /// Every cache of the workflow.
     pub(crate) caches: Vec<VolumeIndex>,
     /// Batch volumes that may exist.
-    pub(crate) batch: BTreeSet<VolumeIndex>,
+    pub(crate) batch: Keys<VolumeIndex>,
     /// Of each cache that jobs of one level alone read, that level.
     pub(crate) stage: BTreeMap<VolumeIndex, u32>,
     /// No further batch volume can exist for jobs of this level and above until one may go: none of
     /// these need look again.
     pub(crate) full_from: Option<u32>,
+    /// No journal has it yet.
+    freshness: Freshness,
+}
+
+kept! {
+    /// What was written of how far the rules have been used up.
+    LimitChanges of StrategyLimits;
+    values { rules: AllocationRules, under_way: u64, begun: u64, full_from: Option<u32> }
+    tables { is_begun: Rows<bool>, rounds: Rows<u32>, batch: Keys<VolumeIndex> }
+    indexed {}
+    parts {}
+    rebuilt { caches, stage, freshness }
+}
+
+impl MayReplace for StrategyLimits {
+    fn take_fresh(&mut self) -> bool {
+        std::mem::take(&mut self.freshness.0)
+    }
 }
 
 impl StrategyLimits {
@@ -84,17 +104,22 @@ impl StrategyLimits {
                 .all(|level| level == first)
                 .then_some((*cache, first))
         };
-        Self {
+        let mut limits = Self {
             rules,
             stage: caches.iter().filter_map(stage).collect(),
             caches,
-            is_begun: vec![false; jobs],
-            rounds: vec![0; jobs],
+            is_begun: vec![false; jobs].into(),
+            rounds: vec![0; jobs].into(),
             under_way: 0,
             begun: 0,
-            batch: BTreeSet::new(),
+            batch: Keys::default(),
             full_from: None,
+            freshness: Freshness(true),
+        };
+        if graph.is_recording() {
+            limits.start_recording();
         }
+        limits
     }
 
     /// Other rules from now on; what is under way stays so.

@@ -1,11 +1,13 @@
 //! Volumes that were complete when their node was given up.
 
 use bafs_workflow::{JobIndex, VolumeIndex};
+use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
+use crate::state::recorded::whole_rows;
 
 /// What is known of a volume since its node was given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LostVolumeState {
     /// Nothing: the node is not back.
     NodeLost,
@@ -16,7 +18,7 @@ pub(crate) enum LostVolumeState {
 }
 
 /// A volume that was complete when its node was given up, and that no job was writing.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LostVolume {
     pub(crate) volume: VolumeIndex,
     pub(crate) size: Space,
@@ -28,6 +30,8 @@ pub(crate) struct LostVolume {
     pub(crate) noted_at: u64,
     pub(crate) state: LostVolumeState,
 }
+
+whole_rows!(LostVolume);
 
 impl LostVolume {
     /// Whether its node is back and it may be used again.

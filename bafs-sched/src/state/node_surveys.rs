@@ -1,7 +1,7 @@
 //! What was found on nodes, remembered while nothing changes there.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use bafs_proto::ids::ServerId;
 
@@ -14,7 +14,52 @@ use crate::space::Space;
 pub(crate) struct Surveys {
     /// Nodes that came and went.
     pub(crate) fleet: (u64, u64),
-    pub(crate) of: BTreeMap<ServerId, Arc<Survey>>,
+    pub(crate) of: SurveyIndex,
+}
+
+/// What was found on each node. Behind a lock, as whoever reads the state may fill it.
+#[derive(Debug, Default)]
+pub(crate) struct SurveyIndex(Mutex<BTreeMap<ServerId, Arc<Survey>>>);
+
+impl SurveyIndex {
+    pub(crate) fn get_or_insert(
+        &self,
+        server: ServerId,
+        look: impl FnOnce() -> Arc<Survey>,
+    ) -> Arc<Survey> {
+        if let Some(known) = self.lock().get(&server) {
+            return known.clone();
+        }
+        let found = look();
+        self.lock().insert(server, found.clone());
+        found
+    }
+
+    pub(crate) fn remove(&mut self, server: ServerId) {
+        self.lock().remove(&server);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.lock().clear();
+    }
+
+    /// All that are known.
+    pub(crate) fn known(&self) -> Vec<(ServerId, Arc<Survey>)> {
+        let all = self.lock();
+        let all = all.iter();
+        all.map(|(server, survey)| (*server, survey.clone()))
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ServerId, Arc<Survey>>> {
+        self.0.lock().expect("nobody panics while it is locked")
+    }
+}
+
+impl Clone for SurveyIndex {
+    fn clone(&self) -> Self {
+        Self(Mutex::new(self.lock().clone()))
+    }
 }
 
 impl PartialEq for Surveys {

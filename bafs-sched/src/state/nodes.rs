@@ -5,17 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{NodeDeparture, NodeInfo};
 use crate::space::{Space, scale_up};
 use crate::state::disk_fullness::Fullness;
+use crate::state::recorded::{Row, RowChanges, kept, whole_rows};
+use crate::state::tracked::Table;
 use crate::state::work_counter::WorkCounter;
 
 /// Nodes that a search for a place looks at in each order of preference.
 const CANDIDATES_MAX: usize = 8;
 
 /// The part of a node that is kept for this run.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limit {
     pub(crate) space: Space,
     pub(crate) slots: u32,
@@ -36,12 +39,14 @@ impl Limit {
 }
 
 /// One node, as we believe it to be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FleetNode {
     pub(crate) seen: NodeInfo,
-    /// What our own volumes reserve there.
+    /// What our own volumes reserve there. Rebuilt from these.
+    #[serde(skip)]
     pub(crate) reserved: Space,
-    /// Slots that our own executions occupy.
+    /// Slots that our own executions occupy. Rebuilt from these.
+    #[serde(skip)]
     pub(crate) busy: u32,
     /// Since when the catalog does not list it.
     pub(crate) missing_since: Option<Time>,
@@ -67,7 +72,40 @@ pub(crate) struct FleetNode {
     pub(crate) limit: Option<Limit>,
 }
 
+/// What of a node is kept but for what was seen of it: compared to know whether it was written.
+type NodeFingerprint = (
+    [Option<Time>; 2],
+    [bool; 5],
+    [u32; 4],
+    (Time, u64),
+    Option<JobIndex>,
+    Option<Limit>,
+);
+
 impl FleetNode {
+    fn fingerprint(&self) -> NodeFingerprint {
+        let full = &self.full;
+        (
+            [self.missing_since, self.aside_until],
+            [
+                self.is_lost,
+                self.is_unfit,
+                self.is_proven,
+                self.is_suspect,
+                full.is_told,
+            ],
+            [
+                self.faults_in_row,
+                self.blamed,
+                full.for_volumes,
+                full.for_writers,
+            ],
+            (full.refused_at, checksum(&full.why)),
+            self.probe,
+            self.limit,
+        )
+    }
+
     /// Slots that this run may use.
     pub(crate) fn slots(&self) -> u32 {
         let limit = self.limit.map_or(u32::MAX, |limit| limit.slots);
@@ -101,10 +139,25 @@ impl FleetNode {
     }
 }
 
+whole_rows!(ServerId);
+
+impl Row for FleetNode {
+    type Kept = Self;
+
+    fn kept(&self) -> Self {
+        let (reserved, busy) = (Space::ZERO, 0);
+        Self {
+            reserved,
+            busy,
+            ..self.clone()
+        }
+    }
+}
+
 /// All nodes, with those that can take work ordered by what they have free.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Fleet {
-    nodes: BTreeMap<ServerId, FleetNode>,
+    nodes: Table<ServerId, FleetNode>,
     /// Nodes that may take work and have a free slot, by free slots and bytes.
     by_slots: BTreeSet<(u32, u64, ServerId)>,
     /// The same nodes by bytes.
@@ -114,8 +167,8 @@ pub(crate) struct Fleet {
     /// The nodes of each group, lost ones too.
     groups: BTreeMap<String, BTreeSet<ServerId>>,
     /// Who was seen last at each address.
-    by_address: BTreeMap<String, ServerId>,
-    /// Nodes that drain, lost ones too.
+    by_address: Table<String, ServerId>,
+    /// Nodes that drain, lost ones too. Rebuilt from what was seen of each.
     draining: BTreeSet<ServerId>,
     slack_permille: u32,
     /// Whether nodes are shared with other runs.
@@ -127,6 +180,19 @@ pub(crate) struct Fleet {
     pub(crate) slots: u64,
     /// Nodes that were looked at.
     pub(crate) tally: WorkCounter,
+}
+
+kept! {
+    /// What was written of the nodes.
+    FleetChanges of Fleet;
+    values { lost: u64 }
+    tables { by_address: Table<String, ServerId> }
+    indexed { nodes: Table<ServerId, FleetNode> }
+    parts {}
+    rebuilt {
+        by_slots, by_bytes, by_room, groups, draining, slack_permille, has_limits, alive, slots,
+        tally,
+    }
 }
 
 impl Fleet {
@@ -187,20 +253,25 @@ impl Fleet {
     ) -> Option<R> {
         self.tally.one();
         let slack = self.slack_permille;
-        let node = self.nodes.get_mut(&server)?;
+        let node = self.nodes.derived_mut(&server)?;
         let had = live_slots(node);
+        let kept = node.fingerprint();
         let before = (
             free_slots(node),
             available(node, slack).bytes,
             node.takes_work(),
         );
         let result = change(node);
+        let is_written = node.fingerprint() != kept;
         self.slots = self.slots - had + live_slots(node);
         let after = (
             free_slots(node),
             available(node, slack).bytes,
             node.takes_work(),
         );
+        if is_written {
+            self.nodes.note(&server);
+        }
         if before == after {
             return Some(result);
         }
@@ -225,9 +296,13 @@ impl Fleet {
 
     /// What was to happen after so long happens as much later, in milliseconds.
     pub(crate) fn put_off(&mut self, ms: u64) {
-        for node in self.nodes.values_mut() {
-            node.missing_since = node.missing_since.map(|since| since.plus_ms(ms));
-            node.aside_until = node.aside_until.map(|until| until.plus_ms(ms));
+        let waits = |node: &FleetNode| node.missing_since.or(node.aside_until).is_some();
+        let waiting = self.nodes.iter().filter(|(_, node)| waits(node));
+        for server in waiting.map(|(server, _)| *server).collect::<Vec<_>>() {
+            if let Some(node) = self.nodes.get_mut(&server) {
+                node.missing_since = node.missing_since.map(|since| since.plus_ms(ms));
+                node.aside_until = node.aside_until.map(|until| until.plus_ms(ms));
+            }
         }
     }
 
@@ -267,6 +342,7 @@ impl Fleet {
         }
         self.by_address.insert(seen.address.clone(), server);
         let limit = self.has_limits.then_some(Limit::NOTHING);
+        // What is seen is written.
         let node = self.nodes.entry(server).or_insert_with(|| FleetNode {
             limit,
             seen: seen.clone(),
@@ -298,6 +374,27 @@ impl Fleet {
             node.is_unfit &= !is_new;
         });
         is_new
+    }
+
+    /// Puts back what is believed of nodes, but for what is there of ours.
+    pub(crate) fn restore(&mut self, rows: RowChanges<ServerId, FleetNode>) {
+        for (server, row) in rows.set {
+            let address = self.by_address.get(&row.seen.address).copied();
+            self.see(row.seen.clone());
+            if let Some(address) = address {
+                self.by_address.insert(row.seen.address.clone(), address);
+            }
+            // It counts as alive since it was seen.
+            self.alive -= u64::from(row.is_lost);
+            self.update(server, |node| {
+                let (reserved, busy) = (node.reserved, node.busy);
+                *node = FleetNode {
+                    reserved,
+                    busy,
+                    ..row
+                };
+            });
+        }
     }
 
     /// Slots that are free for new work, 0 when the node gets none.
@@ -430,10 +527,10 @@ impl Fleet {
 
     /// A node drains, by the report of a job.
     pub(crate) fn note_draining(&mut self, server: ServerId) {
-        if self
-            .update(server, |node| node.seen.departure.is_draining = true)
-            .is_some()
-        {
+        let drain = |node: &mut FleetNode| node.seen.departure.is_draining = true;
+        if self.update(server, drain).is_some() {
+            // What is seen of a node is not compared by an update.
+            self.nodes.note(&server);
             self.draining.insert(server);
         }
     }
@@ -484,6 +581,12 @@ impl Fleet {
         let own = self.get(server).map_or(0, |node| node.seen.slots);
         suspect == 0 || (suspect + u64::from(own)) * 4 <= all
     }
+}
+
+/// Tells texts apart, which are mostly empty.
+fn checksum(text: &str) -> u64 {
+    let mix = |sum: u64, byte: u8| sum.rotate_left(7) ^ u64::from(byte);
+    text.bytes().fold(text.len() as u64, mix)
 }
 
 fn live_slots(node: &FleetNode) -> u64 {

@@ -2,17 +2,21 @@
 //! way, those whose pipelines were never rolled back. Decides nothing.
 
 use bafs_workflow::JobIndex;
+use serde::{Deserialize, Serialize};
 
 use crate::state::jobs::{Graph, JobState, adjust};
+use crate::state::recorded::whole_rows;
 
 /// What rules know of a pipeline.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Standing {
     /// It is under way.
     is_inside: bool,
     /// Something of it was done in vain.
     is_rolled_back: bool,
 }
+
+whole_rows!(Standing);
 
 /// Whether a job counts among the users of its volumes, in each of their counts for rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,11 +72,12 @@ impl Graph {
         !self.standing[self.pipeline(job) as usize].is_rolled_back
     }
 
-    fn change_standing(&mut self, pipeline: u32, standing: Standing) {
-        let before = std::mem::replace(&mut self.standing[pipeline as usize], standing);
+    pub(crate) fn change_standing(&mut self, pipeline: u32, standing: Standing) {
+        let before = self.standing[pipeline as usize];
         if before == standing {
             return;
         }
+        self.standing[pipeline as usize] = standing;
         for job in self.members(pipeline).collect::<Vec<_>>() {
             let state = self.state(job);
             self.recount(
@@ -89,7 +94,7 @@ impl Graph {
             return;
         }
         for (volume, _) in self.mounted(job) {
-            let node = self.volume_mut(volume);
+            let node = self.volume_counts_mut(volume);
             adjust(&mut node.users_near, before.near, after.near);
             adjust(
                 &mut node.users_outside,

@@ -1,6 +1,7 @@
 //! Pipelines whose volumes were dropped for others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::state::recorded::kept;
+use crate::state::tracked::{Keys, Table};
 
 /// Pipelines that made way for others.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -8,13 +9,31 @@ pub(crate) struct Ways {
     /// The most jobs that were done when one did.
     pub(crate) done_most: u64,
     /// How often each did since a pipeline ended, or more were done than ever before.
-    pub(crate) made: BTreeMap<u32, u32>,
+    pub(crate) made: Table<u32, u32>,
     /// Pipelines that ended after others made way: each counts once, as it may make way itself and
     /// end again.
-    pub(crate) ended: BTreeSet<u32>,
+    pub(crate) ended: Keys<u32>,
+}
+
+kept! {
+    /// What was written of pipelines that made way.
+    WayChanges of Ways;
+    values { done_most: u64 }
+    tables { made: Table<u32, u32>, ended: Keys<u32> }
+    indexed {}
+    parts {}
+    rebuilt {}
 }
 
 impl Ways {
+    /// So many jobs are done: when that is more than ever before, all may be preempted again.
+    pub(crate) fn note_progress(&mut self, done: u64) {
+        if done > self.done_most {
+            self.done_most = done;
+            self.made.clear();
+        }
+    }
+
     /// A pipeline is through: it was not in vain that others made way.
     pub(crate) fn pipeline_ended(&mut self, pipeline: u32) {
         if !self.made.is_empty() && self.ended.insert(pipeline) {

@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{VolumeIndex, VolumeKind};
+use serde::{Deserialize, Serialize};
 
 use crate::state::jobs::Graph;
+use crate::state::recorded::kept;
+use crate::state::tracked::Keys;
 
 /// Which batch volume comes before its readers.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +24,7 @@ pub(crate) struct Warming {
     pub(crate) behind: Vec<VolumeIndex>,
     /// Volumes whose readers came, or that made room for others before: if that were done again,
     /// they might cross the link to home again and again.
-    pub(crate) over: BTreeSet<VolumeIndex>,
+    pub(crate) over: Keys<VolumeIndex>,
     /// A job that has a free slot found no room where the volume lies.
     pub(crate) is_in_the_way: bool,
     /// How many batch volumes have ever become idle: kept only in case something runs again.
@@ -45,15 +48,39 @@ pub(crate) struct LookedAt {
 }
 
 /// A batch volume that comes before its readers.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Ahead {
     pub(crate) volume: VolumeIndex,
     /// Whether readers of it were ready already when it was chosen, without slots.
     pub(crate) was_near: bool,
     /// Whether it was made for that. Else earlier readers left it.
     pub(crate) is_made: bool,
-    /// Its parts that were asked to fetch what they lack.
+    /// Its parts that were asked to fetch what they lack: they may be asked again.
+    #[serde(skip)]
     pub(crate) asked: BTreeSet<VolumeId>,
+}
+
+kept! {
+    /// What was written of what comes before its readers.
+    WarmingChanges of Warming;
+    values {
+        ahead: Option<Ahead>,
+        behind: Vec<VolumeIndex>,
+        is_in_the_way: bool,
+        idled: u64,
+    }
+    tables { over: Keys<VolumeIndex> }
+    indexed {}
+    parts {}
+    rebuilt { caches, declared, looked_at }
+}
+
+/// Which parts were asked makes no difference.
+impl PartialEq for Ahead {
+    fn eq(&self, other: &Self) -> bool {
+        let facts = |ahead: &Self| (ahead.volume, ahead.was_near, ahead.is_made);
+        facts(self) == facts(other)
+    }
 }
 
 impl Warming {
@@ -76,7 +103,7 @@ impl Warming {
             declared,
             ahead: None,
             behind: Vec::new(),
-            over: BTreeSet::new(),
+            over: Keys::default(),
             is_in_the_way: false,
             idled: 0,
             looked_at: None,

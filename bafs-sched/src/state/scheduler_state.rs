@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, MountedVolume};
+use crate::decision::Decision;
 use crate::event::{Event, NodeInfo};
-use crate::policy::PolicySet;
 use crate::settings::Settings;
 use crate::space::Space;
 use crate::state::attempt_index::UnderWay;
@@ -33,6 +34,7 @@ use crate::state::progress::{JobFailure, Outcome, Progress};
 use crate::state::ready_queue::Queues;
 use crate::state::strategy::Guided;
 use crate::state::timers::{Timer, Timers};
+use crate::state::tracked::{Keys, Rows, Table};
 use crate::state::user_commands::Steering;
 use crate::state::volume_sizes::Sizes;
 use crate::state::volumes::{InstanceState, Volumes};
@@ -42,7 +44,7 @@ use crate::strategy_selector::StrategySelector;
 const SERIES_BITS: u32 = 32;
 
 /// What the core is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Waits for a fleet that the workflow fits into.
     Gathering,
@@ -59,8 +61,6 @@ pub(crate) enum Phase {
 pub struct State {
     pub(crate) run: RunId,
     pub(crate) settings: Settings,
-    /// The rules that it follows.
-    pub(crate) policies: PolicySet,
     pub(crate) now: Time,
     pub(crate) phase: Phase,
     pub(crate) is_cancelled: bool,
@@ -70,30 +70,30 @@ pub struct State {
     pub(crate) volumes: Volumes,
     pub(crate) fleet: Fleet,
     pub(crate) queues: Queues,
-    pub(crate) attempts: BTreeMap<JobIndex, Attempt>,
+    pub(crate) attempts: Table<JobIndex, Attempt>,
     /// The same by node, and by what they read.
     pub(crate) under_way: UnderWay,
     pub(crate) executions: BTreeMap<ExecutionId, JobIndex>,
     pub(crate) extractions: Extractions,
     pub(crate) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
-    pub(crate) stale: BTreeMap<VolumeId, ServerId>,
+    pub(crate) stale: Table<VolumeId, ServerId>,
     /// Those of them that can be used again if their node comes back and has them.
-    pub(crate) left: BTreeMap<VolumeId, LostVolume>,
+    pub(crate) left: Table<VolumeId, LostVolume>,
     /// Jobs that were done while there were such volumes, each with the last id given then.
-    pub(crate) redone: BTreeMap<JobIndex, u64>,
+    pub(crate) redone: Table<JobIndex, u64>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(crate) leaving: Leaving,
     /// Volumes whose next jobs cannot end on their nodes before these leave.
-    pub(crate) wanted_moves: BTreeSet<VolumeIndex>,
+    pub(crate) wanted_moves: Keys<VolumeIndex>,
     /// Steps until jobs are tried again on nodes that have nothing to do.
     pub(crate) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
-    pub(crate) strays: BTreeMap<ExecutionId, ServerId>,
+    pub(crate) strays: Table<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
-    pub(crate) unanswered: BTreeMap<VolumeId, ServerId>,
+    pub(crate) unanswered: Table<VolumeId, ServerId>,
     /// Volumes that were made after they were given up; their deletion is under way.
-    pub(crate) late: BTreeSet<VolumeId>,
+    pub(crate) late: Keys<VolumeId>,
     pub(crate) timers: Timers,
     /// Until when the core waits for nodes or space.
     pub(crate) patience: Option<Time>,
@@ -131,7 +131,7 @@ pub struct State {
     /// Batch volumes that come before their readers start.
     pub(crate) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
-    pub(crate) idle_caches: BTreeSet<VolumeIndex>,
+    pub(crate) idle_caches: Keys<VolumeIndex>,
     /// Which ready jobs go first because of the jobs after them.
     pub(crate) urgency: Urgency,
     /// Whether a job with a free slot found no space since this was last looked at.
@@ -148,12 +148,14 @@ pub struct State {
     pub(crate) cpus_max: u32,
     /// While finishing: attempts that were left when idle volumes were deleted last.
     pub(crate) cleaned_with: Option<usize>,
-    next_id: u64,
+    pub(crate) next_id: u64,
     pub(crate) started: u64,
-    pub(crate) failures: Vec<JobFailure>,
-    pub(crate) messages: Vec<String>,
+    pub(crate) failures: Rows<JobFailure>,
+    pub(crate) messages: Rows<String>,
     pub(crate) outcome: Option<Outcome>,
     pub(crate) out: Vec<Action>,
+    /// What was decided, in this order, since it was taken last.
+    pub(crate) decisions: Vec<Decision>,
 }
 
 impl State {
@@ -169,7 +171,6 @@ impl State {
         let graph = Graph::new(workflow);
         let mut scheduler = Self {
             run,
-            policies: PolicySet::new(&settings.policies),
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
@@ -181,19 +182,20 @@ impl State {
             volumes,
             fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
             queues: Queues::default(),
-            attempts: BTreeMap::new(),
+            attempts: Table::default(),
             under_way: UnderWay::default(),
             executions: BTreeMap::new(),
             extractions,
             checkpoints: Checkpoints::default(),
-            stale: BTreeMap::new(),
-            left: BTreeMap::new(),
-            redone: BTreeMap::new(),
+            stale: Table::default(),
+            left: Table::default(),
+            redone: Table::default(),
             leaving: Leaving::default(),
+            wanted_moves: Keys::default(),
             away_rest: 0,
-            strays: BTreeMap::new(),
-            unanswered: BTreeMap::new(),
-            late: BTreeSet::new(),
+            strays: Table::default(),
+            unanswered: Table::default(),
+            late: Keys::default(),
             timers: Timers::default(),
             patience: None,
             lacks_room_since: None,
@@ -210,8 +212,7 @@ impl State {
             last_gone: None,
             deeds: Deeds::default(),
             skew: Skew::default(),
-            idle_caches: BTreeSet::new(),
-            wanted_moves: BTreeSet::new(),
+            idle_caches: Keys::default(),
             urgency: Urgency::default(),
             is_space_wanted: false,
             is_held_back: false,
@@ -222,10 +223,11 @@ impl State {
             cleaned_with: None,
             next_id: 0,
             started: 0,
-            failures: Vec::new(),
-            messages: Vec::new(),
+            failures: Rows::default(),
+            messages: Rows::default(),
             outcome: None,
             out: Vec::new(),
+            decisions: Vec::new(),
             settings,
         };
         scheduler.follow_settings(selector);
@@ -243,7 +245,7 @@ impl State {
         self.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
     }
 
-    fn enqueue_ready(&mut self) {
+    pub(crate) fn enqueue_ready(&mut self) {
         for job in self.graph.job_indexes() {
             if self.graph.state(job) == JobState::Ready {
                 self.enqueue(job);
@@ -332,6 +334,16 @@ impl State {
     pub fn execution(&self, execution: ExecutionId) -> Option<(JobIndex, ServerId)> {
         let job = *self.executions.get(&execution)?;
         Some((job, self.attempts.get(&job)?.server))
+    }
+
+    /// How many executions of a job ended.
+    pub fn ended_attempts(&self, job: JobIndex) -> u32 {
+        self.graph.job(job).ended
+    }
+
+    /// When the last event was received, or later where the clock was set back.
+    pub fn now(&self) -> Time {
+        self.now
     }
 
     /// Where a job is in its life.
@@ -484,7 +496,7 @@ impl State {
                 nodes,
                 unlisted: missed,
             } => self.servers_seen(nodes, &missed),
-            Event::QuotasChanged { quotas: shares } => self.shares_seen(shares),
+            Event::QuotasChanged { quotas } => self.quotas_changed(quotas),
             Event::ServerSilent { server } => self.lose_server(server),
             Event::CutOff {
                 silent_ms,
@@ -511,8 +523,8 @@ impl State {
                 primary_bytes: kept_bytes,
                 refetched_bytes: again_bytes,
             } => {
-                self.cache_seen(volume, kept_bytes);
-                self.note_again(volume, again_bytes);
+                self.cache_inspected(volume, kept_bytes);
+                self.note_refetched(volume, again_bytes);
             }
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::VolumesFound { server, found } => self.volumes_found(server, &found),
@@ -558,7 +570,7 @@ impl State {
     fn fire(&mut self, timer: Timer) {
         match timer {
             Timer::Missing(server) => self.give_up_missing(server),
-            Timer::Aside(server) | Timer::Full(server) => self.use_again(server),
+            Timer::Aside(server) | Timer::Full(server) => self.end_quarantine(server),
             Timer::Job(job) => {
                 if self.graph.state(job) == JobState::HeldBack {
                     self.settle(job, 0);
@@ -570,28 +582,6 @@ impl State {
             Timer::Cleanup => self.stop_cleaning(),
             // The time is compared where it matters.
             Timer::Patience => {}
-        }
-    }
-
-    /// Does what has become possible.
-    pub(crate) fn advance(&mut self) {
-        if self.phase == Phase::Gathering {
-            self.gather();
-        }
-        if self.phase == Phase::Running {
-            self.make_sizes_up();
-            self.reconsider();
-            self.empty_leaving_nodes();
-            self.heed_chains();
-            self.place_all();
-            self.warm_ahead();
-            self.look_for_blockade();
-            if self.graph.is_final() && self.extractions.is_final() && self.attempts.is_empty() {
-                self.finish();
-            }
-        }
-        if self.phase == Phase::Finishing {
-            self.end_if_clean();
         }
     }
 }

@@ -1,19 +1,20 @@
 //! Which strategy is followed, and what was known when that was decided.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 use bafs_workflow::Workflow;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::allocation_strategy::Strategy;
 use crate::state::compute_time::Computing;
+use crate::state::recorded::{MayReplace, kept, whole_rows};
+use crate::state::tracked::{Rows, Table};
 use crate::strategy_selector::{SharedModel, StrategySelector, StrategySelectorConfig};
 
 /// A decision to follow a strategy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StrategyChange {
     /// When.
     pub changed_at: Time,
@@ -33,7 +34,7 @@ pub(crate) struct Guided {
     pub(crate) run_s: f64,
     /// For each job the first one of its pipeline, as the planner counts them.
     pub(crate) pipeline: Arc<[u32]>,
-    pub(crate) followed: Vec<StrategyChange>,
+    pub(crate) followed: Rows<StrategyChange>,
     /// Whether the present rules are those that were simulated as the best.
     pub(crate) has_simulated_rules: bool,
     pub(crate) asked: Option<SelectionInputs>,
@@ -42,7 +43,7 @@ pub(crate) struct Guided {
 }
 
 /// What the last question was about.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SelectionInputs {
     pub(crate) alive: u64,
     pub(crate) lost: u64,
@@ -55,6 +56,30 @@ pub(crate) struct SelectionInputs {
     pub(crate) look_at: Option<Time>,
     /// Kinds of volumes whose sizes were measured.
     pub(crate) sizes: usize,
+}
+
+whole_rows!(StrategyChange);
+
+kept! {
+    /// What was written of the strategy that is followed.
+    GuidedChanges of Guided;
+    values {
+        run_s: f64,
+        has_simulated_rules: bool,
+        asked: Option<SelectionInputs>,
+        computing: Computing,
+    }
+    tables { followed: Rows<StrategyChange> }
+    indexed {}
+    parts { lost_nodes: LostNodes }
+    rebuilt { guide, model, pipeline }
+}
+
+impl MayReplace for Guided {
+    /// Whether strategies are selected is said by the settings.
+    fn take_fresh(&mut self) -> bool {
+        false
+    }
 }
 
 impl Guided {
@@ -82,7 +107,7 @@ impl Guided {
             model: SharedModel(model),
             run_s,
             pipeline: workflow.connected_pipelines().into(),
-            followed: Vec::new(),
+            followed: Rows::default(),
             has_simulated_rules: false,
             asked: None,
             lost_nodes: LostNodes::default(),
@@ -99,11 +124,23 @@ pub(crate) const RESTARTS: u64 = 2;
 
 /// Nodes that were lost, and when. One that came back may still be among them.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct LostNodes(pub(crate) BTreeMap<ServerId, Time>);
+pub(crate) struct LostNodes {
+    pub(crate) since: Table<ServerId, Time>,
+}
+
+kept! {
+    /// What was written of lost nodes.
+    LostNodeChanges of LostNodes;
+    values {}
+    tables { since: Table<ServerId, Time> }
+    indexed {}
+    parts {}
+    rebuilt {}
+}
 
 impl LostNodes {
     pub(crate) fn put_off(&mut self, ms: u64) {
-        let times = self.0.values_mut();
+        let times = self.since.values_mut();
         times.for_each(|since| *since = since.plus_ms(ms));
     }
 }

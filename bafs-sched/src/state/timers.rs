@@ -1,13 +1,15 @@
 //! What is due when. Reads no clock.
 
-use std::collections::BTreeSet;
-
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
+use serde::{Deserialize, Serialize};
+
+use crate::state::recorded::kept;
+use crate::state::tracked::Keys;
 
 /// What happens at a point in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Timer {
     /// A missing server is given up.
     Missing(ServerId),
@@ -31,40 +33,53 @@ pub(crate) enum Timer {
 
 /// Timers by time.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Timers(BTreeSet<(Time, Timer)>);
+pub(crate) struct Timers {
+    due: Keys<(Time, Timer)>,
+}
+
+kept! {
+    /// What was written of the timers.
+    TimerChanges of Timers;
+    values {}
+    tables { due: Keys<(Time, Timer)> }
+    indexed {}
+    parts {}
+    rebuilt {}
+}
 
 impl Timers {
     pub(crate) fn set(&mut self, at: Time, timer: Timer) {
-        self.0.insert((at, timer));
+        self.due.insert((at, timer));
     }
 
     pub(crate) fn next(&self) -> Option<Time> {
-        self.0.first().map(|(at, _)| *at)
+        self.due.first().map(|(at, _)| *at)
     }
 
     pub(crate) fn take_due(&mut self, now: Time) -> Option<Timer> {
-        let &(at, timer) = self.0.first()?;
+        let &(at, timer) = self.due.first()?;
         (at <= now).then(|| {
-            self.0.pop_first();
+            self.due.pop_first();
             timer
         })
     }
 
     /// When this timer is due.
     pub(crate) fn due(&self, timer: Timer) -> Option<Time> {
-        let mut set = self.0.iter().filter(|(_, other)| *other == timer);
+        let mut set = self.due.iter().filter(|(_, other)| *other == timer);
         set.next().map(|(at, _)| *at)
     }
 
     /// Makes everything due so much later, in milliseconds.
     pub(crate) fn put_off(&mut self, ms: u64) {
-        let timers = std::mem::take(&mut self.0).into_iter();
-        self.0 = timers.map(|(at, timer)| (at.plus_ms(ms), timer)).collect();
+        let timers = self.due.take().into_iter();
+        self.due
+            .extend(timers.map(|(at, timer)| (at.plus_ms(ms), timer)));
     }
 
     /// Whether a job is tried again at some time.
     pub(crate) fn has_job(&self, is_it: impl Fn(JobIndex) -> bool) -> bool {
-        let mut timers = self.0.iter();
+        let mut timers = self.due.iter();
         timers.any(|(_, timer)| matches!(timer, Timer::Job(job) if is_it(*job)))
     }
 
@@ -82,6 +97,6 @@ impl Timers {
             Timer::Job(job) => !is_homeless(*job),
             Timer::Missing(_) | Timer::Aside(_) | Timer::Extract(_) => true,
         };
-        self.0.iter().any(|(_, timer)| is_work(timer))
+        self.due.iter().any(|(_, timer)| is_work(timer))
     }
 }

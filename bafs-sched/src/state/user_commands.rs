@@ -1,15 +1,29 @@
 //! What users asked of pipelines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::state::jobs::Graph;
+use crate::state::recorded::{kept, whole_rows};
+use crate::state::tracked::{Keys, Table};
 
 /// All wishes so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Steering {
     pub(crate) count: u64,
-    pub(crate) priority: BTreeMap<u32, i32>,
-    pub(crate) given_up: BTreeSet<u32>,
+    pub(crate) priority: Table<u32, i32>,
+    pub(crate) given_up: Keys<u32>,
+}
+
+whole_rows!(i32);
+
+kept! {
+    /// What was written of what users asked.
+    SteeringChanges of Steering;
+    values { count: u64 }
+    tables { priority: Table<u32, i32>, given_up: Keys<u32> }
+    indexed {}
+    parts {}
+    rebuilt {}
 }
 
 impl Steering {
@@ -29,7 +43,7 @@ impl Steering {
             }
         }
         Self {
-            priority,
+            priority: priority.into(),
             ..Self::default()
         }
     }

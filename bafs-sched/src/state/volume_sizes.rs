@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::job_order::RemainingNeed;
 use crate::state::jobs::Graph;
+use crate::state::recorded::kept;
+use crate::state::tracked::{Keys, Table};
 
 /// Pipelines of equally many jobs that mount volumes of unknown size alike, as a number.
 pub(crate) type PipelineShapeId = usize;
@@ -24,27 +27,27 @@ pub(crate) struct Sizes {
     /// Of how many volumes of one pipeline a kind is, if of several.
     pub(crate) crowds: BTreeMap<SizeClass, u64>,
     /// The most that a volume of each kind held that was measured.
-    pub(crate) held: BTreeMap<SizeClass, Space>,
+    pub(crate) held: Table<SizeClass, Space>,
     /// What is reserved for each kind that was measured.
-    pub(crate) learned: BTreeMap<SizeClass, Space>,
+    pub(crate) learned: Table<SizeClass, Space>,
     /// Shapes of pipelines that have volumes of unknown size.
     pub(crate) shape_of: BTreeMap<u32, PipelineShapeId>,
     /// Pipelines that are measured: all others of their shapes wait.
-    pub(crate) probes: BTreeMap<PipelineShapeId, u32>,
+    pub(crate) probes: Table<PipelineShapeId, u32>,
     /// Pipelines of each shape that have not yet run.
     pub(crate) unknown: BTreeMap<PipelineShapeId, BTreeSet<u32>>,
     /// What pipelines of each shape need at once for volumes of known size.
     pub(crate) declared: BTreeMap<PipelineShapeId, RemainingNeed>,
     /// Volumes that were made larger because a job found no space.
-    pub(crate) grown: BTreeSet<VolumeIndex>,
+    pub(crate) grown: Keys<VolumeIndex>,
     /// Kinds of volumes whose like were made larger with one of them.
-    pub(crate) taught: BTreeSet<Taught>,
+    pub(crate) taught: Keys<Taught>,
     /// What nodes offered when sizes were last made up.
     pub(crate) made_for: Option<Offered>,
 }
 
 /// What nodes offer to volumes whose size is made up.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Offered {
     /// The largest of those that may hold them.
     pub(crate) largest: Space,
@@ -61,6 +64,22 @@ impl Offered {
         };
         is_alike(self.largest, other.largest) && is_alike(self.all, other.all)
     }
+}
+
+kept! {
+    /// What was written of sizes that are not declared.
+    SizeChanges of Sizes;
+    values { made_for: Option<Offered> }
+    tables {
+        held: Table<SizeClass, Space>,
+        learned: Table<SizeClass, Space>,
+        probes: Table<PipelineShapeId, u32>,
+        grown: Keys<VolumeIndex>,
+        taught: Keys<Taught>,
+    }
+    indexed {}
+    parts {}
+    rebuilt { kinds, kind_of, crowds, shape_of, unknown, declared }
 }
 
 impl Sizes {
@@ -197,6 +216,9 @@ impl Likeness {
         }
     }
 }
+
+/// A volume with its size and a larger one.
+pub(crate) type Growth = (VolumeIndex, Space, Space);
 
 /// Volumes of pipelines of so many jobs, made by the job of this position, in this place among its
 /// scratch volumes, of this size.

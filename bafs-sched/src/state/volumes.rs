@@ -1,16 +1,19 @@
 //! Which volumes exist where. Knows no jobs and decides nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
+use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::changes::Changed;
+use crate::state::recorded::{Row, RowChanges, kept};
+use crate::state::tracked::Table;
 use crate::state::work_counter::WorkCounter;
 
 /// Where a volume is in its life, as far as we know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum InstanceState {
     /// Asked for.
     Creating,
@@ -44,25 +47,40 @@ impl InstanceState {
 }
 
 /// A volume of the workflow as it exists on one server.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Instance {
     pub(crate) volume: VolumeIndex,
     /// `None` with remote I/O.
     pub(crate) server: Option<ServerId>,
     pub(crate) size: Space,
     pub(crate) state: InstanceState,
-    /// Jobs that start when it is ready.
+    /// Jobs that start when it is ready. Rebuilt from their attempts.
+    #[serde(skip)]
     pub(crate) waiters: Vec<JobIndex>,
     /// Deletions that failed.
+    #[serde(default)]
     pub(crate) delete_faults: u32,
     /// It holds results that could not be sent home, and outlives the run.
+    #[serde(default)]
     pub(crate) is_kept: bool,
+}
+
+impl Row for Instance {
+    type Kept = Self;
+
+    fn kept(&self) -> Self {
+        let waiters = Vec::new();
+        Self {
+            waiters,
+            ..self.clone()
+        }
+    }
 }
 
 /// All volumes that exist.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Volumes {
-    instances: BTreeMap<VolumeId, Instance>,
+    instances: Table<VolumeId, Instance>,
     /// For each volume of the workflow what is creating or ready, by server.
     live: Vec<BTreeMap<Option<ServerId>, VolumeId>>,
     /// Everything that exists on a server.
@@ -82,6 +100,16 @@ pub(crate) struct Volumes {
     pub(crate) tally: WorkCounter,
 }
 
+kept! {
+    /// What was written of the volumes that exist.
+    VolumeChanges of Volumes;
+    values { changes: u64, freed_bytes: u64 }
+    tables {}
+    indexed { instances: Table<VolumeId, Instance> }
+    parts {}
+    rebuilt { live, on_server, cache_bytes, absent, changed, tally }
+}
+
 impl Volumes {
     pub(crate) fn new(workflow: &Workflow) -> Self {
         let cache_bytes = workflow.volumes.iter().map(|volume| {
@@ -94,7 +122,7 @@ impl Volumes {
             *absent.entry(*bytes).or_default() += 1;
         }
         Self {
-            instances: BTreeMap::new(),
+            instances: Table::default(),
             live: vec![BTreeMap::new(); workflow.volumes.len()],
             on_server: BTreeMap::new(),
             cache_bytes,
@@ -121,6 +149,12 @@ impl Volumes {
         self.freed_bytes
     }
 
+    /// Who waits for a volume, to be put back: nothing changes.
+    pub(crate) fn restored_waiters(&mut self, id: VolumeId) -> Option<&mut Vec<JobIndex>> {
+        let instance = self.instances.derived_mut(&id)?;
+        Some(&mut instance.waiters)
+    }
+
     fn note_change(&mut self, server: Option<ServerId>) {
         self.changes += 1;
         if let Some(server) = server {
@@ -131,6 +165,17 @@ impl Volumes {
     pub(crate) fn get_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
         self.tally.one();
         let instance = self.instances.get_mut(&id)?;
+        self.changes += 1;
+        if let Some(server) = instance.server {
+            self.changed.note(server);
+        }
+        Some(instance)
+    }
+
+    /// The same for who waits for it, which is not kept.
+    pub(crate) fn waiters_mut(&mut self, id: VolumeId) -> Option<&mut Instance> {
+        self.tally.one();
+        let instance = self.instances.derived_mut(&id)?;
         self.changes += 1;
         if let Some(server) = instance.server {
             self.changed.note(server);
@@ -318,5 +363,41 @@ impl Volumes {
             }
         }
         Some(instance)
+    }
+
+    /// Puts back what exists. Answers each volume as it was and as it is.
+    pub(crate) fn restore(
+        &mut self,
+        rows: RowChanges<VolumeId, Instance>,
+    ) -> Vec<(VolumeId, Option<Instance>, Option<Instance>)> {
+        // Counts of changes are kept by themselves.
+        let counts = (self.changes, self.freed_bytes);
+        let mut changed = Vec::new();
+        if rows.is_all {
+            let set: BTreeSet<VolumeId> = rows.set.iter().map(|(id, _)| *id).collect();
+            let left = self.instances.keys().filter(|id| !set.contains(id));
+            for id in left.copied().collect::<Vec<_>>() {
+                changed.push((id, self.remove(id), None));
+            }
+        }
+        for id in rows.gone {
+            changed.push((id, self.remove(id), None));
+        }
+        let ids = rows.set.iter().map(|(id, _)| *id);
+        let ids: Vec<VolumeId> = ids.collect();
+        // All go before any comes: another may be in the place of one.
+        let before: Vec<Option<Instance>> = ids.into_iter().map(|id| self.remove(id)).collect();
+        for ((id, mut instance), before) in rows.set.into_iter().zip(before) {
+            if let (Some(before), InstanceState::Creating) = (&before, instance.state) {
+                instance.waiters.clone_from(&before.waiters);
+            }
+            changed.push((id, before, Some(instance.clone())));
+            match instance.state.is_live() {
+                true => self.add(id, instance),
+                false => self.add_copy(id, instance),
+            }
+        }
+        (self.changes, self.freed_bytes) = counts;
+        changed
     }
 }

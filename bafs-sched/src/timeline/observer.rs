@@ -12,7 +12,8 @@ use super::{
     Timeline, VolumeRecord, VolumeRole,
 };
 use crate::{
-    Action, CopyDecision, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, Scheduler,
+    Action, CopyDecision, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, RecordedStep,
+    Scheduler,
 };
 
 /// Size of the pages in which agents report reads, in bytes.
@@ -58,15 +59,14 @@ impl Observer {
         }
     }
 
-    /// Tells the core its next fact, and notes what follows.
-    pub(super) fn step(&mut self, now: Time, event: Event) {
+    /// Takes the next step, and notes what follows.
+    pub(super) fn step(&mut self, step: RecordedStep) {
         // Clocks of machines step back now and then; a run's time does not.
-        self.at_ms = self.at_ms.max(now.ms_since(self.began));
-        self.note_event(&event);
-        let mut actions = Vec::new();
-        self.scheduler.step(now, event, &mut actions);
+        self.at_ms = self.at_ms.max(step.at.ms_since(self.began));
+        self.note_event(&step.event);
+        self.scheduler.redo(&step.changes);
         self.observe_state();
-        for action in &actions {
+        for action in &step.actions {
             self.note_action(action);
         }
     }

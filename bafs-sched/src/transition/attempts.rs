@@ -1,7 +1,6 @@
 //! One attempt to run a job: from its place on a node to its end. Where it goes is decided by
-//! `policy/placement/starts.rs`, what a failure means by `policy/failure/attribution.rs`.
+//! `policy/start_search.rs`, what a failure means by `policy/failure/attribution.rs`.
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use bafs_proto::Error;
@@ -11,12 +10,13 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
 use crate::policy::View;
+use crate::policy::failure::attribution::{FailureVerdict, judge_environment, judge_outcome};
+use crate::policy::failure::full_disk::{describe_full, find_full_disk, is_probe};
+use crate::policy::failure::space_refusals::found_no_space;
 use crate::space::Space;
 use crate::state::attempts::{Attempt, AttemptState};
 use crate::state::jobs::JobState;
 use crate::state::nodes::FleetNode;
-use crate::state::progress::describe_signal;
-use crate::state::ready_queue::ReadyKey;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
 use crate::state::volumes::{Instance, InstanceState};
@@ -46,7 +46,7 @@ impl State {
                 id,
                 server: home,
             });
-            let instance = self.volumes.get_mut(id).expect("what is live exists");
+            let instance = self.volumes.waiters_mut(id).expect("what is live exists");
             if instance.state == InstanceState::Creating && missing.insert(id) {
                 instance.waiters.push(job);
                 made_on.extend(instance.server);
@@ -56,7 +56,7 @@ impl State {
             }
         }
         let slots = self.slots_of(job);
-        let is_probe = self.is_probe(job, server, &made_on);
+        let is_probe = is_probe(View::new(self), job, server, &made_on);
         self.fleet.update(server, |node| {
             node.busy += slots;
             if is_probe {
@@ -89,10 +89,6 @@ impl State {
         let used = attempt.uses.iter();
         let caches = used.filter(|used| self.graph.volume(used.volume).is_cache);
         caches.map(|used| used.id).collect()
-    }
-
-    pub(crate) fn slots_of(&self, job: JobIndex) -> u32 {
-        self.graph.workflow.job(job).cpus.max(1)
     }
 
     fn mountable(
@@ -146,13 +142,14 @@ impl State {
     }
 
     fn start_if_prepared(&mut self, job: JobIndex) {
-        let Some(attempt) = self.attempts.get_mut(&job) else {
+        let Some(attempt) = self.attempts.derived_mut(&job) else {
             return;
         };
         if attempt.stage == AttemptState::Preparing && attempt.missing.is_empty() {
             attempt.stage = AttemptState::Starting;
-            self.started += 1;
             let made_on = std::mem::take(&mut attempt.made_on);
+            self.attempts.note(&job);
+            self.started += 1;
             let action = self.start_action(job, &self.attempts[&job]);
             self.out.push(action);
             self.prove_room(job, &made_on);
@@ -186,7 +183,7 @@ impl State {
         };
         instance.state = InstanceState::Ready;
         for job in std::mem::take(&mut instance.waiters) {
-            if let Some(attempt) = self.attempts.get_mut(&job) {
+            if let Some(attempt) = self.attempts.derived_mut(&job) {
                 attempt.missing.remove(&id);
             }
             self.start_if_prepared(job);
@@ -223,7 +220,7 @@ impl State {
             attempt.fault.clone(),
         ) {
             (true, fault) => self.stopped(job, fault),
-            (false, _) => self.node_went(job, "its node restarted and no longer knows it"),
+            (false, _) => self.end_with_node(job, "its node restarted and no longer knows it"),
         }
     }
 
@@ -232,44 +229,38 @@ impl State {
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
+        self.graph.job_mut(job).ended += 1;
         self.note_unchanged(job, &report);
         if self.attempts[&job].stage == AttemptState::Stopping {
             let fault = self.attempts[&job].fault.clone();
             self.stopped(job, fault);
             return;
         }
-        let space = if report.outcome == JobOutcome::Exited(0) {
+        if report.outcome == JobOutcome::Exited(0) {
             self.compare_with_declared(job, &report);
             self.learn_sizes(job, &report);
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
             self.learn_took(job, &report);
-            String::new()
-        } else if let Some((server, why)) = self.disk_was_full(job, &report) {
+            self.succeed(job);
+        } else if let Some((server, why)) = find_full_disk(View::new(self), job, &report) {
             self.pass_by_full_disk(job, server, &why);
-            return;
-        } else if self.found_no_space(job, &report) && self.grow(job, &report) {
-            return;
-        } else {
+        } else if !(found_no_space(View::new(self), job, &report) && self.grow(job, &report)) {
             self.look_for_refused_writes(job, &report);
-            self.describe_full(job, &report)
-        };
-        let tail = report.output_tail;
-        match report.outcome {
-            JobOutcome::Exited(0) => self.succeed(job),
-            JobOutcome::Exited(code) => {
-                self.own_fault(job, format!("exited with code {code}{space}"), tail);
-            }
-            JobOutcome::Signaled(signal) => {
-                let signal = describe_signal(signal);
-                self.own_fault(job, format!("was ended by {signal}{space}"), tail);
-            }
-            JobOutcome::NotStarted(why) => {
-                self.refused(job, format!("cannot start: {why}"), tail);
-            }
-            JobOutcome::EnvironmentFailed(error) => self.environment_ended(job, &error, tail),
-            JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),
+            self.end_unsuccessful(job, report);
         }
+    }
+
+    /// The attempt failed, and no lack of space was mended.
+    fn end_unsuccessful(&mut self, job: JobIndex, report: JobReport) {
+        let space = describe_full(View::new(self), job, &report);
+        let verdict = judge_outcome(View::new(self), job, &report.outcome, &space);
+        let is_reported = matches!(report.outcome, JobOutcome::EnvironmentFailed(_));
+        if is_reported && !matches!(verdict, FailureVerdict::NodeLeaves) {
+            // Its node is there to report it.
+            self.graph.job_mut(job).troubles.killed.clear();
+        }
+        self.end_failed(job, verdict, report.output_tail);
     }
 
     /// Takes note of how long a job kept its slots.
@@ -297,7 +288,7 @@ impl State {
             if writable {
                 self.send_files(volume);
             }
-            self.look_at_cache(volume);
+            self.inspect_cache(volume);
             self.release_if_unneeded(volume);
             if writable {
                 self.consider_copy(volume);
@@ -330,7 +321,7 @@ impl State {
     fn stopped(&mut self, job: JobIndex, fault: Option<Error>) {
         match fault {
             None => self.end_stopped(job),
-            Some(error) => self.environment_failed(job, &error),
+            Some(error) => self.end_failed(job, judge_environment(&error), String::new()),
         }
     }
 
@@ -350,7 +341,7 @@ impl State {
             node.probe.take_if(|probe| *probe == job);
         });
         for id in &attempt.missing {
-            if let Some(instance) = self.volumes.get_mut(*id) {
+            if let Some(instance) = self.volumes.waiters_mut(*id) {
                 instance.waiters.retain(|waiter| *waiter != job);
             }
         }
@@ -384,128 +375,6 @@ impl State {
         self.graph.set_state(job, state);
         if state == JobState::Ready && self.phase != Phase::Finishing {
             self.enqueue(job);
-        }
-    }
-
-    /// Puts a ready job into the queue where its data are.
-    pub(crate) fn enqueue(&mut self, job: JobIndex) {
-        let view = View::new(self);
-        let binding = self.policies.placement.binding(view, job);
-        let order = self.policies.order.key(view, job);
-        let pipeline = self.graph.pipeline(job);
-        let key = ReadyKey {
-            waits: self.waits_for_probe(pipeline),
-            behind: self.behind(pipeline),
-            turn: order.turn,
-            chain: Reverse(order.chain),
-            need: order.need,
-            starts_pipeline: !self.is_pipeline_of_job_begun(job),
-            kind: self.graph.kind(job),
-            job,
-        };
-        self.queues.put(binding, key);
-    }
-
-    /// Whether a job has parents, or scratch volumes that exist: its pipeline has begun.
-    fn is_pipeline_of_job_begun(&self, job: JobIndex) -> bool {
-        let mut mounted = self.graph.mounted(job).into_iter();
-        !self.graph.workflow.job(job).parents.is_empty()
-            || mounted.any(|(volume, _)| {
-                self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache
-            })
-    }
-
-    /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
-    /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
-    /// job room.
-    pub(crate) fn node_of_data(&self, job: JobIndex) -> Option<ServerId> {
-        let mut home: Option<(u64, ServerId)> = None;
-        for (volume, _) in self.graph.mounted(job) {
-            if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
-                let bytes = self.graph.workflow.volume(volume).size_bytes;
-                let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
-                if let Some(server) = there
-                    && home.is_none_or(|(most, _)| most < bytes)
-                {
-                    home = Some((bytes, server));
-                }
-            }
-        }
-        let (_, server) = home?;
-        let no_room_on = &self.graph.job(job).troubles.no_room_on;
-        let can_run =
-            !no_room_on.contains(&server) && self.could_run(job, server, self.need_of(job));
-        can_run.then_some(server)
-    }
-
-    /// The turn of a job under the limits of a strategy.
-    pub(crate) fn turn_by_limits(&self, job: JobIndex) -> (u32, u32) {
-        let admission = self.admission.as_ref();
-        admission.map_or((0, 0), |admission| {
-            admission.turn(&self.graph, job, self.graph.pipeline(job))
-        })
-    }
-
-    /// What is added to the need of readers that come after those of what was there before: a
-    /// little more than scratch volumes need, so that jobs which lack a batch volume come later.
-    pub(crate) fn need_behind(&self, job: JobIndex) -> Space {
-        let mounted = self.graph.mounted(job).into_iter();
-        let places = mounted.map(|(volume, _)| self.warming.place_behind(volume));
-        let more = self.scratch_need_max.bytes.saturating_add(1);
-        let bytes = more.saturating_mul(places.max().unwrap_or(0));
-        Space { bytes, files: 0 }
-    }
-
-    /// What those volumes of a job need that do not exist.
-    pub(crate) fn need_of(&self, job: JobIndex) -> Space {
-        if self.settings.has_private_data_at_home() {
-            return Space::ZERO;
-        }
-        let mounted = self.graph.mounted(job).into_iter();
-        let missing = mounted.filter(|(volume, _)| !self.volumes.is_live(*volume));
-        missing.fold(Space::ZERO, |sum, (v, _)| {
-            sum.saturating_add(self.size_of(v))
-        })
-    }
-
-    /// Whether a node could run a job with this need when nothing else ran there, and the job has
-    /// not failed there, nor met a full disk.
-    pub(crate) fn could_run(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
-        let (node, slots) = (self.graph.job(job), self.slots_of(job));
-        let seen = self.fleet.get(server).map(|node| &node.seen);
-        seen.is_some_and(|seen| seen.slots >= slots)
-            && !node.troubles.refused_by.contains(&server)
-            && !node.troubles.avoids(server)
-            && self.can_ever_hold(job, server, need)
-    }
-
-    /// Whether a node could hold what a job still needs beside what the job has there: waiting for
-    /// others to leave does not help where it could not.
-    pub(crate) fn can_ever_hold(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
-        let mounted = self.graph.mounted(job).into_iter();
-        let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
-        let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());
-        let held = here.fold(Space::ZERO, |sum, (v, _)| {
-            sum.saturating_add(self.size_of(v))
-        });
-        let (mut left, mut need) = (self.fleet.offered(server).saturating_sub(held), need);
-        // Of caches a part may do, wherever that is.
-        for (cache, _) in self.graph.mounted(job) {
-            if self.graph.volume(cache).is_cache && !self.volumes.is_live(cache) {
-                need = need.saturating_sub(self.size_of(cache));
-            }
-        }
-        left.files = left.files.max(need.files);
-        self.may_spill() || left.can_hold(need)
-    }
-
-    /// The need of jobs changed because a volume came or went.
-    pub(crate) fn requeue_users(&mut self, volume: VolumeIndex) {
-        for position in 0..self.graph.workflow.volume(volume).users.len() {
-            let job = self.graph.workflow.volume(volume).users[position];
-            if self.queues.contains(job) {
-                self.enqueue(job);
-            }
         }
     }
 }

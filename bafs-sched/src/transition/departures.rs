@@ -1,11 +1,12 @@
-//! Nodes that leave, step by step. Which steps are possible says
+//! Nodes that leave are emptied step by step. Which steps are possible says
 //! `policy/replication/departures.rs`.
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
+use crate::decision::Decision;
 use crate::policy::View;
-use crate::policy::replication::departures::{Departure, plan_departures};
+use crate::policy::replication::departures;
 use crate::state::scheduler_state::State;
 
 impl State {
@@ -14,47 +15,39 @@ impl State {
         if self.fleet.draining().next().is_none() && self.wanted_moves.is_empty() {
             return;
         }
-        for step in plan_departures(View::new(self)) {
-            self.commit_departure(step);
+        for job in departures::jobs_to_withdraw(View::new(self)) {
+            self.commit(Decision::Withdraw { job });
         }
-        let (volumes, fleet) = (&self.volumes, &self.fleet);
-        self.wanted_moves.retain(|volume| {
-            let there = volumes.scratch(*volume).and_then(|(_, server)| server);
-            there.is_some_and(|server| fleet.departure(server).at.is_some())
-        });
-    }
-
-    fn commit_departure(&mut self, step: Departure) {
-        match step {
-            Departure::WithdrawJob(job) => self.end_stopped(job),
-            Departure::CopyVolume { source, target } => {
-                // An earlier step may have taken the room.
-                let size = self.size_of(source.volume);
-                let has_room = self.fleet.available(target).can_hold(size);
-                if has_room && !self.is_being_copied(source.volume) {
-                    let older = self.older_copy(source.volume);
-                    let base = older.filter(|(_, older)| older.server == Some(target));
-                    let base = base.map(|(id, _)| id);
-                    self.copy(source, target, base);
-                }
+        for (volume, id) in departures::volumes_on_draining(View::new(self)) {
+            if let Some(decision) = departures::judge_departure(View::new(self), volume, id) {
+                self.commit(decision);
             }
-            Departure::UseCopy { volume, id } => self.use_copy(volume, id),
-            Departure::DeleteVolume(id) => self.retire(id),
+        }
+        let wanted: Vec<VolumeIndex> = self.wanted_moves.iter().copied().collect();
+        for volume in wanted {
+            if let Some(decision) = departures::judge_move(View::new(self), volume) {
+                self.commit(decision);
+            }
+            if !departures::is_move_wanted(View::new(self), volume) {
+                self.wanted_moves.remove(&volume);
+            }
         }
     }
 
-    fn use_copy(&mut self, volume: VolumeIndex, id: VolumeId) {
+    /// A copy takes the place of a volume, which is deleted.
+    pub(super) fn switch_to_copy(&mut self, volume: VolumeIndex, id: VolumeId, copy: VolumeId) {
         self.take_back_extracts(volume, id);
         self.retire(id);
-        self.restore(volume);
+        self.restore_volume(volume, copy);
         self.wanted_moves.remove(&volume);
     }
 
     /// A job cannot end on the node of its data before that leaves: its data are to move.
-    pub(crate) fn want_moved(&mut self, job: JobIndex, server: ServerId) {
+    pub(super) fn want_moved(&mut self, job: JobIndex, server: ServerId) {
         for (volume, _) in self.graph.mounted(job) {
             let is_cache = self.graph.volume(volume).is_cache;
-            if !is_cache && self.volumes.live_at(volume, Some(server)).is_some() {
+            let is_there = self.volumes.live_at(volume, Some(server)).is_some();
+            if !is_cache && is_there && !self.wanted_moves.contains(&volume) {
                 self.wanted_moves.insert(volume);
             }
         }

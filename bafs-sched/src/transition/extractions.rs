@@ -1,33 +1,30 @@
-//! Files on their way home: when each is sent, and what its success or failure means.
+//! Files on their way home: when each is sent, and what follows from its success or failure. What a
+//! failure means says `policy/failure/extraction_failures.rs`.
 
 use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::{Error, ErrorCode};
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
+use crate::decision::Decision;
 use crate::describe::describe_ms;
+use crate::policy::View;
+use crate::policy::failure::attribution::is_last_own_fault;
+use crate::policy::failure::extraction_failures::{self, ExtractionVerdict, judge_extraction};
 use crate::state::extractions::{ExtractionState, Failing};
-use crate::state::jobs::JobState;
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
 use crate::state::volumes::InstanceState;
 
-/// What lasts no longer than this passes by itself, in milliseconds.
-const PASSING_MS: u64 = 10_000;
-
-/// A file that was sent for longer than this before it failed again got on meanwhile, in
-/// milliseconds: nodes give up a home that does not answer after two minutes at most.
-const GETS_ON_MS: u64 = 300_000;
-
 impl State {
     /// A job has waited so long for a home: of the first that waits for more than a moment somebody
     /// is told, as of results.
     pub(crate) fn tell_of_home(&mut self, job: JobIndex, waited_ms: u64, fault: &str) {
-        let is_long = waited_ms >= PASSING_MS;
-        if !is_long || !self.extractions.told.insert(ErrorCode::HomeUnreachable) {
+        if !extraction_failures::is_home_absence_told(View::new(self), waited_ms) {
             return;
         }
+        self.extractions.told.insert(ErrorCode::HomeUnreachable);
         let (name, time) = (
             &self.graph.workflow.job(job).name,
             describe_ms(self.settings.extract_timeout_ms),
@@ -130,17 +127,14 @@ impl State {
             self.not_written(index);
             return;
         }
-        let faults = &mut self.extractions.faults[index as usize];
-        *faults += 1;
-        let faults = *faults;
+        self.extractions.faults[index as usize] += 1;
         let waited_ms = self.count_failing(index, error);
         self.tell_refusal(index, error, waited_ms);
-        if is_hopeless(error) || waited_ms >= self.settings.extract_timeout_ms {
-            self.keep(index, id);
-            return;
-        }
+        let verdict = judge_extraction(View::new(self), index, error, waited_ms);
+        let ExtractionVerdict::Retry(pause_ms) = verdict else {
+            return self.keep(index, id);
+        };
         self.extractions.stages[index as usize] = ExtractionState::Paused(extract, id);
-        let pause_ms = self.settings.pause_ms(faults);
         self.timers
             .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
         if let Some(server) = self.volumes.get(id).and_then(|instance| instance.server) {
@@ -153,30 +147,23 @@ impl State {
 
     /// Notes that a file did not get home; for how long it has not, in milliseconds.
     fn count_failing(&mut self, index: u32, error: &Error) -> u64 {
-        let (now, error) = (self.now, error.clone());
-        let known = self.extractions.failing.remove(&index);
-        let may_get_on = error.is_transient();
-        let took_ms = now.ms_since(self.extractions.asked[index as usize]);
-        let lasting = known.filter(|_| !may_get_on || took_ms <= GETS_ON_MS);
-        let since = lasting.map_or(now, |known| known.since);
+        let since = extraction_failures::failing_since(View::new(self), index, error);
+        let error = error.clone();
         let failing = Failing { since, error };
         self.extractions.failing.insert(index, failing);
-        now.ms_since(since)
+        self.now.ms_since(since)
     }
 
-    /// A refusal does not pass by itself, nor does what lasts: who can mend the cause should know
-    /// while the run goes on.
+    /// Names a file that could not be sent for so long, if the user is to know.
     fn tell_refusal(&mut self, index: u32, error: &Error, waited_ms: u64) {
-        // A volume that is lost is written again, and its files are sent then.
-        let passes =
-            error.is_transient() && waited_ms < PASSING_MS || error.code == ErrorCode::VolumeLost;
-        if passes || !self.extractions.told.insert(error.code) {
+        if !extraction_failures::is_refusal_told(View::new(self), error, waited_ms) {
             return;
         }
+        self.extractions.told.insert(error.code);
         let spec = &self.graph.workflow.extracts[index as usize];
         let volume = &self.graph.workflow.volume(spec.volume).name;
         let (path, target) = (&spec.path, &spec.target);
-        let next = match is_hopeless(error) {
+        let next = match extraction_failures::is_hopeless(error) {
             true => "the scheduler does not retry it".to_owned(),
             false => {
                 let time = describe_ms(self.settings.extract_timeout_ms);
@@ -245,26 +232,9 @@ impl State {
         self.extractions.given_up.insert(index, warning);
     }
 
-    /// The run ends: results that could not be sent so far stay where they are. Where one cannot,
-    /// or does not get there soon, nobody knows yet of the others whether they can.
+    /// The run ends: results that could not be sent so far stay where they are.
     pub(crate) fn keep_unsent(&mut self) {
-        let under_way = |stage: &ExtractionState| match stage {
-            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) => Some(*id),
-            _ => None,
-        };
-        let unsent = (0u32..).zip(self.extractions.stages.iter().map(under_way));
-        let unsent = unsent.filter_map(|(index, id)| Some((index, id?)));
-        let unsent: Vec<(u32, VolumeId)> = unsent
-            .filter(|(_, id)| self.volumes.get(*id).is_some())
-            .collect();
-        let is_late = |index: u32| {
-            let asked = self.extractions.asked[index as usize];
-            self.now.ms_since(asked) >= PASSING_MS || self.extractions.failing.contains_key(&index)
-        };
-        if !unsent.iter().any(|(index, _)| is_late(*index)) {
-            return;
-        }
-        for (index, id) in unsent {
+        for (index, id) in extraction_failures::find_unsent(View::new(self)) {
             let since = self.now;
             let error = Error::new(
                 ErrorCode::HomeUnreachable,
@@ -322,20 +292,20 @@ impl State {
 
     /// The last writer finished without writing what was to be extracted: its fault.
     fn not_written(&mut self, index: u32) {
-        let spec = &self.graph.workflow.extracts[index as usize];
-        let (volume, path) = (spec.volume, spec.path.clone());
-        let writers = self.graph.volume(volume).writers.iter().copied();
-        let Some(job) = writers.max_by_key(|job| self.graph.rank(*job)) else {
+        let Some(job) = extraction_failures::find_negligent_writer(View::new(self), index) else {
             return;
         };
-        if self.graph.state(job) != JobState::Done {
-            return;
-        }
-        let name = &self.graph.workflow.volume(volume).name;
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let (path, name) = (&spec.path, &self.graph.workflow.volume(spec.volume).name);
         let reason = format!("finished, but did not write '{path}' in volume '{name}'");
-        if self.count_own_fault(job) {
+        self.count_own_fault(job);
+        if is_last_own_fault(View::new(self), job) {
             self.keep_logs(job);
-            self.fail(job, reason, String::new());
+            self.commit(Decision::Fail {
+                job,
+                reason,
+                output_tail: String::new(),
+            });
         } else {
             self.redo(vec![job], Vec::new());
         }
@@ -350,15 +320,6 @@ impl State {
             self.release_kept(pipeline);
         }
     }
-}
-
-/// Whether no other answer will come of this file and this place. `BadPath` is a fault of the file
-/// itself.
-fn is_hopeless(error: &Error) -> bool {
-    matches!(
-        error.code,
-        ErrorCode::BadPath | ErrorCode::Conflict | ErrorCode::Unsupported
-    )
 }
 
 /// One word of a command that can be pasted into a shell.

@@ -3,19 +3,17 @@
 
 use std::path::Path;
 
+use bafs_proto::Error;
 use bafs_proto::ids::{ExtractionId, VolumeId};
-use bafs_proto::{Error, ErrorCode};
 use bafs_workflow::JobIndex;
 
 use crate::action::{Action, MountedVolume};
+use crate::policy::View;
+use crate::policy::failure::extraction_failures::{LogVerdict, judge_log};
 use crate::state::failed_logs::FailedLog;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
 use crate::state::volumes::InstanceState;
-
-/// A log that does not get home is tried for so long, in milliseconds: its last lines are in the
-/// message of the failure anyway, and the run waits for it.
-const LOG_WAIT_MS: u64 = 60_000;
 
 impl State {
     /// Whether an extraction is that of the log of a job that failed.
@@ -56,7 +54,7 @@ impl State {
                 faults: 0,
                 is_paused: false,
             };
-            self.extractions.logs.0.insert(extract, log);
+            self.extractions.logs.logs.insert(extract, log);
             if !is_asked {
                 let source = MountedVolume { volume, id, server };
                 self.out.push(Action::ExtractFile {
@@ -97,41 +95,45 @@ impl State {
 
     /// Takes note of a log that could not be sent. Answers whether it was one.
     pub(crate) fn log_failed(&mut self, extract: ExtractionId, error: &Error) -> bool {
-        let Some(log) = self.extractions.logs.0.get_mut(&extract) else {
+        let Some(log) = self.extractions.logs.logs.get(&extract) else {
             return false;
         };
-        // The volume is probed when others miss it; of a file that was not written nothing is told.
-        if matches!(error.code, ErrorCode::NotFound | ErrorCode::VolumeLost) {
-            let volume = log.volume;
-            self.extractions.logs.0.remove(&extract);
-            self.release_log(volume);
-            return true;
+        let (volume, index) = (log.volume, log.index);
+        match judge_log(View::new(self), log, error) {
+            LogVerdict::Missing => {
+                self.extractions.logs.logs.remove(&extract);
+                self.release_log(volume);
+            }
+            LogVerdict::Retry(pause_ms) => {
+                if let Some(log) = self.extractions.logs.logs.get_mut(&extract) {
+                    log.faults += 1;
+                    log.is_paused = true;
+                }
+                self.timers
+                    .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
+            }
+            LogVerdict::GiveUp => {
+                self.end_log(extract, |path, target| {
+                    format!("its {path} could not be sent to {target}: {error}")
+                });
+            }
         }
-        let may_pass = error.is_transient() || error.code == ErrorCode::HomeUnreachable;
-        if may_pass && self.now.ms_since(log.since) < LOG_WAIT_MS {
-            log.faults += 1;
-            log.is_paused = true;
-            let (pause_ms, index) = (self.settings.pause_ms(log.faults), log.index);
-            self.timers
-                .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
-            return true;
-        }
-        self.end_log(extract, |path, target| {
-            format!("its {path} could not be sent to {target}: {error}")
-        })
+        true
     }
 
     /// The last of what was to be done for a log; the message of the job's failure says how it
     /// went.
     fn end_log(&mut self, extract: ExtractionId, tell: impl Fn(&str, &str) -> String) -> bool {
-        let Some(log) = self.extractions.logs.0.remove(&extract) else {
+        let Some(log) = self.extractions.logs.logs.remove(&extract) else {
             return false;
         };
         let spec = &self.graph.workflow.extracts[log.index as usize];
         let told = tell(&spec.path, &spec.target.to_string());
         // It failed a moment ago.
-        let mut failures = self.failures.iter_mut().rev();
-        if let Some(failure) = failures.find(|failure| failure.job == log.job) {
+        let at = self
+            .failures
+            .last_position(|failure| failure.job == log.job);
+        if let Some(failure) = at.map(|at| &mut self.failures[at]) {
             failure.reason = format!("{}; {told}", failure.reason);
         }
         self.release_log(log.volume);
@@ -149,8 +151,11 @@ impl State {
 
     /// Sends a log again that failed for the moment.
     pub(crate) fn send_log_again(&mut self, index: u32) {
-        let logs = &mut self.extractions.logs.0;
-        let Some((&extract, log)) = logs.iter_mut().find(|(_, log)| log.index == index) else {
+        let logs = &mut self.extractions.logs.logs;
+        let Some((&extract, _)) = logs.iter().find(|(_, log)| log.index == index) else {
+            return;
+        };
+        let Some(log) = logs.get_mut(&extract) else {
             return;
         };
         if !std::mem::take(&mut log.is_paused) {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{
@@ -286,6 +287,7 @@ fn node_and_home_adverts(node: &str) -> Vec<Advert> {
         slots,
         jobs: 0,
         caches: Vec::new(),
+        attributes: Attributes::default(),
         lifetime: Lifetime::default(),
     };
     vec![

@@ -1,12 +1,13 @@
-//! One cache volume in its directory: its record, its present generation, the next one. Knows no
-//! other volume and reads no block.
+//! One cache volume in its directory: its record and its generations. Knows no other volume and
+//! reads no block.
 //!
-//! A directory holds `record` (replaced by renaming, so it is the old one or the new one) and one
-//! directory for the generation that the record names; any other is left over and removed.
+//! A directory holds `record` and one directory for the generation that the record names. A change
+//! replaces the record by renaming, so it is the old one or the new one. A start removes other
+//! generations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
@@ -18,19 +19,22 @@ use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use serde::{Deserialize, Serialize};
 
-use super::disk::CacheDisk;
-use super::fault;
-use super::fetch::{Beginning, Generation};
-use super::manifest::{HomeSource, Manifest};
-use super::meter::Meter;
-use super::pins::{PINS, Pins};
-use super::warm::Warmer;
+use super::errors::disk_fault;
+use super::fetch::inflight::BlockFetches;
+use super::generation::Generation;
+use super::membership::members::Membership;
+use super::statistics::{Statistics, VolumeCounters};
+use super::store::block_store::BlockStore;
+use super::store::manifest::{HomeSource, Manifest};
+use super::store::pins::{PINS, Pins};
+use super::warming::Warmer;
+use crate::cache::locks::{read_lock, write_lock};
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
 const RECORD_VERSION: u32 = 4;
 
-/// What outlives the process, beside manifest and blocks.
+/// What outlives the process, beside manifest, pins and blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct CacheRecord {
     version: u32,
@@ -47,9 +51,7 @@ pub(crate) struct CacheVolume {
     directory: PathBuf,
     record: RwLock<CacheRecord>,
     generation: RwLock<Arc<Generation>>,
-    source_token: Arc<RwLock<Token>>,
-    meter: Arc<Meter>,
-    pins: Arc<Pins>,
+    parts: VolumeParts,
     warmer: Warmer,
 }
 
@@ -108,7 +110,7 @@ impl CacheVolume {
     /// Makes a volume in `directory`, which must not exist (waits for the disk).
     ///
     /// # Errors
-    /// `ServerFault` when the disk does not do it; then nothing is left.
+    /// `ServerFault` when the disk fails; then nothing is left.
     pub(crate) fn create(
         directory: PathBuf,
         spec: &VolumeSpec,
@@ -126,23 +128,17 @@ impl CacheVolume {
             warnings,
         };
         let place = directory.join("1");
-        std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
+        std::fs::create_dir_all(&place).map_err(|e| disk_fault("make the directory", &place, e))?;
         manifest.save(&place.join("manifest"))?;
-        let source_token = Arc::new(RwLock::new(source_token));
-        let shared = CacheShared {
-            source_token: source_token.clone(),
-            meter: Arc::new(Meter::new(counters)),
-            pins: Arc::new(Pins::open(&directory)),
-        };
-        let generation = start(place, spec, manifest, &shared)?;
+        let parts = VolumeParts::new(&directory, source_token, counters);
+        let statistics = Statistics::new(parts.counters.clone());
+        let generation = parts.start(place, spec, manifest, statistics)?;
         write_record(&directory, &record)?;
         Ok(Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
-            source_token,
-            meter: shared.meter,
-            pins: shared.pins,
+            parts,
             warmer: Warmer::default(),
         })
     }
@@ -153,7 +149,7 @@ impl CacheVolume {
     /// `ServerFault`, `Malformed` or `DigestMismatch` when it cannot be used any more.
     pub(crate) fn load(directory: PathBuf, counters: &Counters) -> Result<Self> {
         let path = directory.join("record");
-        let bytes = std::fs::read(&path).map_err(|e| fault("read the record", &path, e))?;
+        let bytes = std::fs::read(&path).map_err(|e| disk_fault("read the record", &path, e))?;
         let record: CacheRecord = codec::decode(&bytes)?;
         if record.version != RECORD_VERSION {
             let text = format!("a cache volume of version {}", record.version);
@@ -170,46 +166,35 @@ impl CacheVolume {
             record.is_file,
             record.manifest,
         )?;
-        let source_token = Arc::new(RwLock::new(record.source_token.clone()));
-        let shared = CacheShared {
-            source_token: source_token.clone(),
-            meter: Arc::new(Meter::new(counters)),
-            pins: Arc::new(Pins::open(&directory)),
-        };
-        let generation = start(place, &record.spec, manifest, &shared)?;
-        generation.count_kept();
+        let parts = VolumeParts::new(&directory, record.source_token.clone(), counters);
+        let statistics = Statistics::new(parts.counters.clone());
+        let generation = parts.start(place, &record.spec, manifest, statistics)?;
+        let table = generation.store.disk.table();
+        generation.statistics.count_recovered(&table);
+        drop(table);
         Ok(Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
-            source_token,
-            meter: shared.meter,
-            pins: shared.pins,
+            parts,
             warmer: Warmer::default(),
         })
     }
 
     /// As it was asked for.
     pub(crate) fn spec(&self) -> VolumeSpec {
-        self.record
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .spec
-            .clone()
+        read_lock(&self.record).spec.clone()
     }
 
-    /// What it does not have as its source has it.
+    /// Differences between it and its source.
     pub(crate) fn warnings(&self) -> SourceWarnings {
-        let record = self.record.read().unwrap_or_else(PoisonError::into_inner);
+        let record = read_lock(&self.record);
         record.warnings.clone()
     }
 
     /// The present state of the source.
     pub(crate) fn generation(&self) -> Arc<Generation> {
-        self.generation
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        read_lock(&self.generation).clone()
     }
 
     /// Its warming.
@@ -220,9 +205,9 @@ impl CacheVolume {
     /// Takes a fresher capability for the source (waits for the disk).
     ///
     /// # Errors
-    /// `ServerFault` when the disk does not do it.
+    /// `ServerFault` when the disk fails.
     pub(crate) fn refresh_token(&self, source_token: Token) -> Result<()> {
-        let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
+        let mut record = write_lock(&self.record);
         if record.source_token == source_token {
             return Ok(());
         }
@@ -232,10 +217,7 @@ impl CacheVolume {
         };
         write_record(&self.directory, &fresh)?;
         *record = fresh;
-        *self
-            .source_token
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = source_token;
+        *write_lock(&self.parts.source_token) = source_token;
         Ok(())
     }
 
@@ -243,11 +225,11 @@ impl CacheVolume {
     /// their blocks (waits for the disk). Not to be called twice at once.
     ///
     /// # Errors
-    /// `Busy` while an agent has a whole file of the old one open; `ServerFault` when the disk does
-    /// not do it; then the old generation goes on.
+    /// `Busy` while an agent has a whole file of the old one open; `ServerFault` when the disk
+    /// fails; then the old generation goes on.
     pub(crate) fn renew(&self, (manifest, warnings): (Manifest, SourceWarnings)) -> Result<()> {
         let old = self.generation();
-        let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
+        let mut record = write_lock(&self.record);
         let fresh = CacheRecord {
             generation: record.generation + 1,
             manifest: manifest.digest(),
@@ -257,73 +239,83 @@ impl CacheVolume {
         };
         let old_place = self.directory.join(record.generation.to_string());
         let place = self.directory.join(fresh.generation.to_string());
-        old.disk.retire();
+        old.store.disk.retire();
         let made = || {
-            old.disk.check_unheld()?;
-            std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
+            old.store.disk.check_no_held_files()?;
+            std::fs::create_dir_all(&place)
+                .map_err(|e| disk_fault("make the directory", &place, e))?;
             manifest.save(&place.join("manifest"))?;
-            let same = unchanged(&old.manifest, &manifest);
-            old.disk.bequeath(&place, &same)?;
-            let shared = CacheShared {
-                source_token: self.source_token.clone(),
-                meter: self.meter.clone(),
-                pins: self.pins.clone(),
-            };
-            let mut generation = start(place.clone(), &fresh.spec, manifest, &shared)?;
-            generation.wanted = old.wanted.renumbered(&same);
-            generation.strays = old.strays.renumbered(&same);
+            let unchanged = find_unchanged(&old.store.manifest, &manifest);
+            old.store.disk.link_unchanged(&place, &unchanged)?;
+            let statistics = old.statistics.successor(&unchanged);
+            let generation = self
+                .parts
+                .start(place.clone(), &fresh.spec, manifest, statistics)?;
             write_record(&self.directory, &fresh)?;
             Ok(generation)
         };
         let generation = made().inspect_err(|_| {
             let _ = std::fs::remove_dir_all(&place);
-            old.disk.resume();
+            old.store.disk.resume();
         })?;
         *record = fresh;
         // The old files go before the new generation grows, or both together could be too large.
-        old.disk.empty_files();
+        old.store.disk.empty_files();
         if let Err(error) = std::fs::remove_dir_all(&old_place) {
             tracing::warn!(%error, "an old cache generation stays until the next start");
         }
-        *self
-            .generation
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = Arc::new(generation);
+        *write_lock(&self.generation) = Arc::new(generation);
         Ok(())
     }
 }
 
 /// What the generations of a volume have in common.
-struct CacheShared {
+struct VolumeParts {
     source_token: Arc<RwLock<Token>>,
-    meter: Arc<Meter>,
+    counters: Arc<VolumeCounters>,
     pins: Arc<Pins>,
 }
 
-fn start(
-    place: PathBuf,
-    spec: &VolumeSpec,
-    manifest: Manifest,
-    shared: &CacheShared,
-) -> Result<Generation> {
-    let kind = CacheKind::of(spec)?;
-    let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
-    let table = table.with_source_bytes(manifest.source_bytes());
-    let counters = shared.meter.counts().clone();
-    let disk = CacheDisk::open(place, kind.block_bytes, table, counters)?;
-    Ok(Generation::new(Beginning {
-        manifest,
-        disk,
-        cooperative: kind.cooperative,
-        capacity_bytes: spec.size_bytes,
-        source_token: shared.source_token.clone(),
-        meter: shared.meter.clone(),
-        pins: shared.pins.clone(),
-    }))
+impl VolumeParts {
+    fn new(directory: &Path, source_token: Token, counters: &Counters) -> Self {
+        Self {
+            source_token: Arc::new(RwLock::new(source_token)),
+            counters: Arc::new(VolumeCounters::new(counters)),
+            pins: Arc::new(Pins::open(directory)),
+        }
+    }
+
+    /// Starts a generation in its directory.
+    fn start(
+        &self,
+        place: PathBuf,
+        spec: &VolumeSpec,
+        manifest: Manifest,
+        statistics: Statistics,
+    ) -> Result<Generation> {
+        let kind = CacheKind::of(spec)?;
+        let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
+        let table = table.with_source_bytes(manifest.source_bytes());
+        let store = BlockStore::open(
+            place,
+            manifest,
+            table,
+            spec.size_bytes,
+            self.pins.clone(),
+            self.counters.all().clone(),
+        )?;
+        let membership = Membership::new(store.manifest.clone(), kind.cooperative);
+        Ok(Generation {
+            store: Arc::new(store),
+            inflight: BlockFetches::new(self.source_token.clone()),
+            membership: Arc::new(membership),
+            statistics,
+        })
+    }
 }
 
-/// Places in the old manifest of files that did not change, with their places in the new one.
-fn unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
+/// Numbers in the old manifest of unchanged files, with their numbers in the new one.
+fn find_unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
     let files = |manifest: &Manifest| -> BTreeMap<_, _> {
         let numbered = (0..).map(FileIndex).zip(manifest.entries());
         numbered
@@ -349,7 +341,7 @@ fn write_record(directory: &Path, record: &CacheRecord) -> Result<()> {
         })
         .and_then(|()| std::fs::rename(&temporary, &path))
         .and_then(|()| std::fs::File::open(directory)?.sync_all());
-    written.map_err(|e| fault("write the record", &path, e))
+    written.map_err(|e| disk_fault("write the record", &path, e))
 }
 
 /// The record holds a capability: nobody else may read it.
@@ -365,7 +357,7 @@ fn private_file(path: &Path) -> std::io::Result<std::fs::File> {
 }
 
 fn remove_others(directory: &Path, keep: &[&str]) -> Result<()> {
-    let broken = |e| fault("tidy the directory", directory, e);
+    let broken = |e| disk_fault("tidy the directory", directory, e);
     for entry in std::fs::read_dir(directory).map_err(broken)? {
         let entry = entry.map_err(broken)?;
         if keep.iter().any(|name| entry.file_name() == *name) {

@@ -16,11 +16,12 @@ use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::home_backend::HomeBackend;
+use super::home_upload::HomeUpload;
 use super::settings::HomeSettings;
-use super::{HomeBackend, HomeUpload};
 use crate::access::AccessChecker;
 use crate::clock;
-use crate::home_server::{Export, ExportEntry, Puts, list, read};
+use crate::home_server::{Export, ExportEntry, Uploads, list, read};
 
 /// Old receipts and uploads are removed so often at most, in milliseconds.
 const SWEEP_MS: u64 = 3_600_000;
@@ -42,7 +43,7 @@ struct OpenedExport {
     export: Arc<Export>,
     /// Made when first something is written: it leaves a directory of its own behind. With when old
     /// receipts and uploads were removed last.
-    puts: Option<(Arc<Puts>, Time)>,
+    uploads: Option<(Arc<Uploads>, Time)>,
 }
 
 impl DirectoryHomes {
@@ -58,7 +59,10 @@ impl DirectoryHomes {
                     .trim_matches('/')
                     .to_owned(),
                 access: access.clone(),
-                opened: Mutex::new(OpenedExport { export, puts: None }),
+                opened: Mutex::new(OpenedExport {
+                    export,
+                    uploads: None,
+                }),
             }))
         };
         let directories = settings.directories().map(open).collect::<Result<_>>()?;
@@ -95,35 +99,35 @@ impl DirectoryHome {
             let export = opened.export.reopen().ok_or(gone)?;
             *opened = OpenedExport {
                 export: Arc::new(export),
-                puts: None,
+                uploads: None,
             };
         }
         Ok(opened)
     }
 
-    fn puts(&self) -> Result<Arc<Puts>> {
+    fn uploads(&self) -> Result<Arc<Uploads>> {
         let now = clock::now();
         let mut opened = self.open_export()?;
-        let (puts, swept) = match opened.puts.take() {
-            Some(puts) => puts,
+        let (uploads, swept) = match opened.uploads.take() {
+            Some(uploads) => uploads,
             None => (
-                Arc::new(Puts::open(opened.export.clone())?),
+                Arc::new(Uploads::open(opened.export.clone())?),
                 Time::default(),
             ),
         };
         let is_due = now.ms_since(swept) > SWEEP_MS;
-        opened.puts = Some((puts.clone(), if is_due { now } else { swept }));
+        opened.uploads = Some((uploads.clone(), if is_due { now } else { swept }));
         drop(opened);
         if is_due {
-            puts.sweep(now);
+            uploads.sweep(now);
         }
-        Ok(puts)
+        Ok(uploads)
     }
 
     /// Does something with the uploads; an error says what room there is, if that is why.
-    fn with_puts<T>(&self, act: impl FnOnce(&Puts) -> Result<T>) -> Result<T> {
-        let puts = self.puts()?;
-        act(&puts).map_err(|error| puts.with_room(error))
+    fn with_uploads<T>(&self, act: impl FnOnce(&Uploads) -> Result<T>) -> Result<T> {
+        let uploads = self.uploads()?;
+        act(&uploads).map_err(|error| uploads.with_room(error))
     }
 
     /// Finds a path below it that a token grants: where symbolic links lead must be granted too.
@@ -189,7 +193,7 @@ impl HomeBackend for DirectoryHomes {
             let token = put.token.clone();
             let done = run_blocking(move || {
                 let allow = |path: &str| directory.require_right(&token, path, Right::Write);
-                directory.with_puts(|puts| puts.begin(&begin, allow))
+                directory.with_uploads(|uploads| uploads.begin(&begin, allow))
             });
             done.await
                 .map(|progress| progress_for_caller(put, progress))
@@ -208,7 +212,7 @@ impl HomeBackend for DirectoryHomes {
             let (extract, token) = (put.extract, put.token.clone());
             let write = move || {
                 let allow = |path: &str| directory.require_right(&token, path, Right::Write);
-                directory.with_puts(|puts| puts.write(extract, offset, &data, allow))
+                directory.with_uploads(|uploads| uploads.write(extract, offset, &data, allow))
             };
             run_blocking(write)
                 .await
@@ -232,7 +236,7 @@ impl HomeBackend for DirectoryHomes {
             let token = put.token.clone();
             let done = run_blocking(move || {
                 let allow = |path: &str| directory.require_right(&token, path, Right::Write);
-                directory.with_puts(|puts| puts.commit(&commit, allow))
+                directory.with_uploads(|uploads| uploads.commit(&commit, allow))
             });
             done.await.map(|receipt| with_caller_path(put, receipt))
         })

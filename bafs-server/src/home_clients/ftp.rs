@@ -22,12 +22,12 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::time::timeout;
 
+use super::home_upload::{HomeUpload, is_upload_name, upload_path};
 use super::host::PlainHost;
 use super::listing::{
     changed_error, chunk_digests, directory_entry, file_entry, make_page, note_unreadable,
 };
 use super::settings::HomeSetting;
-use super::{HomeUpload, upload_path};
 use connection::FtpConnection;
 use facts::{FileFacts, FtpFileKind};
 
@@ -385,9 +385,7 @@ async fn list_names(control: &mut FtpConnection, path: &str) -> Result<Vec<(Stri
             found.push((name.to_owned(), facts));
         }
     }
-    found.retain(|(name, facts)| {
-        facts.kind != FtpFileKind::SelfOrParent && !super::is_upload_name(name)
-    });
+    found.retain(|(name, facts)| facts.kind != FtpFileKind::SelfOrParent && !is_upload_name(name));
     for (name, facts) in &mut found {
         if facts.kind == FtpFileKind::Unknown {
             match query_facts(control, &child_path(path, name)).await {

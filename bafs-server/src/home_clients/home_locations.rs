@@ -1,11 +1,17 @@
-//! Where home servers are now. Asks nobody: the catalog's listing is brought. A home is known by
+//! Where home servers are now, and calls to the one that must be there. Asks no catalog: its
+//! listing is brought. A home is known by
 //! its id, so another one at its address, or of its name, is never taken for it.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use bafs_proto::Result;
 use bafs_proto::ids::ServerId;
-use bafs_proto::message::{Advert, ServerKind};
+use bafs_proto::message::{Advert, Call, ServerKind};
+use bafs_proto::net::pool::Pool;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bytes::Bytes;
 
 /// Homes that are remembered; beyond, those that are not listed are forgotten.
 const HOMES_MAX: usize = 1_024;
@@ -44,9 +50,38 @@ impl HomeLocations {
     }
 }
 
+/// Where a home server is, and which one must be there. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct HomeServerLocation {
+    pool: Pool,
+    address: Arc<str>,
+    id: Option<ServerId>,
+}
+
+impl HomeServerLocation {
+    pub(super) fn new(pool: Pool, address: &str, id: Option<ServerId>) -> Self {
+        let address = address.into();
+        Self { pool, address, id }
+    }
+
+    /// Makes a call with raw data, once, and to no other server.
+    pub(super) async fn call<C: Call>(
+        &self,
+        token: &Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(C::Reply, Bytes)> {
+        let there = self.pool.connection_to(self.id, &self.address, deadline);
+        let there = there.await?;
+        there.call_with_body(token, call, body, deadline).await
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::attributes::Attributes;
     use bafs_proto::message::Lifetime;
 
     fn home(id: u64, address: &str) -> Advert {
@@ -64,6 +99,7 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
             lifetime: Lifetime::default(),
         }
     }

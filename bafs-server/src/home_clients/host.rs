@@ -11,7 +11,8 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, Result};
 use bytes::Bytes;
 
-use super::{HomeBackend, HomeUpload};
+use super::home_backend::HomeBackend;
+use super::home_upload::HomeUpload;
 
 /// What is asked of a host; each as in [`HomeBackend`].
 pub(super) trait PlainHost: Send + Sync {

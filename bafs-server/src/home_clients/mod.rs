@@ -38,7 +38,9 @@
 
 mod directory_home;
 mod ftp;
+mod home_backend;
 mod home_locations;
+mod home_upload;
 mod host;
 mod listing;
 mod object_home;
@@ -50,6 +52,7 @@ mod sftp;
 pub(crate) mod slow_home;
 
 pub(crate) use home_locations::HomeAddress;
+pub(crate) use home_upload::{CALL_TIMEOUT_MS, HomeUpload, transfer_ms_max};
 pub use settings::HomeSettings;
 
 use std::collections::BTreeMap;
@@ -57,12 +60,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractionId, ServerId};
+use bafs_proto::ids::ServerId;
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
 use bafs_proto::message::{
     Advert, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
-use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::path::{check_relative, check_result_path};
 use bafs_proto::replica::ReadSources;
@@ -74,146 +76,16 @@ use bytes::Bytes;
 use crate::access::AccessChecker;
 use directory_home::DirectoryHomes;
 use ftp::FtpHost;
-use home_locations::HomeLocations;
+use home_backend::HomeBackend;
+use home_locations::{HomeLocations, HomeServerLocation};
 use host::HostHome;
 use object_home::{BucketHome, WebHome};
-use server_home::{HomeServerLocation, ServerHome};
+use server_home::ServerHome;
 use sftp::SftpHost;
-
-/// Time for one call that moves a piece or nothing, in milliseconds: on a home link of 1 MB/s some
-/// fifty pieces may go before one of 1 MiB.
-pub(crate) const CALL_TIMEOUT_MS: u64 = 60_000;
-
-/// What the slowest link moves, in bytes per millisecond.
-const BYTES_PER_MS_MIN: u64 = 100;
 
 /// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
-
-/// Names of unfinished uploads at homes that have no other place for them begin so.
-const UPLOAD_PREFIX: &str = ".bafs-put-";
-
-/// A file on its way to a home.
-pub(crate) struct HomeUpload {
-    /// The upload; the same one resumes.
-    pub(crate) extract: ExtractionId,
-    /// Address of the home.
-    pub(crate) home: String,
-    /// Which home server that is; `None` for whoever is there.
-    pub(crate) home_id: Option<ServerId>,
-    /// Where the file shall be.
-    pub(crate) path: String,
-    /// Permission bits.
-    pub(crate) mode: u32,
-    /// Size in bytes.
-    pub(crate) size: u64,
-    /// Capability for the place.
-    pub(crate) token: Token,
-}
-
-impl HomeUpload {
-    /// The home that it goes to.
-    pub(crate) fn home_address(&self) -> HomeAddress<'_> {
-        HomeAddress {
-            address: &self.home,
-            id: self.home_id,
-        }
-    }
-}
-
-/// A home of some kind, at one address. Each call runs once, and its caller drops a late one.
-trait HomeBackend: Send + Sync {
-    /// A page of what is below a path, in path order.
-    fn list<'a>(
-        &'a self,
-        token: &'a Token,
-        call: ListSource,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<SourcePage>>;
-
-    /// A range of a file that is still what it was, with the digests of its pieces.
-    fn read<'a>(
-        &'a self,
-        token: &'a Token,
-        call: ReadSource,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
-
-    /// Whether it gives many small files in one answer, and takes them with one call.
-    fn has_packs(&self) -> bool {
-        false
-    }
-
-    /// Small files that are still what they were, whole, with the digests of their pieces; from a
-    /// home that packs.
-    fn read_files<'a>(
-        &'a self,
-        _token: &'a Token,
-        _call: ReadSources,
-        _deadline: Deadline,
-    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        let text = "this kind of home transfers files one by one";
-        Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
-    }
-
-    /// Begins an upload or shows where it is. Nothing is visible before the commit.
-    fn begin<'a>(
-        &'a self,
-        put: &'a HomeUpload,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<PutProgress>>;
-
-    /// Pieces of one upload that may be under way at once; only a home that puts them in order
-    /// takes more than one.
-    fn concurrent_chunks_max(&self) -> usize {
-        1
-    }
-
-    /// Adds bytes that follow on what was received, or on what is under way.
-    fn write<'a>(
-        &'a self,
-        put: &'a HomeUpload,
-        offset: u64,
-        data: Bytes,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<PutProgress>>;
-
-    /// Puts an upload in place, whole and with this digest; the file is durable then.
-    fn commit<'a>(
-        &'a self,
-        put: &'a HomeUpload,
-        digest: Digest,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<PutReceipt>>;
-
-    /// Puts a small file in place, as the three calls above do.
-    fn put<'a>(
-        &'a self,
-        put: &'a HomeUpload,
-        data: Bytes,
-        digest: Digest,
-        deadline: Deadline,
-    ) -> BoxFuture<'a, Result<PutReceipt>> {
-        Box::pin(async move {
-            let progress = self.begin(put, deadline).await?;
-            if let Some(receipt) = progress.receipt {
-                return Ok(receipt);
-            }
-            let received = progress.received_bytes;
-            let start = usize::try_from(received).unwrap_or(usize::MAX);
-            if start > data.len() {
-                let text = format!("home has {received} bytes of a file of {}", data.len());
-                return Err(Error::new(ErrorCode::WrongState, text));
-            }
-            if start < data.len() {
-                self.write(put, received, data.slice(start..), deadline)
-                    .await?;
-            }
-            self.commit(put, digest, deadline).await
-        })
-    }
-}
 
 /// Homes by address and who must be there.
 type BackendMap = BTreeMap<(String, Option<ServerId>), Arc<dyn HomeBackend>>;
@@ -513,12 +385,6 @@ impl HomeClients {
     }
 }
 
-/// Time in which the slowest link moves so many bytes, in milliseconds. Not a time in which nothing
-/// is heard: homes that are read back have a shorter one for that.
-pub(crate) fn transfer_ms_max(bytes: u64) -> u64 {
-    bytes / BYTES_PER_MS_MIN
-}
-
 fn check_range(call: &ReadSource) -> Result<()> {
     let blocks = BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX;
     if call.length <= BODY_BYTES_MAX && blocks.contains(&call.block_bytes) {
@@ -560,27 +426,4 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
     }
-}
-
-/// What a home says of which nobody can write.
-fn read_only_error(address: &str) -> Error {
-    let text = format!(
-        "{address} is read-only; extract to a home of another kind (bafs, file, ftp, s3 or sftp)"
-    );
-    Error::new(ErrorCode::Unsupported, text)
-}
-
-/// Where an upload grows, beside its place: a path on the same file system.
-fn upload_path(put: &HomeUpload) -> String {
-    let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
-    let name = format!("{UPLOAD_PREFIX}{}", put.extract);
-    match above {
-        "" => name,
-        above => format!("{above}/{name}"),
-    }
-}
-
-/// Whether a name is that of an unfinished upload, which is never shown.
-fn is_upload_name(name: &str) -> bool {
-    name.starts_with(UPLOAD_PREFIX)
 }

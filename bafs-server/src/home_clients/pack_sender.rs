@@ -5,14 +5,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_FILES_MAX, TOKEN_BYTES_MAX};
-use bafs_proto::message::{PutFile, PutFiles, PutFilesEntry, PutReceipt};
+use bafs_proto::message::{PutFile, PutFiles, PutReceipt};
 use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::server_home::HomeServerLocation;
+use super::home_locations::HomeServerLocation;
 
 /// Bytes of a pack of several files: as long on the way as a piece of a large one.
 const PACK_BYTES_MAX: usize = IO_BYTES_MAX as usize;
@@ -38,7 +37,7 @@ struct PackQueue {
 
 /// A file that is to go. Its sender is gone when nobody wants the answer any more.
 struct QueuedFile {
-    file: PutFilesEntry,
+    file: PutFile,
     data: Bytes,
     deadline: Deadline,
     reply: oneshot::Sender<Result<PutReceipt>>,
@@ -58,22 +57,16 @@ impl PackSender {
     /// What home answers, about the file or the whole pack.
     pub(super) async fn put(
         self: Arc<Self>,
-        put: PutFile,
-        token: Token,
+        file: PutFile,
         data: Bytes,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
-        let size = u32::try_from(data.len()).map_err(|_| {
-            let text = format!("'{}' is too large to go with one call", put.path);
-            Error::new(ErrorCode::Malformed, text)
-        })?;
         // It would fail the whole pack, also what others send.
-        if token.as_bytes().len() > TOKEN_BYTES_MAX {
+        if file.token.as_bytes().len() > TOKEN_BYTES_MAX {
             let text = format!("a token has at most {TOKEN_BYTES_MAX} bytes");
             return Err(Error::new(ErrorCode::TokenInvalid, text));
         }
         let (answer, told) = oneshot::channel();
-        let file = PutFilesEntry { put, size, token };
         let one_more = self.lock().add(QueuedFile {
             file,
             data,
@@ -189,6 +182,7 @@ mod tests {
     use bafs_proto::net::memory::MemoryNetwork;
     use bafs_proto::net::pool::Pool;
     use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+    use bafs_proto::token::Token;
     use futures_util::future::join_all;
 
     use super::*;
@@ -211,23 +205,20 @@ mod tests {
                 let pack = (call.files.len(), incoming.body.len());
                 self.0.lock().expect("lock").push(pack);
                 let mut at = 0;
-                let results = call
-                    .files
-                    .into_iter()
-                    .map(|PutFilesEntry { put, size, .. }| {
-                        let data = &incoming.body[at..at + size as usize];
-                        at += data.len();
-                        assert_eq!(Digest::of(data), put.digest);
-                        match put.path.as_str() {
-                            "refused" => Err(Error::new(ErrorCode::BadPath, "no place")),
-                            _ => Ok(PutReceipt {
-                                extraction: put.extraction,
-                                path: put.path,
-                                size: size.into(),
-                                digest: put.digest,
-                            }),
-                        }
-                    });
+                let results = call.files.into_iter().map(|put| {
+                    let data = &incoming.body[at..at + put.size as usize];
+                    at += data.len();
+                    assert_eq!(Digest::of(data), put.digest);
+                    match put.path.as_str() {
+                        "refused" => Err(Error::new(ErrorCode::BadPath, "no place")),
+                        _ => Ok(PutReceipt {
+                            extraction: put.extraction,
+                            path: put.path,
+                            size: put.size.into(),
+                            digest: put.digest,
+                        }),
+                    }
+                });
                 let results = results.collect();
                 Ok((Reply::PutFiles(PutResults { results }), Bytes::new()))
             })
@@ -256,10 +247,12 @@ mod tests {
             extraction: ExtractionId(number.into()),
             path: path.to_owned(),
             mode: 0o600,
+            size: data.len() as u32,
             digest: Digest::of(&data),
+            token: Token::none(),
         };
         let packs = Arc::clone(packs);
-        packs.put(call, Token::none(), data, Deadline::after_ms(20_000))
+        packs.put(call, data, Deadline::after_ms(20_000))
     }
 
     /// The largest first.

@@ -2,51 +2,23 @@
 
 use std::sync::Arc;
 
-use bafs_proto::Result;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ServerId;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
 use bafs_proto::message::{
     BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
     SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
-use bafs_proto::net::pool::Pool;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::home_backend::HomeBackend;
+use super::home_locations::HomeServerLocation;
+use super::home_upload::HomeUpload;
 use super::pack_sender::PackSender;
-use super::{HomeBackend, HomeUpload};
-
-/// Where a home server is, and which one must be there. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct HomeServerLocation {
-    pool: Pool,
-    address: Arc<str>,
-    id: Option<ServerId>,
-}
-
-impl HomeServerLocation {
-    pub(super) fn new(pool: Pool, address: &str, id: Option<ServerId>) -> Self {
-        let address = address.into();
-        Self { pool, address, id }
-    }
-
-    /// Makes a call with raw data, once, and to no other server.
-    pub(super) async fn call<C: Call>(
-        &self,
-        token: &Token,
-        call: C,
-        body: Bytes,
-        deadline: Deadline,
-    ) -> Result<(C::Reply, Bytes)> {
-        let there = self.pool.connection_to(self.id, &self.address, deadline);
-        let there = there.await?;
-        there.call_with_body(token, call, body, deadline).await
-    }
-}
 
 /// A home server.
 pub(super) struct ServerHome {
@@ -160,13 +132,18 @@ impl HomeBackend for ServerHome {
         digest: Digest,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
-        let call = PutFile {
+        let Ok(size) = u32::try_from(data.len()) else {
+            let text = format!("'{}' is too large to go with one call", put.path);
+            return Box::pin(async { Err(Error::new(ErrorCode::Malformed, text)) });
+        };
+        let file = PutFile {
             extraction: put.extract,
             path: put.path.clone(),
             mode: put.mode,
+            size,
             digest,
+            token: put.token.clone(),
         };
-        let (packs, token) = (Arc::clone(&self.packs), put.token.clone());
-        Box::pin(packs.put(call, token, data, deadline))
+        Box::pin(Arc::clone(&self.packs).put(file, data, deadline))
     }
 }

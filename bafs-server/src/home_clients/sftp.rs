@@ -21,10 +21,10 @@ use futures_util::future::join_all;
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use tokio::sync::Mutex;
 
+use super::home_upload::{HomeUpload, is_upload_name, upload_path};
 use super::host::PlainHost;
 use super::listing::{changed_error, chunk_digests, make_page, note_unreadable};
 use super::settings::HomeSetting;
-use super::{HomeUpload, upload_path};
 use packet::{SftpAttributes, SftpReply, SftpRequestKind};
 use session::SftpSession;
 
@@ -448,7 +448,7 @@ async fn list_names(session: &SftpSession, path: &str) -> Result<Vec<(String, Sf
         is_empty = false;
         for (name, found) in page {
             let name = from_bytes(&name);
-            if name != "." && name != ".." && !super::is_upload_name(&name) {
+            if name != "." && name != ".." && !is_upload_name(&name) {
                 all.push((name, found));
             }
         }

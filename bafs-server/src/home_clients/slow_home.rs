@@ -16,7 +16,9 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::{HomeBackend, HomeClients, HomeUpload};
+use super::HomeClients;
+use super::home_backend::HomeBackend;
+use super::home_upload::HomeUpload;
 
 /// Time that a commit takes, in milliseconds.
 pub(crate) const COMMIT_MS: u64 = 1_000;

@@ -8,11 +8,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bafs_proto::Result;
-use bafs_proto::hash::{Digest, DigestHasher};
+use bafs_proto::hash::DigestHasher;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::limits::PUT_REORDER_BYTES_MAX;
 use bafs_proto::time::Deadline;
 use tokio::sync::watch;
+
+use super::upload::Content;
 
 /// Uploads that are kept in mind; of more, the bytes are read once more at the end, and pieces that
 /// overtake others are refused.
@@ -65,9 +67,10 @@ impl Arrival {
     }
 
     /// Size and digest of what is here, if all of it came to this server.
-    pub(super) fn seen(&self) -> Option<(u64, Digest)> {
+    pub(super) fn seen(&self) -> Option<Content> {
         let digest = self.hasher.as_ref()?.digest();
-        Some((self.received_bytes, digest))
+        let size = self.received_bytes;
+        Some(Content { size, digest })
     }
 }
 

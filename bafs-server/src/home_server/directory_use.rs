@@ -28,11 +28,12 @@ pub(super) struct DirectoryUse {
 const NOBODY: u32 = 65_534;
 
 impl DirectoryUse {
-    /// Makes a directory if it is not there, but none above it, and uses it.
+    /// Makes a directory if it is not there, but none above it, and uses it. If nobody else does,
+    /// `recover` runs first: whoever comes meanwhile waits.
     ///
     /// # Errors
     /// What the system says; `WouldBlock` when somebody goes on removing it.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, mut recover: impl FnMut()) -> io::Result<Self> {
         for _ in 0..OPEN_TRIES_MAX {
             make_private_directory(path)?;
             let directory = match open_locked(path, OFlags::NOFOLLOW) {
@@ -40,15 +41,19 @@ impl DirectoryUse {
                 Err(Errno::NOENT) => continue,
                 opened => opened?,
             };
-            if flock(&directory, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
             let entered = Self {
                 path: path.to_owned(),
                 directory,
             };
+            let lock = |operation| flock(&entered.directory, operation);
             // Whoever removed it between the two calls could not know of this lock.
+            if lock(FlockOperation::NonBlockingLockExclusive).is_ok() && entered.is_in_place() {
+                recover();
+            }
+            if lock(FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK) {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
             if entered.is_in_place() {
                 return Ok(entered);
             }
@@ -131,15 +136,17 @@ mod tests {
         let (export, elsewhere) = (export.expect("directory"), elsewhere.expect("directory"));
         let own = export.path().join(OWN_DIRECTORY);
         symlink(elsewhere.path(), &own).expect("link");
-        let refused = DirectoryUse::open(&own).expect_err("a link").to_string();
+        let refused = DirectoryUse::open(&own, || ())
+            .expect_err("a link")
+            .to_string();
         assert!(refused.contains("is a link"), "{refused}");
         fs::remove_file(&own).expect("remove");
         fs::create_dir(&own).expect("directory");
         let open = fs::Permissions::from_mode(0o777);
         fs::set_permissions(&own, open).expect("chmod");
-        assert!(DirectoryUse::open(&own).is_err());
+        assert!(DirectoryUse::open(&own, || ()).is_err());
         fs::remove_dir(&own).expect("remove");
-        drop(DirectoryUse::open(&own).expect("enter"));
+        drop(DirectoryUse::open(&own, || ()).expect("enter"));
         let mode = fs::metadata(&own).expect("it is there").mode();
         assert_eq!(mode & 0o777, 0o700);
     }
@@ -150,8 +157,8 @@ mod tests {
         let own = export.path().join(OWN_DIRECTORY);
         let remove = || remove_unused_directory(export.path()).expect("removed or not");
         assert!(remove(), "there is none");
-        let one = DirectoryUse::open(&own).expect("enter");
-        let two = DirectoryUse::open(&own).expect("enter");
+        let one = DirectoryUse::open(&own, || ()).expect("enter");
+        let two = DirectoryUse::open(&own, || ()).expect("enter");
         fs::write(own.join("server-id"), b"mine").expect("write");
         drop(one);
         assert!(!remove());
@@ -168,7 +175,7 @@ mod tests {
         let removing = open_locked(&own, OFlags::empty()).expect("open");
         flock(&removing, FlockOperation::LockExclusive).expect("lock");
         let path = own.clone();
-        let coming = std::thread::spawn(move || DirectoryUse::open(&path));
+        let coming = std::thread::spawn(move || DirectoryUse::open(&path, || ()));
         std::thread::sleep(5 * PAUSE);
         fs::remove_dir(&own).expect("rmdir");
         drop(removing);

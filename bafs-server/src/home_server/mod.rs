@@ -2,7 +2,12 @@
 //!
 //! ```text
 //!  HomeServer ─┬─ export.rs, listing.rs, source_reading.rs   lists and reads files
-//!              ├─ puts.rs, packs.rs, receipts.rs             takes results, exactly once
+//!              ├─ uploads.rs, packs.rs                       takes results, exactly once
+//!              │    ├─ upload.rs         the states of one upload, pure
+//!              │    ├─ upload_table.rs   its durable row (redb)
+//!              │    ├─ upload_files.rs   its bytes on disk
+//!              │    ├─ upload_recovery.rs   what a start finds, what nobody needs any more
+//!              │    └─ space_queue.rs, unfinished.rs   who gets the room of a full disk
 //!              ├─ tree_sessions                              file operations (remote I/O)
 //!              └─ throttle.rs                                one byte limit for all of these
 //! ```
@@ -10,9 +15,9 @@
 //! * **Listing and reading.** Listings come in pages, in path order. A read names the file with the
 //!   identity (size and times) from its listing. If the file is another one now, the read fails
 //!   with `SourceChanged`. Each block of a reply has a digest.
-//! * **Uploads.** Nothing is visible before the commit. A large file grows in `.bafs-put/`, and its
-//!   state is durable before each next step. Small files come many in one call, and share a log of
-//!   receipts. A repeated upload gets the same receipt.
+//! * **Uploads.** Nothing is visible before the commit. The bytes grow in `.bafs-put/data/`, and
+//!   each state is durable in one table before the next step. A large file comes in ranges, small
+//!   ones come many in one call. A repeated upload gets the same receipt.
 //! * **Remote I/O.** A tree session on a directory of the export has no limit of space. It shows no
 //!   `.bafs-put/`.
 //!
@@ -29,54 +34,54 @@
 //! each ends soon, and smaller ones pass between them. A waiting read holds no memory.
 //!
 //! **Concurrency.** Disk access runs on blocking threads, to its end even if the caller gives up.
-//! Each part has its own lock. One process at a time writes the log of receipts: where another has
-//! it, small files take the way of large ones.
+//! Each part has its own lock. Several processes may export one directory: they take turns at the
+//! table of uploads.
 //!
 //! State that survives `kill -9` is in `.bafs-put/` of the export: uploads, receipts, and the id of
 //! the server. Nodes find a home by that id, not by its address.
 
 mod arrivals;
-mod data;
 mod directory_use;
 mod export;
 mod listing;
+mod pack_limits;
 mod packs;
-mod publishing;
-mod puts;
-mod receipts;
-mod refused;
 mod request_rights;
-mod small_file_record;
 mod source_reading;
-mod sweep;
+mod space_queue;
 mod throttle;
 mod unfinished;
+mod upload;
+mod upload_files;
+mod upload_recovery;
+mod upload_table;
+mod uploads;
 
 pub use directory_use::remove_unused_directory;
 pub use export::OWN_DIRECTORY;
 pub(crate) use export::{Export, ExportEntry};
 pub(crate) use listing::list;
-pub(crate) use puts::Puts;
 pub(crate) use source_reading::read;
 pub use unfinished::{UnfinishedUpload, list_unfinished_uploads};
+pub(crate) use uploads::Uploads;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
     Advert, CloseTree, CommitPut, Counters as CounterValues, Done, Lifetime, ListSource, OpenTree,
-    PutFile, PutFiles, PutRange, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps,
-    ServerKind, SourceData, SourceEntry, SourcePage, TreeSession,
+    PutFile, PutFiles, PutRange, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
+    SourceData, SourceEntry, SourcePage, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
-use bafs_proto::net::{BoxFuture, Cancellation, IncomingRequest, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::path::check_result_path;
 use bafs_proto::replica::ReadSources;
-use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
@@ -94,8 +99,8 @@ use crate::serving::{
 };
 use crate::source::source_entry;
 use crate::tree_sessions::TreeSessions;
-use packs::Small;
-use throttle::Throttle;
+use packs::SmallFile;
+use throttle::{CallWait, Throttle};
 
 /// How often silent tree sessions are looked for, in milliseconds.
 const SWEEP_MS: u64 = 5_000;
@@ -161,16 +166,13 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer> {
     Ok(running)
 }
 
-/// How long a caller waits at most, and whether it waits still.
-type CallWait<'a> = (Deadline, &'a Cancellation);
-
 /// Answers calls about one exported directory.
 #[derive(Debug)]
 pub struct HomeServer {
     id: ServerId,
     access: AccessChecker,
     export: Arc<Export>,
-    puts: Arc<Puts>,
+    uploads: Arc<Uploads>,
     trees: TreeSessions,
     throttle: Throttle,
     counters: Counters,
@@ -192,18 +194,18 @@ impl HomeServer {
             ErrorCode::NoSpaceBytes => error.context("make room, then start the home again"),
             _ => error,
         };
-        let puts = Arc::new(Puts::open(export.clone()).map_err(advise)?);
-        puts.sweep(clock::now());
-        let life = Incarnation::begin(puts.directory()).map_err(|error| {
-            let doing = format!("home server's own {}", puts.directory().display());
-            advise(puts.with_room(disk_error(doing, &error)))
+        let uploads = Arc::new(Uploads::open(export.clone()).map_err(advise)?);
+        uploads.sweep(clock::now());
+        let life = Incarnation::begin(uploads.directory()).map_err(|error| {
+            let doing = format!("home server's own {}", uploads.directory().display());
+            advise(uploads.with_room(disk_error(doing, &error)))
         })?;
         let counters = Counters::with_names(counters::HOME_COUNTERS);
         Ok(Arc::new(Self {
             id: life.server,
             access: AccessChecker::new(verifier),
             export,
-            puts,
+            uploads,
             trees: TreeSessions::new(life.number, counters.clone()),
             throttle: Throttle::new(limit_bytes_per_s),
             counters,
@@ -254,10 +256,9 @@ impl HomeServer {
                 let (data, bytes) = self.read_in_turn(most, read, wait).await?;
                 Ok((Reply::ReadSources(data), bytes))
             }
-            Request::BeginPut(_)
-            | Request::PutRange(_)
-            | Request::CommitPut(_)
-            | Request::PutFile(_) => Ok(bare(self.put(token, request, body, wait).await?)),
+            Request::BeginPut(_) | Request::PutRange(_) | Request::CommitPut(_) => {
+                Ok(bare(self.put(token, request, body, wait).await?))
+            }
             Request::PutFiles(call) => {
                 let results = self.put_files(call, &body, wait).await?;
                 Ok(bare(Reply::PutFiles(results)))
@@ -293,13 +294,13 @@ impl HomeServer {
             Request::PutRange(PutRange { extraction, .. })
             | Request::CommitPut(CommitPut { extraction, .. }) => {
                 let upload = *extraction;
-                let path = match self.puts.arriving_path(upload) {
+                let path = match self.uploads.arriving_path(upload) {
                     Some(path) => path,
                     None => {
                         let find = self
                             .clone()
-                            .run_blocking(move |home| home.puts.path_of(upload));
-                        find.await.ok()??
+                            .run_blocking(move |home| home.uploads.load(upload));
+                        find.await.ok()??.path
                     }
                 };
                 (path, Right::Write)
@@ -345,35 +346,32 @@ impl HomeServer {
             Request::BeginPut(call) => {
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.require_right(&token, path, Right::Write);
-                    let begun = home.puts.begin(&call, allow);
-                    begun.map_err(|error| home.puts.with_room(error))
+                    let begun = home.uploads.begin(&call, allow);
+                    begun.map_err(|error| home.uploads.with_room(error))
                 };
                 Ok(Reply::BeginPut(self.run_blocking(put).await?))
             }
             Request::PutRange(call) => {
                 self.throttle.pass(body.len(), wait).await?;
-                self.puts.turn(call.extraction, call.offset, wait.0).await;
+                self.uploads
+                    .turn(call.extraction, call.offset, wait.0)
+                    .await;
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.require_right(&token, path, Right::Write);
-                    let written = home.puts.write(call.extraction, call.offset, &body, allow);
-                    let progress = written.map_err(|error| home.puts.with_room(error))?;
+                    let written = home
+                        .uploads
+                        .write(call.extraction, call.offset, &body, allow);
+                    let progress = written.map_err(|error| home.uploads.with_room(error))?;
                     home.counters.add("home_written_bytes", body.len() as u64);
                     Ok(progress)
                 };
                 Ok(Reply::PutRange(self.run_blocking(put).await?))
             }
-            Request::PutFile(call) => {
-                self.throttle.pass(body.len(), wait).await?;
-                let small = self.small_file(token, call, body);
-                let mut results = self.put_small_files(vec![small], wait.0).await?;
-                let result = results.pop().expect("one for each file");
-                Ok(Reply::PutFile(result?))
-            }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.require_right(&token, path, Right::Write);
-                    let done = home.puts.commit(&call, allow);
-                    done.map_err(|error| home.puts.with_room(error))
+                    let done = home.uploads.commit(&call, allow);
+                    done.map_err(|error| home.uploads.with_room(error))
                 };
                 Ok(Reply::CommitPut(self.run_blocking(put).await?))
             }
@@ -381,25 +379,13 @@ impl HomeServer {
         }
     }
 
-    fn small_file(self: &Arc<Self>, token: Token, call: PutFile, data: Bytes) -> Small {
-        let home = self.clone();
-        Small {
+    fn small_file(self: &Arc<Self>, call: PutFile, data: Bytes) -> SmallFile {
+        let (home, token) = (self.clone(), call.token.clone());
+        SmallFile {
             call,
             data,
             allow: Box::new(move |path| home.require_right(&token, path, Right::Write)),
         }
-    }
-
-    async fn put_small_files(
-        &self,
-        files: Vec<Small>,
-        deadline: Deadline,
-    ) -> Result<Vec<Result<PutReceipt>>> {
-        let results = self.puts.put(files, deadline).await?;
-        let results = self.puts.each_with_room(results);
-        let put = results.iter().flatten().map(|receipt| receipt.size);
-        self.counters.add("home_written_bytes", put.sum());
-        Ok(results)
     }
 
     /// Puts all files of a pack in place at the same time, so that they share what a disk takes for
@@ -424,9 +410,12 @@ impl HomeServer {
         let files = call.files.into_iter().map(|file| {
             let start = at;
             at += file.size as usize;
-            self.small_file(file.token, file.put, body.slice(start..at))
+            self.small_file(file, body.slice(start..at))
         });
-        let results = self.put_small_files(files.collect(), wait.0).await?;
+        let results = self.uploads.put(files.collect(), wait.0).await?;
+        let results = self.uploads.each_with_room(results);
+        let put = results.iter().flatten().map(|receipt| receipt.size);
+        self.counters.add("home_written_bytes", put.sum());
         Ok(PutResults { results })
     }
 
@@ -552,7 +541,7 @@ impl HomeServer {
                 continue;
             }
             let swept = self.clone().run_blocking(|home| {
-                home.puts.sweep(clock::now());
+                home.uploads.sweep(clock::now());
                 Ok(())
             });
             if let Err(error) = swept.await {
@@ -576,6 +565,7 @@ impl HomeServer {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
+            attributes: Attributes::default(),
             lifetime: Lifetime::default(),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::limits::PUT_FILES_MAX;
-use bafs_proto::message::{PutFilesEntry, Request, TreeRef};
+use bafs_proto::message::{PutFile, Request, TreeRef};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{Error, ErrorCode, Result};
 
@@ -28,10 +28,9 @@ pub(super) fn required_rights(token: &Token, request: &Request) -> Vec<RequiredR
         Request::ReadSource(call) => at(&call.path, Right::Read),
         Request::ReadSources(call) => at(&call.path, Right::Read),
         Request::BeginPut(call) => at(&call.path, Right::Write),
-        Request::PutFile(call) => at(&call.path, Right::Write),
         Request::PutFiles(call) => {
-            let one = |file: &PutFilesEntry| {
-                let resource = Resource::Home(file.put.path.clone());
+            let one = |file: &PutFile| {
+                let resource = Resource::Home(file.path.clone());
                 (Arc::new(file.token.clone()), resource, Right::Write)
             };
             call.files.iter().take(PUT_FILES_MAX).map(one).collect()

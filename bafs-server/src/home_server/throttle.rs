@@ -4,11 +4,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::net::Cancellation;
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::CallWait;
 use crate::logic::token_bucket::TokenBucket;
 
 /// Bytes that pass at once: a large transfer must not make small ones wait for all of it.
@@ -17,6 +17,9 @@ const SLICE_BYTES: usize = 64 << 10;
 /// Large transfers that pass at once; those who come later wait until one is through. The fewer go
 /// on together, the sooner each is through, and the less often somebody hears nothing for long.
 const TRANSFERS_MAX: usize = 2;
+
+/// How long a caller waits at most, and whether it waits still.
+pub(super) type CallWait<'a> = (Deadline, &'a Cancellation);
 
 /// Lets bytes pass at the limit, or at once when there is none.
 #[derive(Debug)]

@@ -53,8 +53,9 @@ pub struct Adverts {
 
 #[derive(Debug)]
 struct ListedAdvert {
+    /// As it was at `updated_at`: the time that is left to a node passes here, too.
     advert: Advert,
-    arrived_at: Time,
+    updated_at: Time,
     until: Time,
 }
 
@@ -71,6 +72,7 @@ impl Adverts {
         if texts.iter().any(|text| unfit(text))
             || advert.caches.len() > CACHES_MAX
             || advert.caches.iter().any(|cache| unfit(&cache.cooperative))
+            || !advert.attributes.is_well_formed()
         {
             return Err(AdvertRefusal::Malformed);
         }
@@ -90,7 +92,7 @@ impl Adverts {
         }
         let until = now.plus_ms(advert.ttl_ms.min(TTL_MS_MAX));
         let listed = ListedAdvert {
-            arrived_at: now,
+            updated_at: now,
             until,
             advert,
         };
@@ -123,56 +125,57 @@ impl Adverts {
     /// Live servers that fit the query, ordered by id.
     pub fn query(&mut self, now: Time, query: &QueryServers) -> Vec<Advert> {
         self.expire(now);
-        let fits = |advert: &&Advert| {
-            let cooperates = |name: &String| advert.caches.iter().any(|c| c.cooperative == *name);
-            query.kind.is_none_or(|kind| advert.kind == kind)
-                && query
-                    .group
-                    .as_ref()
-                    .is_none_or(|group| advert.group == *group)
-                && query.cooperative.as_ref().is_none_or(cooperates)
+        let fits = |advert: &Advert| {
+            let is_of_kind = query.kind.is_none_or(|kind| advert.kind == kind);
+            is_of_kind && query.constraint.is_satisfied(|name| advert.attribute(name))
         };
         self.live
             .values()
-            .filter(|listed| fits(&&listed.advert))
-            .map(|listed| listed.describe(now))
+            .filter(|listed| fits(&listed.advert))
+            .map(|listed| listed.advert.clone())
             .collect()
     }
 
     fn expire(&mut self, now: Time) {
         self.live.retain(|_, listed| listed.until > now);
+        for listed in self.live.values_mut() {
+            listed.pass_time(now);
+        }
     }
 }
 
 impl ListedAdvert {
-    /// The advert as it is now: time has passed since it arrived.
-    fn describe(&self, now: Time) -> Advert {
-        let mut advert = self.advert.clone();
-        let age_ms = now.ms_since(self.arrived_at);
-        let left_ms = &mut advert.lifetime.left_ms;
-        *left_ms = left_ms.map(|left_ms| left_ms.saturating_sub(age_ms));
-        advert
+    fn pass_time(&mut self, now: Time) {
+        let passed_ms = now.ms_since(self.updated_at);
+        let left_ms = &mut self.advert.lifetime.left_ms;
+        *left_ms = left_ms.map(|left_ms| left_ms.saturating_sub(passed_ms));
+        self.updated_at = self.updated_at.max(now);
     }
 }
 
 /// Size of an advert in a reply, in bytes: its numbers, and its texts with their lengths.
 fn encoded_bytes(advert: &Advert) -> usize {
-    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 8 + 2;
+    const NUMBERS: usize = 8 + 4 + 5 * 8 + 2 * 4 + 2 * 8 + 2;
     const CACHE_NUMBERS: usize = 16 + 32 + 2 * 8;
     let text = |text: &String| 8 + text.len();
     let cache = |cache: &CacheAdvert| CACHE_NUMBERS + text(&cache.cooperative);
     let caches: usize = advert.caches.iter().map(cache).sum();
+    let attributes = advert.attributes.iter();
+    let attributes = attributes.map(|(name, value)| 8 + name.len() + 1 + 8 + value.encoded_len());
+    let lists = caches + attributes.sum::<usize>();
     let left_bytes = 8 * usize::from(advert.lifetime.left_ms.is_some());
-    NUMBERS + left_bytes + text(&advert.name) + text(&advert.address) + text(&advert.group) + caches
+    let texts = text(&advert.name) + text(&advert.address) + text(&advert.group);
+    NUMBERS + left_bytes + texts + lists
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bafs_proto::attributes::{AttributeValue, Attributes, Constraint};
     use bafs_proto::codec;
     use bafs_proto::hash::Digest;
     use bafs_proto::ids::VolumeId;
-    use bafs_proto::message::{Lifetime, ServerList};
+    use bafs_proto::message::{HEAD_ATTRIBUTES, Lifetime, ServerList};
 
     fn advert(id: u64) -> Advert {
         Advert {
@@ -190,6 +193,7 @@ mod tests {
             jobs: 0,
             caches: Vec::new(),
             lifetime: Lifetime::default(),
+            attributes: Attributes::default(),
         }
     }
 
@@ -216,6 +220,14 @@ mod tests {
         };
         assert_eq!(left_ms(&mut adverts, 0), Some(1_500));
         assert_eq!(left_ms(&mut adverts, 1_000), Some(500));
+        let constraint = Constraint(vec!["left_ms >= 500".parse().expect("a comparison")]);
+        let mut lasting = |now| {
+            let kind = Some(ServerKind::Node);
+            let constraint = constraint.clone();
+            ids(&adverts.query(Time(now), &QueryServers { kind, constraint }))
+        };
+        assert_eq!(lasting(1_000), [1]);
+        assert!(lasting(1_001).is_empty());
         assert_eq!(left_ms(&mut adverts, 3_000), Some(0));
     }
 
@@ -295,25 +307,66 @@ mod tests {
         );
         assert_eq!(
             ask(QueryServers {
-                group: Some("h".to_owned()),
+                constraint: Constraint::default().and_equal("group", "h"),
                 ..none.clone()
             }),
             [2]
         );
         assert_eq!(
             ask(QueryServers {
-                cooperative: Some("db".to_owned()),
+                constraint: Constraint::default().and_contains("caches", "db"),
                 ..none.clone()
             }),
             [3]
         );
         assert!(
             ask(QueryServers {
-                cooperative: Some("no".to_owned()),
+                constraint: Constraint::default().and_contains("caches", "no"),
                 ..none
             })
             .is_empty()
         );
+    }
+
+    #[test]
+    fn servers_are_chosen_by_any_attribute() {
+        let mut adverts = Adverts::default();
+        for (id, memory) in [(1, 4), (2, 16)] {
+            let mut machine = advert(id);
+            let memory = AttributeValue::Integer(memory);
+            machine.attributes.set("memory_bytes", memory);
+            adverts.advertise(Time(0), machine).expect("room");
+        }
+        adverts.advertise(Time(0), advert(3)).expect("room");
+        let mut ask = |text: &str| {
+            let comparison = text.parse().expect("a comparison");
+            let constraint = Constraint(vec![comparison]);
+            let kind = Some(ServerKind::Node);
+            ids(&adverts.query(Time(1), &QueryServers { kind, constraint }))
+        };
+        assert_eq!(ask("memory_bytes >= 16"), [2]);
+        assert_eq!(ask("memory_bytes != 16"), [1]);
+        assert_eq!(ask("free_bytes >= 10"), [1, 2, 3]);
+        assert!(ask("unheard_of == 1").is_empty());
+    }
+
+    #[test]
+    fn each_field_of_an_advert_is_an_attribute() {
+        let mut leaving = advert(1);
+        leaving.lifetime.left_ms = Some(1_000);
+        for name in HEAD_ATTRIBUTES {
+            assert!(leaving.attribute(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn attributes_with_control_characters_are_refused() {
+        let mut adverts = Adverts::default();
+        let mut coloured = advert(1);
+        let red = AttributeValue::Text("\u{1b}[31mred".to_owned());
+        coloured.attributes.set("owner", red);
+        let refused = adverts.advertise(Time(0), coloured);
+        assert_eq!(refused, Err(AdvertRefusal::Malformed));
     }
 
     #[test]
@@ -419,8 +472,15 @@ mod tests {
             used_bytes: 0,
         };
         let mut adverts = Adverts::default();
+        let mut attributes = Attributes::default();
+        attributes.set(
+            "data_sets",
+            AttributeValue::TextList(vec!["nr".to_owned(); 3]),
+        );
+        attributes.set("processors", AttributeValue::Integer(8));
         let large = |id| Advert {
             caches: (0..100).map(cache).collect(),
+            attributes: attributes.clone(),
             ..advert(id)
         };
         let taken = (0..)

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bafs_proto::attributes::Constraint;
 use bafs_proto::message::{Advert, Advertise, QueryServers, ServerKind};
 use bafs_proto::time::Deadline;
 
@@ -75,8 +76,7 @@ pub(super) async fn update_peers(node: &Node) {
     };
     let query = QueryServers {
         kind: Some(ServerKind::Node),
-        group: Some(node.config.group.clone()),
-        cooperative: None,
+        constraint: Constraint::default().and_equal("group", &node.config.group),
     };
     let deadline = Deadline::after_ms(ADVERTISE_MS);
     let token = &node.config.identity.token;

@@ -38,6 +38,7 @@
 //! scheduler runs them again.
 
 mod handoff;
+mod machine;
 mod membership;
 mod service;
 mod subnet;
@@ -47,6 +48,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::net::channel::Listener;
@@ -109,6 +111,8 @@ pub struct NodeConfig {
     pub shared_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,
+    /// What its administrator says of it in its advert, beside what it measures.
+    pub attributes: Attributes,
     /// How long it lives, if that is known.
     pub lifetime: Option<Duration>,
     /// How long it drains before it ends.
@@ -167,6 +171,8 @@ pub struct Node {
     counters: Counters,
     /// What each slot has for temporary files.
     temporary_quota: TemporaryQuota,
+    /// What it says of its machine.
+    attributes: Attributes,
     /// Whether the store is gone.
     is_store_gone: watch::Sender<bool>,
     departure: Departure,
@@ -231,6 +237,7 @@ impl Node {
         let executor = Executor::open(executor, counters.clone())?;
         let access = AccessChecker::with_address(config.identity.verifier.clone(), address.clone());
         let handoff_server = HandoffServer::new(&config.store, counters.clone());
+        let attributes = machine::describe_machine(&config.attributes);
         Ok(Arc::new(Self {
             config,
             address,
@@ -244,6 +251,7 @@ impl Node {
             access,
             counters,
             temporary_quota: share,
+            attributes,
             is_store_gone: watch::Sender::new(false),
             departure,
         }))
@@ -344,6 +352,7 @@ impl Node {
             slots: self.config.slots,
             jobs: self.executor.running_jobs(),
             caches: self.caches.adverts(),
+            attributes: self.attributes.clone(),
             lifetime: self.departure.lifetime(),
         }
     }

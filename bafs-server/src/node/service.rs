@@ -6,9 +6,11 @@ use std::sync::Arc;
 use bafs_proto::fd_passing::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
-    CacheRef, Counters as CounterValues, Done, OpenTree, Reply, Request, TreeRef, VolumeList,
+    BlockRange, CacheRef, Counters as CounterValues, Done, OpenTree, Reply, Request, TreeRef,
+    VolumeList,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -72,10 +74,10 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         Request::ReadVolumeFiles(call) => volume(call.volume, Right::Read),
         Request::MapVolumeFile(call) => volume(call.volume, Right::Read),
         Request::ReadManifest(call) => volume(call.volume, Right::Read),
-        Request::ReadBlocks(call) => match &call.cache {
-            CacheRef::Volume(id) => volume(*id, Right::Read),
-            CacheRef::Cooperative(name) => need(Resource::Cooperative(name.clone()), Right::Read),
-        },
+        Request::ReadBlocks(call) => need(block_resource(&call.range), Right::Read),
+        Request::Probe(call) => need(block_resource(&call.range), Right::Read),
+        Request::Promote(call) => need(block_resource(&call.range), Right::Read),
+        Request::Touch(call) => need(block_resource(&call.range), Right::Read),
         Request::GetCache(call) => volume(call.volume, Right::Manage),
         Request::WarmCache(call) => volume(call.volume, Right::Manage),
         Request::JoinCache(call) => {
@@ -108,10 +110,16 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)
-        | Request::PutFile(_)
         | Request::PutFiles(_) => return Err(unsupported_error(request)),
     };
     Ok(needs)
+}
+
+fn block_resource(range: &BlockRange) -> Resource {
+    match &range.cache {
+        CacheRef::Volume(id) => Resource::Volume(*id),
+        CacheRef::Cooperative(name) => Resource::Cooperative(name.clone()),
+    }
 }
 
 impl Node {
@@ -168,10 +176,16 @@ impl Node {
             | Request::ReadVolumeFiles(_)
             | Request::MapVolumeFile(_)
             | Request::ReadManifest(_)
-            | Request::ReadBlocks(_)
             | Request::JoinCache(_)
             | Request::GetCache(_)
             | Request::WarmCache(_) => self.answer_data(incoming).await,
+            Request::ReadBlocks(_)
+            | Request::Probe(_)
+            | Request::Promote(_)
+            | Request::Touch(_) => {
+                self.answer_blocks(incoming.request, incoming.deadline)
+                    .await
+            }
             Request::StartJob(mut call) => {
                 call.job.command.read_arguments_from_body(&incoming.body)?;
                 reply_without_body(Reply::StartJob(self.executor.start(call)?))
@@ -316,12 +330,30 @@ impl Node {
                 self.storage.touch(call.volume)?;
                 reply_without_body(Reply::WarmCache(self.caches.warm(call).await?))
             }
+            other => Err(unsupported_error(&other)),
+        }
+    }
+
+    async fn answer_blocks(&self, request: Request, deadline: Deadline) -> CallResult {
+        match request {
             Request::ReadBlocks(call) => {
-                if let CacheRef::Volume(id) = &call.cache {
+                if let CacheRef::Volume(id) = &call.range.cache {
                     self.storage.touch(*id)?;
                 }
-                let (digests, data) = self.caches.read_blocks(call, deadline).await?;
-                Ok((Reply::ReadBlocks(digests), data))
+                let (blocks, data) = self.caches.read_blocks(call, deadline).await?;
+                Ok((Reply::ReadBlocks(blocks), data))
+            }
+            Request::Probe(call) => {
+                let (blocks, data) = self.caches.probe(call, deadline).await?;
+                Ok((Reply::Probe(blocks), data))
+            }
+            Request::Promote(call) => {
+                self.caches.promote(&call)?;
+                reply_without_body(Reply::Promote(Done))
+            }
+            Request::Touch(call) => {
+                self.caches.touch(&call)?;
+                reply_without_body(Reply::Touch(Done))
             }
             other => Err(unsupported_error(&other)),
         }

@@ -1,7 +1,6 @@
-//! The durable table of a store: ready volumes, dead ids, receipts. The only user of redb; decides
-//! nothing. One thread writes: whatever waits is committed (and synced) together.
+//! The durable table of a store: ready volumes, dead ids, receipts. Decides nothing. One thread
+//! writes: whatever waits is committed (and synced) together.
 
-use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -10,17 +9,22 @@ use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{ExtractFile, PutReceipt};
 use bafs_proto::time::Time;
 use bafs_proto::volume::VolumeSpec;
-use bafs_proto::{Error, ErrorCode, Result, codec};
+use bafs_proto::{Error, ErrorCode, Result};
 use redb::{
     Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
     WriteTransaction,
 };
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::table_rows::{self, catch_panic};
+
 /// Form of the records, first byte of each.
 const RECORD_VERSION: u8 = 3;
+
+/// What to do with a damaged table.
+const DAMAGED: &str = "the file is damaged; restore it from a copy, or start with an empty store: \
+                       its volumes are then lost, and schedulers create them again";
 
 /// Most receipts kept; beyond it the oldest goes.
 const RECEIPTS_MAX: u64 = 200_000;
@@ -105,7 +109,7 @@ impl SharedDatabase {
             let text = format!("the volume table {} is unusable now", self.path.display());
             return Err(Error::new(ErrorCode::ServerFault, text));
         };
-        catch_panic(|| work(database))
+        catch_panic(DAMAGED, || work(database))
     }
 
     /// Tries once more what failed after the last error: there may be room on the disk now.
@@ -124,7 +128,7 @@ impl SharedDatabase {
             .database
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let opened = catch_panic(|| {
+        let opened = catch_panic(DAMAGED, || {
             // The old one holds the lock of the file.
             drop(database.take());
             Database::create(&self.path).map_err(database_error)
@@ -153,7 +157,7 @@ impl VolumeDatabase {
     pub(super) fn open(path: &Path) -> Result<(Self, LoadedVolumes)> {
         let doing = format!("volume table {}", path.display());
         let broken = |error: Error| error.context(&doing);
-        let opened = catch_panic(|| {
+        let opened = catch_panic(DAMAGED, || {
             let mut database = Database::create(path).map_err(database_error)?;
             if !database.check_integrity().map_err(database_error)? {
                 tracing::warn!(path = %path.display(), "the volume table was damaged and mended");
@@ -200,7 +204,9 @@ impl VolumeDatabase {
                 let reading = database.begin_read().map_err(database_error)?;
                 let receipts = reading.open_table(RECEIPTS).map_err(database_error)?;
                 let found = receipts.get(id.0).map_err(database_error)?;
-                found.map(|record| decode(record.value())).transpose()
+                found
+                    .map(|record| table_rows::decode(RECORD_VERSION, record.value()))
+                    .transpose()
             })
         })
         .await
@@ -230,15 +236,6 @@ fn write_all(database: &SharedDatabase, mut changes: mpsc::Receiver<QueuedChange
     }
 }
 
-/// Runs work on the database, which panics where it meets a damaged page.
-fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        let text = "the file is damaged; restore it from a copy, or start with an empty store: its \
-                    volumes are then lost, and schedulers create them again";
-        Err(Error::new(ErrorCode::ServerFault, text))
-    })
-}
-
 fn commit<'a>(database: &Database, changes: impl Iterator<Item = &'a TableChange>) -> Result<()> {
     let writing = database.begin_write().map_err(database_error)?;
     for change in changes {
@@ -252,7 +249,10 @@ fn apply(writing: &WriteTransaction, change: &TableChange) -> Result<()> {
     match change {
         TableChange::PutVolume(record) => {
             volumes
-                .insert(record.spec.id.0, &*encode(record)?)
+                .insert(
+                    record.spec.id.0,
+                    &*table_rows::encode(RECORD_VERSION, record)?,
+                )
                 .map_err(database_error)?;
         }
         TableChange::RemoveVolume(id) => {
@@ -283,7 +283,7 @@ fn insert_receipt(
     let mut receipts = writing.open_table(RECEIPTS).map_err(database_error)?;
     let mut order = writing.open_table(RECEIPT_ORDER).map_err(database_error)?;
     let known = receipts
-        .insert(id.0, &*encode(record)?)
+        .insert(id.0, &*table_rows::encode(RECORD_VERSION, record)?)
         .map_err(database_error)?
         .is_some();
     if known {
@@ -326,9 +326,10 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
         .iter()
         .map_err(database_error)?
     {
-        loaded
-            .volumes
-            .push(decode(row.map_err(database_error)?.1.value())?);
+        loaded.volumes.push(table_rows::decode(
+            RECORD_VERSION,
+            row.map_err(database_error)?.1.value(),
+        )?);
     }
     for row in reading
         .open_table(TOMBSTONES)
@@ -342,23 +343,6 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
             .push((VolumeId(id.value()), Time(when.value())));
     }
     Ok(loaded)
-}
-
-fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
-    let mut bytes = vec![RECORD_VERSION];
-    bytes.extend(codec::encode(record)?);
-    Ok(bytes)
-}
-
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    match bytes.split_first() {
-        Some((&RECORD_VERSION, record)) => codec::decode(record),
-        _ => {
-            let text = "a record has a version that this program does not know; use the program \
-                        that wrote the store, or an empty store";
-            Err(Error::new(ErrorCode::VersionMismatch, text))
-        }
-    }
 }
 
 /// A full disk too: who asked is to ask again, as of its volume nothing is too large.
@@ -460,12 +444,13 @@ mod tests {
 
     #[test]
     fn records_of_another_version_are_refused() {
-        let mut bytes = encode(&record(1)).expect("encode");
-        assert!(decode::<VolumeRecord>(&bytes).is_ok());
+        let mut bytes = table_rows::encode(RECORD_VERSION, &record(1)).expect("encode");
+        assert!(table_rows::decode::<VolumeRecord>(RECORD_VERSION, &bytes).is_ok());
         bytes[0] = 9;
-        let error = decode::<VolumeRecord>(&bytes).expect_err("refused");
+        let error =
+            table_rows::decode::<VolumeRecord>(RECORD_VERSION, &bytes).expect_err("refused");
         assert_eq!(error.code, ErrorCode::VersionMismatch);
-        assert!(decode::<VolumeRecord>(&[]).is_err());
+        assert!(table_rows::decode::<VolumeRecord>(RECORD_VERSION, &[]).is_err());
     }
     #[tokio::test]
     async fn a_damaged_table_never_causes_a_panic() {

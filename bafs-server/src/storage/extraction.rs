@@ -52,8 +52,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::confined_directory::ConfinedDirectory;
-use super::file_identity;
 use crate::home_clients::{CALL_TIMEOUT_MS, HomeClients, HomeUpload, transfer_ms_max};
+use crate::source::file_identity;
 
 /// Bytes of one piece of an upload; a smaller file goes as a whole.
 const CHUNK_BYTES: u64 = IO_BYTES_MAX as u64;

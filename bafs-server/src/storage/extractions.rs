@@ -1,57 +1,22 @@
-//! Exactly-once extraction: joins callers that ask for the same, remembers what is proven. The
-//! sending itself is in `extraction.rs`.
+//! Exactly-once extraction: remembers what is proven. The sending itself is in `extraction.rs`.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{ExtractFile, PutReceipt};
+use bafs_proto::net::BoxFuture;
 use bafs_proto::path::{check_relative, check_result_path};
 use bafs_proto::time::Deadline;
-use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
-use tokio::sync::{Semaphore, watch};
 
+use super::Storage;
 use super::database::{ReceiptRecord, TableChange};
-use super::extraction::{Extraction, MEMORY_UNIT_BYTES};
-use super::{Storage, blocking};
-
-/// Most extractions at once; home is the bottleneck long before.
-const EXTRACTIONS_MAX: usize = 256;
-
-/// Most bytes of files that all of them hold in memory.
-const CHUNK_MEMORY_BYTES_MAX: u64 = 48 << 20;
+use super::extraction::Extraction;
+use super::inflight_extractions::{ExtractionJoin, id_reused_error};
+use crate::errors::run_blocking;
 
 /// Pause before an extraction that ran out of another caller's time is started again.
 const RESTART_PAUSE: Duration = Duration::from_millis(50);
-
-type ExtractionReply = watch::Receiver<Option<Result<PutReceipt>>>;
-
-/// Whether a caller started an extraction or found it under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ExtractionJoin {
-    Started,
-    Joined,
-}
-
-/// Extractions under way.
-#[derive(Debug)]
-pub(super) struct Extractions {
-    list: Mutex<BTreeMap<ExtractionId, (ExtractFile, ExtractionReply)>>,
-    chunk_memory: Arc<Semaphore>,
-}
-
-impl Default for Extractions {
-    fn default() -> Self {
-        Self {
-            list: Mutex::default(),
-            chunk_memory: Arc::new(Semaphore::new(
-                (CHUNK_MEMORY_BYTES_MAX / MEMORY_UNIT_BYTES) as usize,
-            )),
-        }
-    }
-}
 
 impl Storage {
     /// Sends a file home, once however often it is asked for, and answers with the receipt.
@@ -68,7 +33,10 @@ impl Storage {
         check_result_path(&call.target_path)?;
         let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
         loop {
-            let (mut answer, joined) = self.join_extraction(&call, deadline)?;
+            let extraction = || -> BoxFuture<'static, _> {
+                Box::pin(self.clone().extract_from_volume(call.clone(), deadline))
+            };
+            let (mut answer, joined) = self.extractions.join(&call, extraction)?;
             let done = answer
                 .wait_for(Option::is_some)
                 .await
@@ -83,49 +51,21 @@ impl Storage {
         }
     }
 
-    /// The answer of an extraction under way, started if it is not. It goes on when the caller
-    /// gives up, at most until the caller's deadline.
-    fn join_extraction(
-        self: &Arc<Self>,
-        call: &ExtractFile,
+    /// Sends a file home, until the deadline at most, and takes note of a volume that is gone.
+    async fn extract_from_volume(
+        self: Arc<Self>,
+        call: ExtractFile,
         deadline: Deadline,
-    ) -> Result<(ExtractionReply, ExtractionJoin)> {
-        let extract = call.extraction;
-        let mut under_way = self
-            .extractions
-            .list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some((other, answer)) = under_way.get(&extract) {
-            if !is_same_request(other, call) {
-                return Err(id_reused_error(extract, &other.path));
-            }
-            return Ok((answer.clone(), ExtractionJoin::Joined));
+    ) -> Result<PutReceipt> {
+        let volume = call.volume;
+        let result = self.extract_once(call, deadline).await;
+        if let Err(error) = &result
+            && error.code == ErrorCode::VolumeLost
+        {
+            // Its directory may have been removed: who asks hears that it is gone from now on.
+            let _ = self.delete_if_missing(volume).await;
         }
-        if under_way.len() >= EXTRACTIONS_MAX {
-            let text = format!("{EXTRACTIONS_MAX} extractions are under way; try again later");
-            return Err(Error::new(ErrorCode::Busy, text));
-        }
-        let (sender, answer) = watch::channel(None);
-        under_way.insert(extract, (call.clone(), answer.clone()));
-        let entry = ExtractionGuard {
-            storage: self.clone(),
-            extract,
-        };
-        let (call, volume) = (call.clone(), call.volume);
-        tokio::spawn(async move {
-            let result = entry.storage.extract_once(call, deadline).await;
-            if let Err(error) = &result
-                && error.code == ErrorCode::VolumeLost
-            {
-                // Its directory may have been removed: who asks hears that it is gone from now on.
-                let _ = entry.storage.delete_if_missing(volume).await;
-            }
-            // Who hears of a refusal and asks again must not find this one under way.
-            drop(entry);
-            sender.send_replace(Some(result));
-        });
-        Ok((answer, ExtractionJoin::Started))
+        result
     }
 
     async fn extract_once(&self, call: ExtractFile, deadline: Deadline) -> Result<PutReceipt> {
@@ -141,7 +81,7 @@ impl Storage {
         let (homes, asked, volume) = (self.homes.clone(), call.clone(), call.volume);
         let pieces = self.extractions.chunk_memory.clone();
         let sending = async move {
-            blocking(move || Extraction::open(&root, asked, homes, pieces, deadline))
+            run_blocking(move || Extraction::open(&root, asked, homes, pieces, deadline))
                 .await?
                 .run()
                 .await
@@ -170,37 +110,4 @@ impl Storage {
         self.counters.add("extract_bytes", receipt.size);
         Ok(receipt)
     }
-}
-
-/// Takes an extraction off the list however its task ends.
-struct ExtractionGuard {
-    storage: Arc<Storage>,
-    extract: ExtractionId,
-}
-
-impl Drop for ExtractionGuard {
-    fn drop(&mut self) {
-        let list = &self.storage.extractions.list;
-        list.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.extract);
-    }
-}
-
-/// Whether two calls ask for the same, with whatever token, and wherever the home is by now.
-fn is_same_request(one: &ExtractFile, other: &ExtractFile) -> bool {
-    let asked = |call: &ExtractFile| ExtractFile {
-        home_address: match call.home_id {
-            Some(_) => String::new(),
-            None => call.home_address.clone(),
-        },
-        home_token: Token::none(),
-        ..call.clone()
-    };
-    asked(one) == asked(other)
-}
-
-fn id_reused_error(extract: ExtractionId, path: &str) -> Error {
-    let text = format!("extract id {extract} was used for '{path}' already; choose a new id");
-    Error::new(ErrorCode::Conflict, text)
 }

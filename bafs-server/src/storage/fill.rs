@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::limits::PAGE_ENTRIES_MAX;
@@ -18,14 +18,17 @@ use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 
 use super::base_copy::{BaseCopy, KnownRange};
 use super::confined_directory::{self, ConfinedDirectory};
 use super::fill_source::{FillSource, RANGE_BYTES};
+use super::fill_usage::FillUsage;
 use super::flush::FileFlush;
 use super::hard_links::HardLinks;
 use super::listing_prefetch::ListingPrefetch;
+use super::volume_errors::fill_disk_error;
+use crate::errors::{join_result, run_blocking};
 use crate::logic::space::Amount;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
@@ -59,14 +62,6 @@ pub(super) struct FillResult {
     pub(super) received_bytes: u64,
     /// What is not there as the source has it.
     pub(super) warnings: SourceWarnings,
-}
-
-/// What a volume takes while it is filled: blocks on disk, as its tree counts them later.
-#[derive(Debug)]
-pub(super) struct FillUsage {
-    limit: Amount,
-    bytes: AtomicU64,
-    files: AtomicU64,
 }
 
 /// Where a fill is.
@@ -104,52 +99,6 @@ enum SyncMode {
     WholeFileSystem,
 }
 
-impl FillUsage {
-    /// One more file.
-    fn add_file(&self) -> Result<()> {
-        self.check_file_room(self.files.fetch_add(1, SeqCst) + 1)
-    }
-
-    /// Whether so many files may be in the volume.
-    pub(super) fn check_file_room(&self, files: u64) -> Result<()> {
-        if files <= self.limit.files {
-            return Ok(());
-        }
-        let text = format!(
-            "the source has more files than the volume's limit ({}); increase the limit",
-            self.limit.files
-        );
-        Err(Error::new(ErrorCode::TooLarge, text))
-    }
-
-    /// So many bytes more, because of `path`.
-    fn add_bytes(&self, bytes: u64, path: &str) -> Result<()> {
-        let sum = self.bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
-        self.check_byte_room(sum, path)
-    }
-
-    /// Puts what a file takes in place of what was taken for it beforehand.
-    fn replace_estimate(&self, beforehand: u64, bytes: u64, path: &str) -> Result<()> {
-        self.add_bytes(bytes.saturating_sub(beforehand), path)?;
-        let less = beforehand.saturating_sub(bytes);
-        self.bytes.fetch_sub(less, SeqCst);
-        Ok(())
-    }
-
-    /// Whether so many bytes may be in the volume, to which `path` adds.
-    pub(super) fn check_byte_room(&self, bytes: u64, path: &str) -> Result<()> {
-        if bytes <= self.limit.bytes {
-            return Ok(());
-        }
-        let text = format!(
-            "the source needs more bytes than the volume's limit ({}; '{path}' makes {bytes}; a \
-             file takes whole blocks of the disk); increase the limit",
-            self.limit.bytes
-        );
-        Err(Error::new(ErrorCode::TooLarge, text))
-    }
-}
-
 impl FilePack {
     fn has_room_for(&self, entry: &SourceEntry, bytes_max: u64) -> bool {
         self.files.len() < PAGE_ENTRIES_MAX
@@ -177,11 +126,7 @@ impl Fill {
         // A home is not asked what is the same.
         let older = self.base_copy.filter(|_| !self.source.is_home());
         let filling = Arc::new(RunningFill {
-            usage: FillUsage {
-                limit: self.limit,
-                bytes: AtomicU64::new(0),
-                files: AtomicU64::new(0),
-            },
+            usage: FillUsage::new(self.limit),
             source: self.source,
             base_copy: older.and_then(|older| BaseCopy::open(&older)),
             ranges: Arc::new(Semaphore::new(RANGES_MAX)),
@@ -213,7 +158,7 @@ impl Fill {
             join_result(done)?;
         }
         let this = filling.clone();
-        blocking(move || {
+        run_blocking(move || {
             progress.links.make_links(&progress.root)?;
             finish_all(&progress, &this.usage)
         })
@@ -266,7 +211,7 @@ impl RunningFill {
                 let mut bytes = 0;
                 if !is_root {
                     let this = self.clone();
-                    bytes = blocking(move || {
+                    bytes = run_blocking(move || {
                         let made = root.create_directory(&path);
                         let bytes = made.map_err(|e| fill_disk_error(&path, &e))?;
                         this.usage.add_bytes(bytes, &path)?;
@@ -280,7 +225,7 @@ impl RunningFill {
             SourceKind::Symlink(target) => {
                 let (target, mtime_ns) = (target.clone(), entry.identity.mtime_ns);
                 let this = self.clone();
-                blocking(move || {
+                run_blocking(move || {
                     let made = root.create_symlink(&path, &target, mtime_ns);
                     let bytes = made.map_err(|e| fill_disk_error(&path, &e))?;
                     this.usage.add_bytes(bytes, &path)
@@ -327,7 +272,7 @@ impl RunningFill {
                 }
                 data => data?,
             };
-            blocking(move || this.make_files(&root, &pack.files, &data, sync)).await
+            run_blocking(move || this.make_files(&root, &pack.files, &data, sync)).await
         });
         Ok(())
     }
@@ -337,7 +282,7 @@ impl RunningFill {
         self: Arc<Self>,
         pack: FilePack,
     ) -> Result<(FilePack, Vec<KnownRange>)> {
-        blocking(move || {
+        run_blocking(move || {
             let files = pack
                 .files
                 .iter()
@@ -366,7 +311,7 @@ impl RunningFill {
                 .as_ref()
                 .map(|older| older.read_range(&path, range))
         };
-        blocking(move || Ok(known().unwrap_or_default())).await
+        run_blocking(move || Ok(known().unwrap_or_default())).await
     }
 
     /// Makes small files from their data, which follow each other.
@@ -426,7 +371,7 @@ impl RunningFill {
             sync,
         } = copy;
         let (made, shown) = (entry.clone(), path.clone());
-        let file = blocking(move || create_file(&root, &path, &made).map(Arc::new)).await?;
+        let file = run_blocking(move || create_file(&root, &path, &made).map(Arc::new)).await?;
         let (mut under_way, mut beforehand) = (JoinSet::new(), 0);
         let mut flush = FileFlush::new(file.clone(), &shown);
         let mut next = Some(0);
@@ -446,7 +391,7 @@ impl RunningFill {
                     let known = this.read_known_range(&path, range).await?;
                     let data = this.source.read(&entry, range, &known).await?;
                     let write = move || this.write_range(&file, range.offset, &data, &entry.path);
-                    blocking(write).await
+                    run_blocking(write).await
                 });
             }
             next = map.next;
@@ -455,7 +400,7 @@ impl RunningFill {
             beforehand += join_result(done)?;
         }
         flush.end().await?;
-        blocking(move || self.finish_file(&file, &shown, &entry, beforehand, sync)).await
+        run_blocking(move || self.finish_file(&file, &shown, &entry, beforehand, sync)).await
     }
 
     /// Writes a range, but leaves zeros as the holes they are. Gives the bytes that were taken for
@@ -567,18 +512,4 @@ fn finish_all(progress: &FillProgress, taken: &FillUsage) -> Result<()> {
         rustix::fs::fsync(&top)
     };
     synced.map_err(|e| fill_disk_error("tree", &e.into()))
-}
-
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    join_result(tokio::task::spawn_blocking(work).await)
-}
-
-pub(super) fn join_result<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
-    done.unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("fill: {e}"))))
-}
-
-pub(super) fn fill_disk_error(path: &str, error: &io::Error) -> Error {
-    crate::errors::disk_error(format!("cannot make '{path}' in the store"), error)
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bafs_proto::Result;
 use tokio::task::JoinSet;
 
-use super::fill::{blocking, fill_disk_error, join_result};
+use super::volume_errors::fill_disk_error;
+use crate::errors::{join_result, run_blocking};
 
 /// So much is written before the disk is asked for it: few calls, each of them worth one.
 const FLUSH_BYTES: u64 = 64 << 20;
@@ -41,7 +42,7 @@ impl FileFlush {
         }
         self.requested_bytes = bytes;
         let (file, path) = (self.file.clone(), self.path.clone());
-        self.pending_sync.spawn(blocking(move || {
+        self.pending_sync.spawn(run_blocking(move || {
             file.sync_data().map_err(|e| fill_disk_error(&path, &e))
         }));
         Ok(())

@@ -8,7 +8,7 @@ use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::confined_directory::ConfinedDirectory;
-use super::fill::fill_disk_error;
+use super::volume_errors::fill_disk_error;
 
 /// Most memory for the names in one volume, in bytes: some two million usual ones. No limit of a
 /// volume counts further names.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
+use bafs_proto::message::{CreateVolume, Done, InvalidateVolume, RenewVolumes, RenewVolumesReply};
 use bafs_proto::path::{check_name, check_printable, check_relative};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::volume::{
@@ -20,9 +20,10 @@ use super::database::{TableChange, VolumeRecord};
 use super::fill::Fill;
 use super::fill_source::FillSource;
 use super::store::is_path_missing;
-use super::{Storage, blocking, volume_lost_error};
+use super::volume_errors::volume_lost_error;
+use super::{Storage, TEXT_BYTES_MAX};
 use crate::clock;
-use crate::errors::{disk_error, run_in_task};
+use crate::errors::{disk_error, run_blocking, run_in_task};
 use crate::logic::space::{Amount, SpaceShortage};
 use crate::logic::volumes::{Creation, CreationRefusal, VOLUMES_MAX, VolumeRow};
 
@@ -31,9 +32,6 @@ const REPLY_MARGIN_MS: u64 = 200;
 
 /// A deletion that failed is tried again after so long, in milliseconds.
 const DELETE_RETRY_MS: u64 = 5_000;
-
-/// Longest owner or address, in bytes.
-pub(super) const TEXT_BYTES_MAX: usize = 255;
 
 /// Longest lifetime: ten years, in milliseconds.
 const LIFETIME_MS_MAX: u64 = 10 * 366 * 24 * 3_600_000;
@@ -91,6 +89,27 @@ impl Storage {
         }
     }
 
+    /// Puts off the end of life of volumes, and names those that are gone.
+    ///
+    /// # Errors
+    /// `ServerFault` when a longer lifetime cannot be made durable.
+    pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewVolumesReply> {
+        let asked = call.volumes.iter().copied();
+        let lost = {
+            let (now, mut volumes) = (clock::now(), self.volumes());
+            asked
+                .clone()
+                .filter(|id| !volumes.renew(now, *id))
+                .collect()
+        };
+        // A disk that refuses must not end what was put off.
+        let mut kept = Ok(());
+        for id in asked {
+            kept = kept.and(self.extend_lifetime(id, call.lifetime_ms).await);
+        }
+        kept.map(|()| RenewVolumesReply { lost_volumes: lost })
+    }
+
     /// Deletes a volume; harmless to repeat. When this returns, it is gone for good.
     ///
     /// # Errors
@@ -110,7 +129,7 @@ impl Storage {
         let Ok(tree) = self.scratch_tree_path(id) else {
             return Ok(());
         };
-        if blocking(move || Ok(is_path_missing(&tree))).await? {
+        if run_blocking(move || Ok(is_path_missing(&tree))).await? {
             tracing::warn!(volume = %id, "somebody removed the directory of a volume");
             self.delete(id).await?;
         }
@@ -282,7 +301,7 @@ impl Storage {
             return error;
         }
         let store = self.store.clone();
-        let told = blocking(move || store.describe_disk().map_err(|e| disk_error("store", &e)));
+        let told = run_blocking(move || store.describe_disk().map_err(|e| disk_error("store", &e)));
         match told.await {
             Ok((free, told)) => {
                 self.trees.full_disk().note_no_space(Some(free));
@@ -308,7 +327,7 @@ impl Storage {
             return Ok(());
         }
         let store = self.store.clone();
-        blocking(move || {
+        run_blocking(move || {
             store
                 .create_staging(id)
                 .map(drop)
@@ -359,7 +378,7 @@ impl Storage {
         }
         if matches!(spec.kind, VolumeKind::Scratch { .. }) {
             let store = self.store.clone();
-            blocking(move || store.commit(id).map_err(|e| volume_disk_error(id, &e))).await?;
+            run_blocking(move || store.commit(id).map_err(|e| volume_disk_error(id, &e))).await?;
         }
         self.database
             .write(TableChange::PutVolume(VolumeRecord {
@@ -395,7 +414,7 @@ impl Storage {
             self.caches.remove(id).await;
         }
         let store = self.store.clone();
-        blocking(move || store.trash(id).map_err(|e| volume_disk_error(id, &e))).await?;
+        run_blocking(move || store.trash(id).map_err(|e| volume_disk_error(id, &e))).await?;
         let bury = || TableChange::AddTombstone {
             id,
             when,
@@ -418,7 +437,8 @@ impl Storage {
     async fn empty_trash(&self, id: VolumeId) {
         let store = self.store.clone();
         let emptied =
-            blocking(move || store.empty_trash(id).map_err(|e| volume_disk_error(id, &e))).await;
+            run_blocking(move || store.empty_trash(id).map_err(|e| volume_disk_error(id, &e)))
+                .await;
         match emptied {
             Ok(()) => self.volumes().release_deleted(id),
             // The space stays reserved, as it is not free.
@@ -436,7 +456,7 @@ impl Storage {
             return;
         }
         let store = self.store.clone();
-        let gone = blocking(move || {
+        let gone = run_blocking(move || {
             store
                 .trash(id)
                 .and_then(|()| store.empty_trash(id))

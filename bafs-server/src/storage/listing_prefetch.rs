@@ -7,8 +7,8 @@ use bafs_proto::message::SourceKind;
 use bafs_proto::replica::TreePage;
 use bafs_proto::{Error, ErrorCode, Result};
 
-use super::fill::FillUsage;
 use super::fill_source::FillSource;
+use super::fill_usage::FillUsage;
 
 /// Pages that are kept until their files are copied, some MiB; later ones are asked for again.
 const PAGES_MAX: usize = 16;

@@ -9,7 +9,8 @@
 //!              ├─ lifecycle.rs     acts: makes, renews and deletes volumes
 //!              │    fill.rs        fills a scratch volume from home or from another node
 //!              │    cache          makes a cache volume (crate::cache)
-//!              ├─ scratch_trees.rs sessions of agents with scratch volumes, and their hand-over
+//!              ├─ tree_calls.rs    calls about the trees of scratch volumes
+//!              │    scratch_trees.rs   sessions of agents, and their hand-over
 //!              ├─ extractions.rs   sends results home
 //!              ├─ database.rs      the durable table (redb): volumes, deleted ids, receipts
 //!              └─ store.rs         the directories on disk, and atomic moves between them
@@ -44,17 +45,21 @@ mod extraction;
 mod extractions;
 mod fill;
 mod fill_source;
+mod fill_usage;
 mod flush;
 mod hard_links;
+mod inflight_extractions;
 mod lifecycle;
 mod listing_prefetch;
 mod scratch_trees;
 mod store;
+mod tree_calls;
 mod tree_listing;
 mod tree_owner;
 mod unlocked_directory;
 mod unreadable_files;
 mod usage_watch;
+mod volume_errors;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,33 +67,30 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{RenewVolumes, RenewVolumesReply, SourceData, SourceIdentity};
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
 use bafs_proto::path::check_printable;
-use bafs_proto::replica::{
-    FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
-};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
-use bytes::Bytes;
 use tokio::sync::watch;
 
-pub(crate) use scratch_trees::volume_id;
 pub use store::Store;
 pub(crate) use store::{is_path_missing, remove_tree};
+pub(crate) use tree_calls::volume_id;
 
 use crate::cache::Caches;
 use crate::clock;
 use crate::counters::Counters;
+use crate::errors::run_blocking;
 use crate::home_clients::HomeClients;
 use crate::logic::node_quota::RUNS_MAX;
 use crate::logic::space::Amount;
 use crate::logic::volumes::{VolumeRow, VolumeTable};
 use database::{TableChange, VolumeDatabase, VolumeRecord};
-use extractions::Extractions;
+use inflight_extractions::InflightExtractions;
 use scratch_trees::ScratchTrees;
+use volume_errors::volume_lost_error;
 
 /// Changes of volumes take turns by these many keys: one volume never changes twice at once.
 const VOLUME_LOCKS: usize = 64;
@@ -96,6 +98,9 @@ const VOLUME_LOCKS: usize = 64;
 /// Most volumes of one page: with the longest texts, 7 KiB each, they fit a header, and each costs
 /// the check of a right.
 const PAGE_VOLUMES_MAX: usize = 128;
+
+/// Longest owner or address, in bytes.
+const TEXT_BYTES_MAX: usize = 255;
 
 /// The volumes of one node, with the space that they reserve.
 #[derive(Debug)]
@@ -107,9 +112,8 @@ pub struct Storage {
     /// Volumes whose deletion failed, and when it did last.
     failed_deletions: Mutex<BTreeMap<VolumeId, Time>>,
     changed: watch::Sender<u64>,
-    extractions: Extractions,
-    trees: ScratchTrees,
-    usage_samples: usage_watch::VolumeUsageSamples,
+    extractions: Arc<InflightExtractions>,
+    trees: Arc<ScratchTrees>,
     /// The most bytes that scratch volumes were promised at any time.
     scratch_bytes_peak: AtomicU64,
     caches: Arc<Caches>,
@@ -132,10 +136,10 @@ impl Storage {
     ) -> Result<Arc<Self>> {
         let opened = store.clone();
         let (table, loaded) =
-            blocking(move || VolumeDatabase::open(&opened.database_file())).await?;
+            run_blocking(move || VolumeDatabase::open(&opened.database_file())).await?;
         let now = clock::now();
         let free = store.clone();
-        let free = blocking(move || Ok(free.free_files())).await?;
+        let free = run_blocking(move || Ok(free.free_files())).await?;
         let mut volumes =
             VolumeTable::new(offered_capacity(&store, capacity, free, &loaded.volumes));
         for (id, when) in loaded.tombstones {
@@ -160,7 +164,7 @@ impl Storage {
         }
         let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
         let swept = store.clone();
-        blocking(move || {
+        run_blocking(move || {
             swept
                 .remove_unknown(|id| known.contains(&id))
                 .map_err(|e| {
@@ -171,12 +175,7 @@ impl Storage {
         })
         .await?;
         Ok(Arc::new(Self {
-            trees: ScratchTrees::new(
-                store.volume_directory(),
-                store.incarnation(),
-                counters.clone(),
-            ),
-            usage_samples: usage_watch::VolumeUsageSamples::default(),
+            trees: Arc::new(ScratchTrees::new(store.clone(), counters.clone())),
             scratch_bytes_peak: AtomicU64::new(0),
             store,
             database: table,
@@ -186,7 +185,7 @@ impl Storage {
                 .collect(),
             failed_deletions: Mutex::default(),
             changed: watch::Sender::new(0),
-            extractions: Extractions::default(),
+            extractions: Arc::default(),
             caches,
             homes,
             counters,
@@ -196,6 +195,11 @@ impl Storage {
     /// Wakes whenever a volume or the free space changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
+    }
+
+    /// Watches volumes whose limit is not enforced operation by operation, for ever.
+    pub async fn watch_usage(self: Arc<Self>) {
+        usage_watch::watch_usage(self.trees.clone()).await;
     }
 
     /// Space for volumes: all of it, and what is not reserved.
@@ -274,7 +278,7 @@ impl Storage {
     /// # Errors
     /// `Malformed` for texts that are too long, `Busy` when too many runs have a part.
     pub fn set_node_quota(&self, call: SetNodeQuota, slots: u32) -> Result<NodeQuotaList> {
-        if call.owner.len().max(call.user.len()) > lifecycle::TEXT_BYTES_MAX {
+        if call.owner.len().max(call.user.len()) > TEXT_BYTES_MAX {
             let text = "the name of an owner or user is too long";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
@@ -284,75 +288,6 @@ impl Storage {
             let text = format!("{RUNS_MAX} runs share this node already; try again later");
             Error::new(ErrorCode::Busy, text)
         })
-    }
-
-    /// Puts off the end of life of volumes, and names those that are gone.
-    ///
-    /// # Errors
-    /// `ServerFault` when a longer lifetime cannot be made durable.
-    pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewVolumesReply> {
-        let asked = call.volumes.iter().copied();
-        let lost = {
-            let (now, mut volumes) = (clock::now(), self.volumes());
-            asked
-                .clone()
-                .filter(|id| !volumes.renew(now, *id))
-                .collect()
-        };
-        // A disk that refuses must not end what was put off.
-        let mut kept = Ok(());
-        for id in asked {
-            kept = kept.and(self.extend_lifetime(id, call.lifetime_ms).await);
-        }
-        kept.map(|()| RenewVolumesReply { lost_volumes: lost })
-    }
-
-    /// A page of the tree of a scratch volume.
-    ///
-    /// # Errors
-    /// `VolumeLost`, `Busy` while it is being filled, `WrongState` for another kind, `BadPath`.
-    pub async fn list_tree(&self, call: ListVolumeTree) -> Result<TreePage> {
-        let tree = self.scratch_tree_path(call.volume)?;
-        self.or_volume_lost(
-            call.volume,
-            blocking(move || tree_listing::list_tree(&tree, call.after.as_deref())),
-        )
-        .await
-    }
-
-    /// A range of a file of a scratch volume.
-    ///
-    /// # Errors
-    /// As [`Self::list_tree`], and `NotFound` or `SourceChanged` for the file.
-    pub async fn read_file(&self, call: ReadVolumeFile) -> Result<(SourceData, Bytes)> {
-        let tree = self.scratch_tree_path(call.volume)?;
-        self.or_volume_lost(
-            call.volume,
-            blocking(move || tree_listing::read_range(&tree, &call)),
-        )
-        .await
-    }
-
-    /// Small files of a scratch volume, whole.
-    ///
-    /// # Errors
-    /// As [`Self::read_file`].
-    pub async fn read_files(&self, call: ReadVolumeFiles) -> Result<(SourceData, Bytes)> {
-        let tree = self.scratch_tree_path(call.volume)?;
-        let volume = call.volume;
-        let read = blocking(move || tree_listing::read_files(&tree, &call));
-        self.or_volume_lost(volume, read).await
-    }
-
-    /// Where a file of a scratch volume has data.
-    ///
-    /// # Errors
-    /// As [`Self::read_file`].
-    pub async fn map_file(&self, call: MapVolumeFile) -> Result<FileMap> {
-        let tree = self.scratch_tree_path(call.volume)?;
-        let volume = call.volume;
-        let map = blocking(move || tree_listing::map_file(&tree, &call));
-        self.or_volume_lost(volume, map).await
     }
 
     /// Someone uses a volume of any kind, which counts as interest.
@@ -408,7 +343,7 @@ impl Storage {
         let id = row.spec.id;
         let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
             (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
-                let used = self.trees.usage(&row.spec, self.store.tree_path(id));
+                let used = self.trees.usage(&row.spec);
                 let used = self.or_volume_lost(id, used).await;
                 // A deletion may have come between; it must not leave a tree open.
                 if self.volumes().get(id).is_none() {
@@ -489,22 +424,4 @@ fn offered_capacity(
         capacity.files
     );
     Amount { files, ..capacity }
-}
-
-fn volume_lost_error(id: VolumeId) -> Error {
-    let text = format!("volume {id} does not exist here");
-    Error::new(ErrorCode::VolumeLost, text)
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("store: {e}"))))
-}
-
-/// What identifies the content of an open file.
-fn file_identity(file: &std::fs::File) -> std::io::Result<SourceIdentity> {
-    Ok(crate::source::source_identity(&rustix::fs::fstat(file)?))
 }

@@ -394,7 +394,7 @@ mod tests {
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(root.path().join("big"), &content).expect("write");
         let file = File::open(root.path().join("big")).expect("open");
-        let identity = crate::storage::file_identity(&file).expect("identity");
+        let identity = crate::source::file_identity(&file).expect("identity");
         let call = |offset, length| ReadVolumeFile {
             volume: VolumeId(1),
             path: "big".to_owned(),

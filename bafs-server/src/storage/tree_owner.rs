@@ -22,8 +22,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinHandle;
 
-use super::blocking;
-use crate::errors::disk_error;
+use crate::errors::{disk_error, run_blocking};
 use crate::fd_passing::{HandlerReply, Handoff, HandoffHandler};
 use crate::tree_sessions::IN_PROGRESS_AFTER;
 
@@ -169,7 +168,7 @@ impl VolumeTree {
         loop {
             let path = path.clone();
             let bound = (self.kind == LimitKind::Watched).then(|| self.root.clone());
-            let looked = blocking(move || {
+            let looked = run_blocking(move || {
                 let lock = try_lock(&path).map_err(|e| tree_io_error(id, &e.into()))?;
                 // Processes of a job outlive its agent, which had the lock, for a moment.
                 Ok(lock.filter(|_| !bound.is_some_and(|root| is_bind_mounted(&root))))

@@ -8,7 +8,9 @@ use bafs_proto::source_warning::WarningReason;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::confined_directory::{self, ConfinedDirectory};
-use super::fill::{RunningFill, blocking, fill_disk_error};
+use super::fill::RunningFill;
+use super::volume_errors::fill_disk_error;
+use crate::errors::run_blocking;
 
 impl RunningFill {
     /// Whether an error says that a home may not read one of its files.
@@ -40,7 +42,7 @@ impl RunningFill {
     ) -> Result<()> {
         self.check_is_closed_to_jobs(&path)?;
         self.warnings().add(&path, WarningReason::UnreadableFile);
-        blocking(move || {
+        run_blocking(move || {
             let make = || {
                 let file = root.empty_file(&path)?;
                 confined_directory::set_attributes(&file, 0, entry.identity.mtime_ns)?;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::ids::VolumeId;
@@ -16,9 +16,10 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::measure_use;
 use rustix::fs::statvfs;
 
+use super::scratch_trees::ScratchTrees;
 use super::tree_owner::VolumeTree;
-use super::{Storage, blocking};
 use crate::clock;
+use crate::errors::{disk_error, run_blocking};
 
 /// How often the free space of the file system is looked at.
 const FREE_SPACE_POLL: Duration = Duration::from_millis(20);
@@ -37,7 +38,7 @@ const WARN_PERCENT: u64 = 90;
 
 /// What was seen at the last look at a volume.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct VolumeUsageSample {
+struct VolumeUsageSample {
     is_running: bool,
     /// Bytes and files.
     used: (u64, u64),
@@ -54,93 +55,89 @@ impl VolumeUsageSample {
 }
 
 /// The last looks.
-pub(super) type VolumeUsageSamples = std::sync::Mutex<BTreeMap<VolumeId, VolumeUsageSample>>;
+type VolumeUsageSamples = Mutex<BTreeMap<VolumeId, VolumeUsageSample>>;
 
-impl Storage {
-    /// Watches volumes, for ever. A long walk of one keeps no look at another waiting.
-    pub async fn watch_usage(self: Arc<Self>) {
-        loop {
-            tokio::time::sleep(FREE_SPACE_POLL).await;
-            let volumes = self.trees.watched_volumes();
-            let ids: BTreeSet<_> = volumes.iter().map(|volume| volume.id()).collect();
-            self.usage_samples().retain(|id, _| ids.contains(id));
-            for volume in volumes {
-                if !self.usage_samples().entry(volume.id()).or_default().begin() {
-                    continue;
-                }
-                let storage = self.clone();
-                tokio::spawn(async move {
-                    let looked = storage.sample_usage(&volume).await;
-                    let mut looks = storage.usage_samples();
-                    let look = looks.entry(volume.id()).or_default();
-                    look.is_running = false;
-                    if let Err(error) = looked {
-                        tracing::warn!(volume = %volume.id(), %error, "volume not watched");
-                        look.free = (0, 0);
-                        look.next_walk = clock::now().plus_ms(WALK_MS_MIN);
-                    }
-                });
+/// Watches volumes, for ever. A long walk of one keeps no look at another waiting.
+pub(super) async fn watch_usage(trees: Arc<ScratchTrees>) {
+    let samples = Arc::new(VolumeUsageSamples::default());
+    loop {
+        tokio::time::sleep(FREE_SPACE_POLL).await;
+        let volumes = trees.watched_volumes();
+        let ids: BTreeSet<_> = volumes.iter().map(|volume| volume.id()).collect();
+        lock(&samples).retain(|id, _| ids.contains(id));
+        for volume in volumes {
+            if !lock(&samples).entry(volume.id()).or_default().begin() {
+                continue;
             }
+            let samples = samples.clone();
+            tokio::spawn(async move {
+                let looked = sample_usage(&samples, &volume).await;
+                let mut looks = lock(&samples);
+                let look = looks.entry(volume.id()).or_default();
+                look.is_running = false;
+                if let Err(error) = looked {
+                    tracing::warn!(volume = %volume.id(), %error, "volume not watched");
+                    look.free = (0, 0);
+                    look.next_walk = clock::now().plus_ms(WALK_MS_MIN);
+                }
+            });
         }
     }
+}
 
-    fn usage_samples(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeUsageSample>> {
-        self.usage_samples
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+fn lock(samples: &VolumeUsageSamples) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeUsageSample>> {
+    samples.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks at one volume, if it is time.
+async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Result<()> {
+    let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
+    let last = lock(samples).get(&id).copied().unwrap_or_default();
+    let free = free_space(&root)?;
+    let is_near = |limit: u64, used: u64, before: u64, now: u64| {
+        before.saturating_sub(now) > limit.saturating_sub(used) / 2
+    };
+    let grew = is_near(limit.bytes, last.used.0, last.free.0, free.0)
+        || is_near(limit.files, last.used.1, last.free.1, free.1);
+    let start = clock::now();
+    if start < last.next_walk && !grew {
+        return Ok(());
     }
-
-    /// Looks at one volume, if it is time.
-    async fn sample_usage(&self, volume: &Arc<VolumeTree>) -> Result<()> {
-        let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
-        let last = self.usage_samples().get(&id).copied().unwrap_or_default();
-        let free = free_space(&root)?;
-        let is_near = |limit: u64, used: u64, before: u64, now: u64| {
-            before.saturating_sub(now) > limit.saturating_sub(used) / 2
+    let used = run_blocking(move || {
+        measure_use(&root).map_err(|e| disk_error(format!("walk of volume {id}"), &e))
+    })
+    .await?;
+    let took = clock::now().ms_since(start);
+    volume.note_usage(used);
+    let percent = used.0.saturating_mul(100) / limit.bytes.max(1);
+    if percent >= WARN_PERCENT && !last.has_warned {
+        tracing::warn!(volume = %id, used_bytes = used.0, percent, "volume is nearly full");
+    }
+    let next = start.plus_ms(walk_pause_ms(took));
+    lock(samples).insert(
+        id,
+        VolumeUsageSample {
+            is_running: true,
+            used,
+            free,
+            next_walk: next,
+            has_warned: percent >= WARN_PERCENT,
+        },
+    );
+    let allowed = volume.allowed_limit();
+    if used.0 > allowed.bytes || used.1 > allowed.files {
+        let code = if used.0 > allowed.bytes {
+            ErrorCode::NoSpaceBytes
+        } else {
+            ErrorCode::NoSpaceFiles
         };
-        let grew = is_near(limit.bytes, last.used.0, last.free.0, free.0)
-            || is_near(limit.files, last.used.1, last.free.1, free.1);
-        let start = clock::now();
-        if start < last.next_walk && !grew {
-            return Ok(());
-        }
-        let used = blocking(move || {
-            measure_use(&root)
-                .map_err(|e| crate::errors::disk_error(format!("walk of volume {id}"), &e))
-        })
-        .await?;
-        let took = clock::now().ms_since(start);
-        volume.note_usage(used);
-        let percent = used.0.saturating_mul(100) / limit.bytes.max(1);
-        if percent >= WARN_PERCENT && !last.has_warned {
-            tracing::warn!(volume = %id, used_bytes = used.0, percent, "volume is nearly full");
-        }
-        let next = start.plus_ms(walk_pause_ms(took));
-        self.usage_samples().insert(
-            id,
-            VolumeUsageSample {
-                is_running: true,
-                used,
-                free,
-                next_walk: next,
-                has_warned: percent >= WARN_PERCENT,
-            },
+        let text = format!(
+            "volume {id} holds {} bytes in {} files, but its limit is {} in {}; make it larger",
+            used.0, used.1, limit.bytes, limit.files
         );
-        let allowed = volume.allowed_limit();
-        if used.0 > allowed.bytes || used.1 > allowed.files {
-            let code = if used.0 > allowed.bytes {
-                ErrorCode::NoSpaceBytes
-            } else {
-                ErrorCode::NoSpaceFiles
-            };
-            let text = format!(
-                "volume {id} holds {} bytes in {} files, but its limit is {} in {}; make it larger",
-                used.0, used.1, limit.bytes, limit.files
-            );
-            volume.end_writer(Error::new(code, text)).await;
-        }
-        Ok(())
+        volume.end_writer(Error::new(code, text)).await;
     }
+    Ok(())
 }
 
 /// Time until the next walk, after one that took so long, both in milliseconds.
@@ -151,6 +148,6 @@ fn walk_pause_ms(took: u64) -> u64 {
 
 /// Bytes and files that the file system has free.
 fn free_space(root: &Path) -> Result<(u64, u64)> {
-    let stat = statvfs(root).map_err(|e| crate::errors::disk_error("store", &e.into()))?;
+    let stat = statvfs(root).map_err(|e| disk_error("store", &e.into()))?;
     Ok((stat.f_bfree.saturating_mul(stat.f_frsize), stat.f_ffree))
 }

@@ -3,11 +3,11 @@
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use bafs_proto::ids::{BlockIndex, FileIndex};
+use bafs_proto::ids::FileIndex;
 use bafs_proto::message::{ReadBlocks, ReadManifest};
 use bafs_proto::time::Deadline;
 
-use super::faults::{BLOCKS, ID, cluster, first_block, read_all};
+use super::faults::{BLOCKS, ID, agent_read, cluster, read_all};
 use super::test_cluster::{BLOCK, CacheNode};
 
 /// Other bytes in each block of the only file of a node, as a disk that forgets has them: nothing
@@ -34,10 +34,8 @@ async fn a_doubted_read_returns_good_blocks() {
     let page = ReadManifest { volume: ID, first };
     let page = node.caches.read_manifest(page).await.expect("manifest");
     let call = ReadBlocks {
-        first: BlockIndex(3),
-        count: 2,
         must_verify: true,
-        ..first_block(page.manifest)
+        ..agent_read(page.manifest, 3, 2)
     };
     let read = node.caches.read_blocks(call, Deadline::after_ms(9_000));
     let (_, read) = read.await.expect("read");
@@ -94,10 +92,7 @@ async fn lost_block_files_are_never_read_as_zeros() {
     let page = ReadManifest { volume: ID, first };
     let page = node.caches.read_manifest(page).await.expect("manifest");
     let ask = async |first: usize| {
-        let call = ReadBlocks {
-            first: BlockIndex(first as u64),
-            ..first_block(page.manifest)
-        };
+        let call = agent_read(page.manifest, first as u64, 1);
         let read = node.caches.read_blocks(call, Deadline::after_ms(9_000));
         read.await.expect("read").1
     };

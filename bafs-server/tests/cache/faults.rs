@@ -7,7 +7,9 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadKind, ReadManifest};
+use bafs_proto::message::{
+    BlockRange, CacheRef, FetchPriority, FetchScope, ReadBlocks, ReadManifest,
+};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource};
@@ -28,15 +30,18 @@ pub(crate) async fn cluster(nodes: u64) -> (CacheCluster, Vec<u8>) {
     (world, bytes)
 }
 
-/// An agent's read of the first block.
-pub(crate) fn first_block(manifest: Digest) -> ReadBlocks {
+/// An agent's read of blocks of the first file.
+pub(crate) fn agent_read(manifest: Digest, first: u64, count: u32) -> ReadBlocks {
     ReadBlocks {
-        cache: CacheRef::Volume(ID),
-        manifest,
-        file: FileIndex(0),
-        first: BlockIndex(0),
-        count: 1,
-        kind: ReadKind::Agent,
+        range: BlockRange {
+            cache: CacheRef::Volume(ID),
+            manifest,
+            file: FileIndex(0),
+            first: BlockIndex(first),
+            count,
+        },
+        scope: FetchScope::AnyNode,
+        priority: FetchPriority::Urgent,
         must_verify: false,
     }
 }
@@ -314,7 +319,7 @@ async fn old_and_new_source_states_are_never_mixed() {
     }
     world.announce_nodes();
     // Whoever works with the old state is told, even for blocks that were here.
-    let call = first_block(old);
+    let call = agent_read(old, 0, 1);
     let told = node
         .caches
         .read_blocks(call, Deadline::after_ms(9_000))
@@ -338,12 +343,17 @@ async fn malformed_block_requests_are_refused() {
             first: FileIndex(0),
         })
         .await;
-    let good = ReadBlocks {
+    let manifest = page.expect("manifest").manifest;
+    let good = BlockRange {
         cache: CacheRef::Cooperative(NAME.to_owned()),
-        kind: ReadKind::Peer,
-        ..first_block(page.expect("manifest").manifest)
+        ..agent_read(manifest, 0, 1).range
     };
-    let ask = async |call: ReadBlocks| {
+    let ask = async |range: BlockRange| {
+        let call = ReadBlocks {
+            range,
+            scope: FetchScope::Home,
+            ..agent_read(manifest, 0, 1)
+        };
         let answer = node
             .caches
             .read_blocks(call, Deadline::after_ms(9_000))
@@ -353,31 +363,28 @@ async fn malformed_block_requests_are_refused() {
             .map_err(|e| e.code)
     };
     assert_eq!(ask(good.clone()).await, Ok(1));
-    let many = ReadBlocks {
+    let many = BlockRange {
         count: 257,
         ..good.clone()
     };
     assert_eq!(ask(many).await, Err(ErrorCode::Malformed));
-    assert_eq!(
-        ask(ReadBlocks {
-            count: u32::MAX,
-            ..good.clone()
-        })
-        .await,
-        Err(ErrorCode::Malformed)
-    );
-    let behind = ReadBlocks {
+    let too_many = BlockRange {
+        count: u32::MAX,
+        ..good.clone()
+    };
+    assert_eq!(ask(too_many).await, Err(ErrorCode::Malformed));
+    let behind = BlockRange {
         first: BlockIndex(u64::MAX),
         ..good.clone()
     };
     assert_eq!(ask(behind).await, Ok(0));
-    let end = ReadBlocks {
+    let end = BlockRange {
         first: BlockIndex(BLOCKS as u64 - 1),
         count: 9,
         ..good.clone()
     };
     assert_eq!(ask(end).await, Ok(1));
-    let no_file = ReadBlocks {
+    let no_file = BlockRange {
         file: FileIndex(1),
         ..good.clone()
     };
@@ -387,7 +394,7 @@ async fn malformed_block_requests_are_refused() {
         CacheRef::Volume(VolumeId(9)),
     ] {
         assert_eq!(
-            ask(ReadBlocks {
+            ask(BlockRange {
                 cache,
                 ..good.clone()
             })
@@ -405,15 +412,7 @@ async fn readers_of_a_silent_home_fail_in_time() {
     let first = FileIndex(0);
     let page = ReadManifest { volume: ID, first };
     let page = node.caches.read_manifest(page).await.expect("manifest");
-    let call = ReadBlocks {
-        cache: CacheRef::Volume(ID),
-        manifest: page.manifest,
-        file: FileIndex(0),
-        first: BlockIndex(3),
-        count: 2,
-        kind: ReadKind::Agent,
-        must_verify: false,
-    };
+    let call = agent_read(page.manifest, 3, 2);
     let deadline = Deadline::after_ms(2_000);
     let told = node.caches.read_blocks(call, deadline).await;
     let told = told.expect_err("home sends nothing");

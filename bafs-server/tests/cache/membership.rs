@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bafs_proto::cache::{CacheMember, Pinning, WarmingState};
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadKind, ReadManifest};
+use bafs_proto::message::{
+    BlockRange, CacheRef, Probe, ProbePurpose, Promote, ReadManifest, Touch,
+};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::ReplacementPolicy;
@@ -229,7 +232,7 @@ async fn an_unsuccessful_reader_is_named_to_later_readers() {
     let (world, _) = cluster(12).await;
     let asked = &world.nodes[0];
     let named = async |peer: &CacheNode| {
-        let reader = ReadKind::PeerProbe(CacheMember {
+        let purpose = ProbePurpose::HomeRead(CacheMember {
             server: peer.server,
             address: peer.address.clone(),
             capacity_bytes: LARGE,
@@ -239,17 +242,19 @@ async fn an_unsuccessful_reader_is_named_to_later_readers() {
             first: FileIndex(0),
         };
         let manifest = asked.caches.read_manifest(page).await.expect("listed");
-        let call = ReadBlocks {
-            cache: CacheRef::Cooperative(NAME.to_owned()),
-            manifest: manifest.manifest,
-            file: FileIndex(0),
-            first: BlockIndex(0),
-            count: 1,
-            kind: reader,
+        let call = Probe {
+            range: BlockRange {
+                cache: CacheRef::Cooperative(NAME.to_owned()),
+                manifest: manifest.manifest,
+                file: FileIndex(0),
+                first: BlockIndex(0),
+                count: 1,
+            },
+            purpose,
             must_verify: false,
         };
         let deadline = Deadline::after_ms(30_000);
-        let answer = asked.caches.read_blocks(call, deadline).await;
+        let answer = asked.caches.probe(call, deadline).await;
         let (blocks, bytes) = answer.expect("an answer");
         assert!(bytes.is_empty(), "nobody has read it");
         let others = blocks.other_holders.into_iter();
@@ -262,6 +267,43 @@ async fn an_unsuccessful_reader_is_named_to_later_readers() {
     let claimant = claimant.expect("blocks are not placed everywhere");
     named(claimant).await;
     assert!(named(second).await.contains(&claimant.server));
+}
+
+/// Only a read fetches.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_promotions_and_touches_fetch_nothing() {
+    let (world, _) = cluster(2).await;
+    let (asked, prober) = (&world.nodes[0], &world.nodes[1]);
+    let first = FileIndex(0);
+    let page = ReadManifest { volume: ID, first };
+    let manifest = asked.caches.read_manifest(page).await.expect("listed");
+    let range = || BlockRange {
+        cache: CacheRef::Cooperative(NAME.to_owned()),
+        manifest: manifest.manifest,
+        file: first,
+        first: BlockIndex(0),
+        count: 4,
+    };
+    let member = CacheMember {
+        server: prober.server,
+        address: prober.address.clone(),
+        capacity_bytes: LARGE,
+    };
+    for purpose in [ProbePurpose::Presence, ProbePurpose::HomeRead(member)] {
+        let call = Probe {
+            range: range(),
+            purpose,
+            must_verify: false,
+        };
+        let answer = asked.caches.probe(call, Deadline::after_ms(9_000)).await;
+        let (blocks, bytes) = answer.expect("an answer");
+        assert_eq!(blocks.digests, [Digest::ABSENT; 4]);
+        assert!(bytes.is_empty());
+    }
+    let touched = asked.caches.touch(&Touch { range: range() });
+    let promoted = asked.caches.promote(&Promote { range: range() });
+    assert_eq!((touched, promoted), (Ok(()), Ok(())));
+    assert_eq!(world.home_bytes(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmingState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
-    Advert, CacheRef, Lifetime, ReadBlocks, ReadKind, ReadManifest, Reply, Request, ServerKind,
-    SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
+    Advert, BlockData, BlockRange, CacheRef, Done, FetchPriority, FetchScope, Lifetime, ReadBlocks,
+    ReadManifest, Reply, Request, ServerKind, SourceData, SourceEntry, SourceIdentity, SourceKind,
+    SourcePage,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -191,6 +193,18 @@ struct NodeService {
     false_replies: Arc<AtomicU64>,
 }
 
+impl NodeService {
+    fn falsify(&self, blocks: &mut BlockData, bytes: &mut Bytes) {
+        let lies = self.false_replies.load(Ordering::Relaxed) > 0;
+        if lies && blocks.digests.len() == 1 && !bytes.is_empty() {
+            let mut other = bytes.to_vec();
+            other[0] ^= 1;
+            blocks.digests = vec![Digest::of(&other)];
+            *bytes = other.into();
+        }
+    }
+}
+
 impl Service for NodeService {
     fn serve(
         self: Arc<Self>,
@@ -201,14 +215,22 @@ impl Service for NodeService {
                 Request::ReadBlocks(call) => {
                     let (mut blocks, mut bytes) =
                         self.caches.read_blocks(call, incoming.deadline).await?;
-                    let lies = self.false_replies.load(Ordering::Relaxed) > 0;
-                    if lies && blocks.digests.len() == 1 && !bytes.is_empty() {
-                        let mut other = bytes.to_vec();
-                        other[0] ^= 1;
-                        blocks.digests = vec![Digest::of(&other)];
-                        bytes = other.into();
-                    }
+                    self.falsify(&mut blocks, &mut bytes);
                     Ok((Reply::ReadBlocks(blocks), bytes))
+                }
+                Request::Probe(call) => {
+                    let (mut blocks, mut bytes) =
+                        self.caches.probe(call, incoming.deadline).await?;
+                    self.falsify(&mut blocks, &mut bytes);
+                    Ok((Reply::Probe(blocks), bytes))
+                }
+                Request::Promote(call) => {
+                    self.caches.promote(&call)?;
+                    Ok((Reply::Promote(Done), Bytes::new()))
+                }
+                Request::Touch(call) => {
+                    self.caches.touch(&call)?;
+                    Ok((Reply::Touch(Done), Bytes::new()))
                 }
                 Request::JoinCache(call) => {
                     let member = self.caches.join(call)?;
@@ -286,26 +308,26 @@ impl CacheNode {
         deadline: Deadline,
     ) -> Result<Bytes> {
         let blocks = (file, first, count);
-        self.read_blocks(ReadKind::Agent, volume, blocks, deadline)
+        self.read_blocks(FetchScope::AnyNode, volume, blocks, deadline)
             .await
     }
 
     /// As another server would ask.
     pub(crate) async fn read_as(
         &self,
-        reader: ReadKind,
+        scope: FetchScope,
         volume: VolumeId,
         file: u32,
         first: u64,
         count: u32,
     ) -> Result<Bytes> {
         let (blocks, deadline) = ((file, first, count), Deadline::after_ms(60_000));
-        self.read_blocks(reader, volume, blocks, deadline).await
+        self.read_blocks(scope, volume, blocks, deadline).await
     }
 
     async fn read_blocks(
         &self,
-        reader: ReadKind,
+        scope: FetchScope,
         volume: VolumeId,
         (file, first, count): (u32, u64, u32),
         deadline: Deadline,
@@ -318,12 +340,15 @@ impl CacheNode {
             })
             .await?;
         let call = ReadBlocks {
-            cache: CacheRef::Volume(volume),
-            manifest: page.manifest,
-            file: FileIndex(file),
-            first: BlockIndex(first),
-            count,
-            kind: reader,
+            range: BlockRange {
+                cache: CacheRef::Volume(volume),
+                manifest: page.manifest,
+                file: FileIndex(file),
+                first: BlockIndex(first),
+                count,
+            },
+            scope,
+            priority: FetchPriority::Urgent,
             must_verify: false,
         };
         Ok(self.caches.read_blocks(call, deadline).await?.1)
@@ -480,6 +505,7 @@ fn advert(node: &CacheNode) -> Advert {
         slots: 1,
         jobs: 0,
         caches: node.caches.adverts(),
+        attributes: Attributes::default(),
         lifetime: Lifetime::default(),
     }
 }

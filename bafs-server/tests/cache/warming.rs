@@ -6,7 +6,7 @@ use std::process::Command;
 use bafs_proto::ErrorCode;
 use bafs_proto::cache::{Pinning, WarmCache, WarmingState};
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::ReadKind;
+use bafs_proto::message::FetchScope;
 use bafs_proto::volume::ReplacementPolicy;
 
 use super::test_cluster::{BLOCK, CacheCluster, HOME, cache, content};
@@ -51,7 +51,7 @@ async fn concurrent_readahead_is_counted_once() {
     let node = &world.nodes[0];
     // What both read themselves is here, and who asked for it reads nothing ahead.
     for first in (0..264).step_by(8) {
-        let read = node.read_as(ReadKind::Peer, ID, 0, first, 8).await;
+        let read = node.read_as(FetchScope::Home, ID, 0, first, 8).await;
         read.expect("read");
     }
     world.wait_for_blocks(ID, 264).await;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, ExtractionId, FileIndex, VolumeId};
 use bafs_proto::message::{
-    CacheRef, ExtractFile, GetVolume, PutReceipt, ReadBlocks, ReadKind, ReadManifest, SourceEntry,
+    BlockRange, CacheRef, ExtractFile, FetchPriority, FetchScope, GetVolume, PutReceipt,
+    ReadBlocks, ReadManifest, SourceEntry,
 };
 use bafs_proto::source_warning::SourceWarning;
 use bafs_proto::time::Deadline;
@@ -104,12 +105,15 @@ impl HomesFixture {
         let size = entries[file].identity.size;
         while (content.len() as u64) < size {
             let call = ReadBlocks {
-                cache: CacheRef::Volume(VolumeId(id)),
-                manifest,
-                file: FileIndex(file as u32),
-                first: BlockIndex(content.len() as u64 / u64::from(BLOCK)),
-                count: 4,
-                kind: ReadKind::Agent,
+                range: BlockRange {
+                    cache: CacheRef::Volume(VolumeId(id)),
+                    manifest,
+                    file: FileIndex(file as u32),
+                    first: BlockIndex(content.len() as u64 / u64::from(BLOCK)),
+                    count: 4,
+                },
+                scope: FetchScope::AnyNode,
+                priority: FetchPriority::Urgent,
                 must_verify: false,
             };
             let (pool, token) = (&self.world.pool, &self.world.token);

@@ -7,8 +7,8 @@ use bafs_proto::error::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{
-    BeginPut, Call, CommitPut, ListSource, PutRange, ReadCounters, ReadSource, SourceIdentity,
-    StatSource,
+    BeginPut, Call, CommitPut, ListSource, PutFile, PutFiles, PutRange, PutReceipt, ReadCounters,
+    ReadSource, SourceIdentity, StatSource,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -126,6 +126,39 @@ impl HomeFixture {
             size,
             digest: Digest::of(data),
         })
+    }
+
+    /// Uploads a small file with one call.
+    pub(crate) async fn put_small(
+        &self,
+        id: u128,
+        path: &str,
+        digest: Digest,
+        data: &[u8],
+    ) -> Result<PutReceipt> {
+        self.put_small_as(&self.token, id, path, digest, data).await
+    }
+
+    /// As [`Self::put_small`], with another token.
+    pub(crate) async fn put_small_as(
+        &self,
+        token: &Token,
+        id: u128,
+        path: &str,
+        digest: Digest,
+        data: &[u8],
+    ) -> Result<PutReceipt> {
+        let file = PutFile {
+            extraction: ExtractionId(id),
+            path: path.to_owned(),
+            mode: 0o640,
+            size: data.len() as u32,
+            digest,
+            token: token.clone(),
+        };
+        let call = PutFiles { files: vec![file] };
+        let (mut told, _) = self.send(token, call, data).await?;
+        told.results.remove(0)
     }
 
     pub(crate) async fn counter(&self, name: &str) -> u64 {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use bafs_proto::attributes::Attributes;
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::{ExtractionId, VolumeId};
@@ -90,6 +91,7 @@ impl NodeCluster {
             temporary_bytes: None,
             shared_memory_bytes: None,
             homes: HomeSettings::default(),
+            attributes: Attributes::default(),
             lifetime: None,
             grace: std::time::Duration::from_secs(25),
         }
@@ -384,12 +386,11 @@ impl FaultyHome {
                 }
                 Ok((Reply::CommitPut(receipt), none))
             }
-            Request::PutFile(call) => Ok((Reply::PutFile(self.put_file(call, body)?), none)),
             Request::PutFiles(call) => {
                 let (mut results, mut at) = (Vec::new(), 0);
                 for file in call.files {
                     let end = at + file.size as usize;
-                    let result = self.put_file(file.put, &body[at..end]);
+                    let result = self.put_file(file, &body[at..end]);
                     if result.as_ref().is_err_and(Error::is_transient) {
                         return Err(result.expect_err("the reply of all is lost"));
                     }

@@ -10,7 +10,7 @@ use bafs_proto::job_report::{TouchedPages, VolumeUse};
 use bafs_sched::io::journal::History;
 use bafs_sched::report::{JobSummary, RunReportBuilder};
 use bafs_sched::timeline::{ExecutionRecord, Timeline, build_timeline};
-use bafs_sched::{IoMode, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{IoMode, Outcome, Settings, Space};
 use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 use super::measured_rates::{completed_executions, measure_home_rate, measure_node_rates};
@@ -30,15 +30,7 @@ const ADVERT_TTL_MS: u64 = 4_000;
 /// # Errors
 /// When the run is incomplete: the journal measures only finished jobs.
 pub fn from_journal(history: History) -> Result<PastRun, PastError> {
-    let header = &history.header;
-    let (workflow, settings) = (header.workflow.clone(), header.settings.clone());
-    let mut scheduler =
-        Scheduler::with_strategy_selector(header.run, workflow, settings, &ModelSelector);
-    let mut ledger = RunReportBuilder::default();
-    for (now, event) in &history.records {
-        ledger.note_event(&scheduler, *now, event);
-        scheduler.step(*now, event.clone(), &mut Vec::new());
-    }
+    let (ledger, scheduler) = RunReportBuilder::from_history(&history, &ModelSelector);
     let Some(outcome) = scheduler.outcome().cloned() else {
         let done = scheduler.progress();
         return Err(PastError::Unusable(format!(
@@ -64,7 +56,7 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
         .into_iter()
         .map(|summary| (summary.job, summary))
         .collect();
-    let settings = header.settings.clone();
+    let settings = history.header.settings.clone();
     let timeline = build_timeline(history, &ModelSelector);
     let uses = VolumeUses::new(scheduler.workflow(), summaries);
     let (workflow, measured) = uses.measure_load(&timeline);
@@ -467,7 +459,8 @@ mod tests {
             settings: Settings::default(),
         };
         let records = vec![(Time(0), Event::nodes_listed(seen))];
-        let mut timeline = build_timeline(History { header, records }, &ModelSelector);
+        let history = History::decide(header, records, &ModelSelector);
+        let mut timeline = build_timeline(history, &ModelSelector);
         // A job in the west that reads what lies in the east.
         let making = |volume: u32, server: u64| VolumeRecord {
             name: "v".to_owned(),

@@ -1,14 +1,15 @@
 //! Faults beyond dying nodes: stopped nodes, cut links, full disks, a catalog and a scheduler that
 //! die. And the run that meets all of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::io::connectivity::Connectivity;
+use bafs_sched::io::journal::JournalTail;
 use bafs_sched::io::listing_tracker::ListingTracker;
-use bafs_sched::{Action, Event, Outcome, Scheduler, Settings, Space};
+use bafs_sched::{Action, Event, NullSelector, Outcome, Scheduler, Settings, Space};
 use bafs_workflow::{Workflow, parse_workflow};
 
 use super::{
@@ -20,6 +21,12 @@ use super::{
 const CHAOS_WIDTH: u32 = 40;
 const CHAOS_DEPTH: u32 = 4;
 const CHAOS_NODES: usize = 6;
+
+/// Ids of nodes that take the place of those of a journal.
+const NEW_NODES_FROM: u64 = 1_000;
+
+/// A call is on the wire for so long, in milliseconds.
+const WIRE_MS_MAX: u64 = 21;
 
 /// Digest of the writes of an interrupted job.
 const PARTIAL_WRITE: u64 = 1;
@@ -224,6 +231,7 @@ impl SimulatedCluster {
                 }
                 ClusterEvent::NodeReturns(server) => self.node(server).died_at = None,
                 ClusterEvent::ApplyEvent(_)
+                | ClusterEvent::QueryExecution(..)
                 | ClusterEvent::NodeDies(_)
                 | ClusterEvent::SecondPasses => {}
             }
@@ -388,24 +396,32 @@ impl SimulatedCluster {
 
     /// Kills the scheduler: it restarts from its journal.
     fn restart_scheduler(&mut self) {
-        let (run, workflow) = (self.scheduler.run(), chaos_workflow());
-        let settings = self.scheduler.settings().clone();
-        let mut scheduler = Scheduler::new(run, workflow, settings);
-        for (now, event) in &self.records {
-            scheduler.step(*now, event.clone(), &mut Vec::new());
+        let mut scheduler = self.new_scheduler();
+        scheduler.start_recording();
+        for step in &self.steps {
+            scheduler.redo(&step.changes);
         }
-        assert!(scheduler == self.scheduler, "the replay differs");
+        self.scheduler.check_restored(&scheduler);
+        scheduler.finish_redo();
         let due = std::mem::take(&mut self.due_events);
-        for (at, due) in due {
-            let is_kept = match &due {
-                ClusterEvent::ApplyEvent(_) => false,
-                ClusterEvent::ServeAction(_) => self.rng.next_bool(500),
-                _ => true,
+        for ((at, sequence), due) in due {
+            let is_on_the_wire = at.ms_since(self.now) <= WIRE_MS_MAX;
+            let at = match &due {
+                ClusterEvent::ApplyEvent(_) => continue,
+                // Calls that were sent arrive before another scheduler has started.
+                ClusterEvent::ServeAction(_) => match is_on_the_wire && self.rng.next_bool(500) {
+                    true => self.now,
+                    false => continue,
+                },
+                _ => at,
             };
-            if is_kept {
-                self.due_events.insert(at, due);
-            }
+            self.due_events.insert((at, sequence), due);
         }
+        self.take_up(scheduler);
+    }
+
+    /// A scheduler takes up the run.
+    fn take_up(&mut self, scheduler: Scheduler) {
         self.scheduler = scheduler;
         self.listing_tracker = ListingTracker::default();
         self.connectivity = Connectivity::for_resumed_run(&self.scheduler, self.now);
@@ -421,22 +437,60 @@ impl SimulatedCluster {
         self.apply_event(Event::SchedulerResumed { id_prefix: series });
     }
 
-    /// A new scheduler asks a node for an execution that it should run.
-    fn query_execution(&mut self, server: ServerId, execution: ExecutionId) {
+    /// A cluster in which a scheduler takes up a run from its journal. All nodes of that time are
+    /// gone; others are there.
+    pub fn resume_on_new_nodes(tail: JournalTail, nodes: Vec<NodeSpec>) -> Self {
+        let header = tail.header;
+        let mut scheduler = header.new_scheduler(&NullSelector);
+        scheduler.start_recording();
+        scheduler.redo(&tail.snapshot.unwrap_or_default().state);
+        for step in tail.steps {
+            scheduler.redo(&step.changes);
+        }
+        scheduler.finish_redo();
+        let seed = header.run.0;
+        let (workflow, settings) = (header.workflow, header.settings);
+        let mut world = Self::new(seed, workflow, settings, nodes, Faults::default());
+        let new = std::mem::take(&mut world.nodes).into_iter();
+        world.nodes = new
+            .map(|(server, node)| (ServerId(server.0 + NEW_NODES_FROM), node))
+            .collect();
+        for (server, seen) in scheduler.nodes() {
+            let gone = ClusterNode {
+                spec: NodeSpec {
+                    capacity: seen.capacity,
+                    slots: seen.slots,
+                },
+                died_at: Some(Time(0)),
+                has_failed: true,
+                unreachable: None,
+                is_stopped: false,
+                full_until: Time(0),
+                volumes: BTreeMap::new(),
+                executions: BTreeMap::new(),
+                started_executions: BTreeSet::new(),
+                reports: BTreeMap::new(),
+            };
+            world.nodes.insert(server, gone);
+        }
+        world.now = scheduler.now();
+        world.due_events.clear();
+        world.schedule_due(0, ClusterEvent::SecondPasses);
+        world.take_up(scheduler);
+        world
+    }
+
+    /// A new scheduler asks a node for an execution that it should run, until it is answered or the
+    /// node is lost.
+    pub(super) fn query_execution(&mut self, server: ServerId, execution: ExecutionId) {
+        let place = self.scheduler.execution(execution);
+        if place.is_none_or(|(_, at)| at != server) {
+            return;
+        }
         if !self.is_alive(server) {
-            // Its end is reported after the node returns, or it is declared lost.
-            if self.nodes[&server].died_at.is_none() {
-                let report = self.nodes[&server].reports.get(&execution).cloned();
-                let back = self.nodes[&server]
-                    .unreachable
-                    .map_or(0, |(_, back)| back.ms_since(self.now));
-                if let Some(report) = report {
-                    self.schedule_due(
-                        back + 10,
-                        ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }),
-                    );
-                }
-            }
+            let away = self.nodes[&server].unreachable;
+            let pause_ms = away.map_or(1_000, |(_, back)| back.ms_since(self.now) + 10);
+            self.schedule_due(pause_ms, ClusterEvent::QueryExecution(server, execution));
             return;
         }
         let node = &self.nodes[&server];

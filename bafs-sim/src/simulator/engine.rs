@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
+use bafs_sched::io::journal::JournalHeader;
 use bafs_sched::{Action, Event, MountedVolume, Outcome, Scheduler};
 use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
@@ -37,6 +38,9 @@ const WASTED_RECORDS_PER_ITEM: u64 = 2_000;
 
 /// Takes the time of the scheduler's decisions, or does not.
 pub trait StepTimer {
+    /// A fact that the scheduler is about to be told.
+    fn note_event(&mut self, _now: Time, _event: &Event) {}
+
     /// Does `step`.
     fn time_step(&mut self, step: impl FnOnce());
 }
@@ -243,6 +247,15 @@ impl Simulation {
         simulation
     }
 
+    /// What a journal of this run would say first.
+    pub fn journal_header(&self) -> JournalHeader {
+        JournalHeader {
+            run: self.scheduler.run(),
+            workflow: self.scheduler.workflow().clone(),
+            settings: self.scheduler.settings().clone(),
+        }
+    }
+
     /// Runs to the end of the workflow, or until too much work is wasted, or until the end of the
     /// simulated clock; the outcome tells which.
     ///
@@ -439,6 +452,7 @@ impl Simulation {
     fn apply_event(&mut self, fact: Event, watch: &mut impl StepTimer) {
         let (scheduler, actions) = (&mut self.scheduler, &mut self.actions);
         let now = Time(self.now / 1_000);
+        watch.note_event(now, &fact);
         watch.time_step(|| scheduler.step(now, fact, actions));
         self.result.events += 1;
         let mut actions = std::mem::take(&mut self.actions);

@@ -34,7 +34,7 @@ impl TreeFixture {
     pub(crate) fn with_tree(root: TempDir, tree: Arc<Tree>) -> Self {
         Self {
             root,
-            session: tree.session(true),
+            session: Session::new(tree.clone(), true),
             tree,
         }
     }

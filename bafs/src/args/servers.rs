@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use bafs_proto::attributes::{AttributeValue, parse_attribute};
+use bafs_proto::message::HEAD_ATTRIBUTES;
 use clap::Args;
 
 /// What all servers share.
@@ -117,4 +119,19 @@ pub(crate) struct NodeArgs {
     /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
+    /// Attribute that describes the node, such as `disk=ssd` or `has_gpu=true`; `bafs servers
+    /// --where` selects by it. May be repeated.
+    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = parse_own_attribute)]
+    pub(crate) attributes: Vec<(String, AttributeValue)>,
+}
+
+/// An attribute whose name the advert does not use itself.
+fn parse_own_attribute(text: &str) -> Result<(String, AttributeValue), String> {
+    let (name, value) = parse_attribute(text)?;
+    match HEAD_ATTRIBUTES.contains(&name.as_str()) {
+        true => Err(format!(
+            "'{name}' is set by the node itself; choose another name"
+        )),
+        false => Ok((name, value)),
+    }
 }

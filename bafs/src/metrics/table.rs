@@ -215,6 +215,21 @@ pub(crate) const TABLE: &[Metric] = &[
     ),
     counter("cache_warmed_bytes", "node", "Bytes fetched to warm caches"),
     counter(
+        "cache_whole_files_opened",
+        "node",
+        "Whole cached files that the kernel of a job reads itself",
+    ),
+    counter(
+        "cache_whole_files_refused",
+        "node",
+        "Cached files that could not be given to the kernel whole",
+    ),
+    counter(
+        "cache_whole_files_verified",
+        "node",
+        "Whole cached files whose blocks were checked",
+    ),
+    counter(
         "cache_joined_fetches",
         "node",
         "Reads that waited for an in-flight fetch",

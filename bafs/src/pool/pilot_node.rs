@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use bafs_proto::attributes::AttributeValue;
 use nix::sys::signal::{Signal, raise};
 use nix::unistd::geteuid;
 use tokio::signal::unix::{SignalKind, signal};
@@ -109,6 +110,10 @@ fn build_node(pool: &PoolFile, args: &PilotNodeArgs, store: &Path) -> Result<Nod
         until: find_end(pool.time_limit_s),
         grace: GRACE.to_owned(),
         catalog: Some(pool.catalog.clone()),
+        attributes: vec![(
+            "batch_system".to_owned(),
+            AttributeValue::Text(pool.engine.clone()),
+        )],
     })
 }
 

@@ -152,8 +152,8 @@ mod tests {
             workflow,
             settings,
         };
-        let records = world.records;
-        History { header, records }
+        let steps = world.steps;
+        History { header, steps }
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
         let header = history.header.clone();
         let opened = bafs_sched::io::journal::Journal::open(&path, || header);
         let (mut journal, _) = opened.expect("it is created");
-        journal.append(&history.records).expect("it is written");
+        journal.append(&history.steps).expect("it is written");
         let report = read_report(&path).expect("it is read");
         let page = page::render_page(&report).expect("it is drawn");
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));

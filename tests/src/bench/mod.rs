@@ -7,6 +7,7 @@
 
 mod cache;
 mod chaos;
+mod core;
 mod datapath;
 mod experiments;
 mod faults;
@@ -51,6 +52,11 @@ pub const ALL: &[Benchmark] = &[
         description: "runs while nodes, links, disks, catalog and scheduler fail: all end well, \
                       or not",
         run: chaos::run,
+    },
+    Benchmark {
+        name: "core",
+        description: "the scheduler core with its journal synced, and the start from the journal",
+        run: core::run,
     },
     Benchmark {
         name: "datapath",

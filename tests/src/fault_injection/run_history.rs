@@ -89,24 +89,19 @@ impl RunHistory {
         let history = journal::read_history(path)?;
         let header = history.header.clone();
         let workflow = header.workflow.clone();
-        let mut scheduler = Scheduler::with_strategy_selector(
-            header.run,
-            header.workflow,
-            header.settings,
-            &ModelSelector,
-        );
+        let mut scheduler = header.new_scheduler(&ModelSelector);
         let mut all: Vec<Execution> = Vec::new();
         let mut at: BTreeMap<ExecutionId, usize> = BTreeMap::new();
-        for (now, event) in history.records.clone() {
+        for step in history.steps.clone() {
+            let (now, event) = (step.at, step.event);
             if let Some(one) = execution_of(&event).and_then(|id| all.get_mut(*at.get(&id)?)) {
                 one.has_begun |= !matches!(event, Event::JobStartFailed { .. });
                 if let Event::JobEnded { report, .. } = &event {
                     one.has_succeeded = report.outcome == JobOutcome::Exited(0);
                 }
             }
-            let mut actions = Vec::new();
-            scheduler.step(now, event, &mut actions);
-            for action in actions {
+            scheduler.redo(&step.changes);
+            for action in step.actions {
                 let Action::StartJob {
                     execution,
                     job,

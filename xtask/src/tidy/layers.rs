@@ -37,6 +37,14 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         files_max: 1,
     },
     ConfinedDependency {
+        name: "rmp_serde",
+        allowed_paths: &[
+            "bafs-sched/src/io/journal/format.rs",
+            "bafs-sched/src/state/kept_state.rs",
+        ],
+        files_max: 2,
+    },
+    ConfinedDependency {
         name: "blake3",
         allowed_paths: &["bafs-proto/src/hash.rs"],
         files_max: 1,
@@ -81,8 +89,11 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "redb",
-        allowed_paths: &["bafs-server/src/"],
-        files_max: 1,
+        allowed_paths: &[
+            "bafs-server/src/home_server/upload_table.rs",
+            "bafs-server/src/storage/database.rs",
+        ],
+        files_max: 2,
     },
     ConfinedDependency {
         name: "toml",

@@ -469,6 +469,7 @@ mod tests {
     use super::super::outbox::{Outbox, OutboxCommand, ReadyReply};
     use super::*;
     use crate::kernel::RingBuffers;
+    use crate::sandbox::Access;
     use crate::tree::{LocalTree, Tree};
     use crate::usage::VolumeUsage;
     use crate::volume::{Ownership, Volume, VolumeMode};
@@ -491,14 +492,14 @@ mod tests {
                 files: 100,
             };
             let tree = bafs_tree::Tree::open(store.path(), Some(limit)).unwrap();
-            let session = tree.session(true);
+            let session = bafs_tree::Session::new(tree, true);
             let run =
                 move |caller, op: &_, data: &[u8], out: &mut _| session.run(caller, op, data, out);
             let (losses, _) = tokio::sync::mpsc::unbounded_channel();
             let volume = Volume::new(
                 "v",
                 Tree::Local(LocalTree::new(run)),
-                VolumeMode::scratch(true),
+                VolumeMode::scratch(Access::ReadWrite),
                 Ownership::AsStored,
                 VolumeHealth::new("v", losses),
                 VolumeUsage::new(),

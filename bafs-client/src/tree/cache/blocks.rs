@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, VolumeId};
+use bafs_proto::inflight_fetches::{FetchOwner, FetchWaiter, InflightFetches, Join};
 use bafs_proto::limits::IO_BYTES_MAX;
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadKind};
+use bafs_proto::message::{BlockRange, CacheRef, FetchPriority, FetchScope, ReadBlocks};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
-use tokio::sync::watch;
 
 use super::local_blocks::{BlockDelivery, LocalBlocks};
 use crate::limits::DIGEST_RETRIES;
@@ -32,6 +32,7 @@ pub(super) struct BlockFetcher {
     manifest: Digest,
     block_bytes: u32,
     local_blocks: Option<Arc<LocalBlocks>>,
+    inflight: InflightFetches<BlockKey, Bytes>,
     buffer: Mutex<BlockBuffer>,
 }
 
@@ -60,20 +61,16 @@ struct BlockBuffer {
 }
 
 #[derive(Debug)]
-enum BufferedBlock {
-    /// Somebody fetches it; the channel closes when that is over, for good or bad.
-    Pending(watch::Receiver<()>),
-    Ready {
-        data: Bytes,
-        last_use: u64,
-    },
+struct BufferedBlock {
+    data: Bytes,
+    last_use: u64,
 }
 
 /// What to do about one wanted block.
-enum BlockAction<'a> {
+enum BlockAction {
     Ready(Bytes),
-    Wait(watch::Receiver<()>),
-    Fetch(FetchClaim<'a>),
+    Wait(FetchWaiter<Bytes>),
+    Fetch(FetchClaim),
 }
 
 impl BlockFetcher {
@@ -89,6 +86,7 @@ impl BlockFetcher {
             manifest,
             block_bytes,
             local_blocks: near,
+            inflight: InflightFetches::default(),
             buffer: Mutex::default(),
         }
     }
@@ -107,11 +105,8 @@ impl BlockFetcher {
                 .is_some_and(|near| near.has(file, block))
         };
         let buffer = self.lock();
-        let kept = |block| {
-            let entry = buffer.blocks.get(&(file.index.0, block));
-            matches!(entry, Some(BufferedBlock::Ready { .. }))
-        };
-        blocks.all(|block| near(block) || kept(block))
+        let has_block = |block| buffer.blocks.contains_key(&(file.index.0, block));
+        blocks.all(|block| near(block) || has_block(block))
     }
 
     /// Bytes of `range` (within the file) if all of its blocks are at hand.
@@ -151,12 +146,17 @@ impl BlockFetcher {
                     blocks.push(data);
                     next += 1;
                 }
-                BlockAction::Wait(pending) => wait_for_fetch(pending).await,
+                BlockAction::Wait(mut waiter) => {
+                    if let Some(Ok(data)) = waiter.wait().await {
+                        blocks.push(data);
+                        next += 1;
+                    }
+                }
                 BlockAction::Fetch(claim) => {
                     let deadline = left.take().unwrap_or_else(|| self.server.deadline());
                     let fetched = self.fetch(file, claim.blocks.clone(), deadline).await?;
                     next = claim.blocks.end;
-                    claim.complete(&fetched);
+                    self.complete(&claim, &fetched);
                     blocks.extend(fetched);
                 }
             }
@@ -186,7 +186,11 @@ impl BlockFetcher {
             }
             match self.plan_block(file, next..wanted.end) {
                 BlockAction::Ready(_) => next += 1,
-                BlockAction::Wait(pending) => wait_for_fetch(pending).await,
+                BlockAction::Wait(mut waiter) => {
+                    if let Some(Ok(_)) = waiter.wait().await {
+                        next += 1;
+                    }
+                }
                 BlockAction::Fetch(claim) => {
                     next = claim.blocks.end;
                     let deadline = self.server.deadline();
@@ -197,7 +201,7 @@ impl BlockFetcher {
                         .materialise_blocks(local_blocks, file, blocks, near_deadline)
                         .await
                     {
-                        Ok(Some(fetched)) => claim.complete(&fetched),
+                        Ok(Some(fetched)) => self.complete(&claim, &fetched),
                         Ok(None) => {}
                         Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),
                         Err(why) => {
@@ -240,42 +244,51 @@ impl BlockFetcher {
         }
     }
 
-    /// Decides about the first of the wanted blocks. To fetch claims it, with as many of the
-    /// following ones as nobody has or fetches and one call may carry.
-    fn plan_block(&self, file: ManifestFile, wanted: Range<u64>) -> BlockAction<'_> {
-        let mut buffer = self.lock();
+    /// Decides about the first of the wanted blocks. A claim also takes as many of the following
+    /// blocks as nobody has or fetches, and as one call may carry.
+    fn plan_block(&self, file: ManifestFile, wanted: Range<u64>) -> BlockAction {
         let first = (file.index.0, wanted.start);
-        if let Some(data) = buffer.get(first) {
-            return BlockAction::Ready(data);
-        }
-        if let Some(BufferedBlock::Pending(pending)) = buffer.blocks.get(&first) {
-            return BlockAction::Wait(pending.clone());
-        }
-        let blocks_per_call = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
-        let (end, pending) = watch::channel(());
-        let mut last = wanted.start;
-        let is_near = |block| {
-            self.local_blocks
-                .as_ref()
-                .is_some_and(|near| near.has(file, block))
+        let owner = loop {
+            if let Some(data) = self.lock().get(first) {
+                return BlockAction::Ready(data);
+            }
+            match self.join(first) {
+                Join::Owner(owner) => break owner,
+                Join::Waiter(waiter) => return BlockAction::Wait(waiter),
+                // It is buffered by now.
+                Join::Present => {}
+            }
         };
-        while last < wanted.end.min(wanted.start + blocks_per_call)
-            && !buffer.blocks.contains_key(&(file.index.0, last))
-            && (last == wanted.start || !is_near(last))
-        {
-            buffer.blocks.insert(
-                (file.index.0, last),
-                BufferedBlock::Pending(pending.clone()),
-            );
-            last += 1;
+        let mut owners = vec![owner];
+        let blocks_per_call = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
+        let is_local = |block| {
+            let local = self.local_blocks.as_ref();
+            local.is_some_and(|local| local.has(file, block))
+        };
+        let limit = wanted.end.min(wanted.start + blocks_per_call);
+        for block in wanted.start + 1..limit {
+            match self.join((file.index.0, block)) {
+                Join::Owner(owner) if !is_local(block) => owners.push(owner),
+                _ => break,
+            }
         }
-        let blocks = wanted.start..last;
-        BlockAction::Fetch(FetchClaim {
-            fetcher: self,
-            file: file.index.0,
-            blocks,
-            finished: Some(end),
-        })
+        let blocks = wanted.start..wanted.start + owners.len() as u64;
+        BlockAction::Fetch(FetchClaim { blocks, owners })
+    }
+
+    fn join(&self, key: BlockKey) -> Join<BlockKey, Bytes> {
+        let is_buffered = || self.lock().blocks.contains_key(&key);
+        self.inflight.join_or_start(key, is_buffered, |_| {}, || ())
+    }
+
+    /// Gives the blocks of a claim to the buffer and to all who wait for them.
+    fn complete(&self, claim: &FetchClaim, fetched: &[Bytes]) {
+        for (owner, data) in claim.owners.iter().zip(fetched) {
+            // A copy of its own: a slice would keep the whole reply alive.
+            let data = Bytes::copy_from_slice(data);
+            self.lock().insert(*owner.key(), data.clone());
+            owner.complete(Ok(data));
+        }
     }
 
     /// A block that came to this machine while others were waited for.
@@ -296,12 +309,15 @@ impl BlockFetcher {
     ) -> Result<Vec<Bytes>> {
         let (first, count) = (BlockIndex(blocks.start), block_count(&blocks)?);
         let mut call = ReadBlocks {
-            cache: CacheRef::Volume(self.volume),
-            manifest: self.manifest,
-            file: file.index,
-            first,
-            count,
-            kind: ReadKind::Agent,
+            range: BlockRange {
+                cache: CacheRef::Volume(self.volume),
+                manifest: self.manifest,
+                file: file.index,
+                first,
+                count,
+            },
+            scope: FetchScope::AnyNode,
+            priority: FetchPriority::Urgent,
             must_verify: false,
         };
         let Server {
@@ -393,18 +409,12 @@ impl BlockFetcher {
 
 impl BlockBuffer {
     fn get(&mut self, key: BlockKey) -> Option<Bytes> {
-        let Some(BufferedBlock::Ready {
-            data,
-            last_use: used,
-        }) = self.blocks.get_mut(&key)
-        else {
-            return None;
-        };
-        self.keys_by_use.remove(used);
+        let block = self.blocks.get_mut(&key)?;
+        self.keys_by_use.remove(&block.last_use);
         self.use_count += 1;
-        *used = self.use_count;
+        block.last_use = self.use_count;
         self.keys_by_use.insert(self.use_count, key);
-        Some(data.clone())
+        Some(block.data.clone())
     }
 
     fn insert(&mut self, key: BlockKey, data: Bytes) {
@@ -413,7 +423,7 @@ impl BlockBuffer {
         self.keys_by_use.insert(self.use_count, key);
         self.blocks.insert(
             key,
-            BufferedBlock::Ready {
+            BufferedBlock {
                 data,
                 last_use: self.use_count,
             },
@@ -422,16 +432,11 @@ impl BlockBuffer {
             let Some((_, oldest)) = self.keys_by_use.pop_first() else {
                 break;
             };
-            if let Some(BufferedBlock::Ready { data, .. }) = self.blocks.remove(&oldest) {
-                self.bytes -= data.len();
+            if let Some(block) = self.blocks.remove(&oldest) {
+                self.bytes -= block.data.len();
             }
         }
     }
-}
-
-/// Waits until a fetch is over: nothing is ever sent, but the channel ends.
-async fn wait_for_fetch(mut pending: watch::Receiver<()>) {
-    while pending.changed().await.is_ok() {}
 }
 
 fn block_count(blocks: &Range<u64>) -> Result<u32> {
@@ -439,34 +444,8 @@ fn block_count(blocks: &Range<u64>) -> Result<u32> {
         .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))
 }
 
-/// Blocks that this reader fetches. Dropped without success, others may try.
-struct FetchClaim<'a> {
-    fetcher: &'a BlockFetcher,
-    file: u32,
+/// Blocks that this reader fetches. When it is dropped without them, other readers try.
+struct FetchClaim {
     blocks: Range<u64>,
-    finished: Option<watch::Sender<()>>,
-}
-
-impl FetchClaim<'_> {
-    fn complete(mut self, fetched: &[Bytes]) {
-        let mut buffer = self.fetcher.lock();
-        for (block, data) in self.blocks.clone().zip(fetched) {
-            // A copy of its own: a slice would keep the whole reply alive.
-            buffer.insert((self.file, block), Bytes::copy_from_slice(data));
-        }
-        drop(buffer);
-        self.blocks = 0..0;
-    }
-}
-
-impl Drop for FetchClaim<'_> {
-    fn drop(&mut self) {
-        let mut buffer = self.fetcher.lock();
-        for block in self.blocks.clone() {
-            buffer.blocks.remove(&(self.file, block));
-        }
-        drop(buffer);
-        // Only now may those who wait look again.
-        self.finished.take();
-    }
+    owners: Vec<FetchOwner<BlockKey, Bytes>>,
 }

@@ -23,12 +23,14 @@ use tokio::runtime::Handle;
 
 use self::blocks::BlockFetcher;
 use self::local_blocks::LocalBlocks;
-use super::{Completion, Server};
+use super::completion::Completion;
+use super::server::Server;
 use crate::errno::errno_of;
 use crate::limits::{DEFAULT_READ_AHEAD_KIB, PASSTHROUGH_FILE_BYTES_MIN};
 use crate::logic::manifest_tree::{ManifestFile, ManifestTree, Owner};
 use crate::logic::read_ahead_filter::{ReadAheadFilter, ReadPurpose};
 use crate::volume_health::{VolumeHealth, is_fatal};
+use crate::volume_mode::FileReads;
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;
@@ -111,24 +113,27 @@ impl CacheTree {
         ))
     }
 
-    pub(super) fn passthrough_support(&self) -> (bool, String) {
+    pub(super) fn passthrough_support(&self) -> (FileReads, String) {
         let (files, bytes) = self.manifest_tree.files_and_bytes();
         let mean = bytes.checked_div(files).unwrap_or(0);
         match &self.local_blocks {
-            Err(why) => (false, format!("blocks come through the network: {why}")),
+            Err(why) => {
+                let text = format!("blocks come through the network: {why}");
+                (FileReads::Agent, text)
+            }
             Ok(_) if mean < PASSTHROUGH_FILE_BYTES_MIN => {
                 let text = format!(
                     "the agent reads local blocks directly; files have {mean} bytes on average, so \
                      it opens them without a request"
                 );
-                (false, text)
+                (FileReads::Agent, text)
             }
             Ok(_) => {
                 let text = format!(
                     "the agent reads local blocks directly, and the kernel reads complete local \
                      files; files have {mean} bytes on average"
                 );
-                (true, text)
+                (FileReads::Passthrough, text)
             }
         }
     }

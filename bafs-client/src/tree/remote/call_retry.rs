@@ -9,9 +9,10 @@ use bafs_proto::time::{Deadline, KeepaliveDeadline};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::{RemoteSession, Server, lock};
+use super::{RemoteSession, lock};
 use crate::clock;
 use crate::limits::{RETRY_PAUSE_MS_MAX, RETRY_PAUSE_MS_MIN};
+use crate::tree::Server;
 
 impl RemoteSession {
     /// Calls until there is an answer that is no transient error. `maybe_ran` tells then whether

@@ -55,9 +55,7 @@ use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::message::{
     AssignedNumbers, CloseTree, FileResults, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
-use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, KeepaliveDeadline};
-use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -66,7 +64,8 @@ use tokio::task::JoinHandle;
 pub use self::delegation::Durability;
 use self::delegation::{SessionDelegation, errno_of_failure};
 use self::session_recovery::InflightRename;
-use super::Completion;
+use super::completion::Completion;
+use super::server::Server;
 use crate::clock;
 use crate::limits::{
     CLOSE_AND_EXTEND_TIMEOUT_MS, CLOSE_TIMEOUT_MS, FORGET_BATCH_MAX, RETRY_PAUSE_MS_MIN,
@@ -74,26 +73,6 @@ use crate::limits::{
 use crate::logic::attribute_updates::is_change;
 use crate::logic::inode_map::InodeMap;
 use crate::volume_health::{VolumeHealth, is_fatal};
-
-/// How to call the server that holds a volume.
-#[derive(Debug, Clone)]
-pub struct Server {
-    /// Connections of this process.
-    pub pool: Pool,
-    /// Where it is, `host:port`.
-    pub address: String,
-    /// Capability for the volume.
-    pub token: Token,
-    /// Deadline of each operation, in milliseconds.
-    pub op_deadline_ms: u64,
-}
-
-impl Server {
-    /// The deadline of an operation that starts now.
-    pub fn deadline(&self) -> Deadline {
-        Deadline::after_ms(self.op_deadline_ms)
-    }
-}
 
 /// A session with a tree of a server.
 #[derive(Debug)]

@@ -1,6 +1,11 @@
 //! The banker's check of Dijkstra, node by node (`bankers_check.rs`).
 
-use super::{Admission, Policy};
+use bafs_proto::ids::ServerId;
+use bafs_workflow::JobIndex;
+
+use super::{Admission, Policy, View};
+use crate::space::Space;
+use crate::state::planned_volumes::Create;
 
 /// Admits a start when every pipeline that has begun can still end.
 #[derive(Debug)]
@@ -16,4 +21,14 @@ impl Policy for Bankers {
     }
 }
 
-impl Admission for Bankers {}
+impl Admission for Bankers {
+    fn borrows(
+        &self,
+        view: View<'_>,
+        job: JobIndex,
+        server: ServerId,
+        creates: &[Create],
+    ) -> Option<Vec<(ServerId, Space)>> {
+        view.borrows(job, server, creates)
+    }
+}

@@ -1,12 +1,12 @@
 //! Whether every pipeline that holds space can still come to its end after a job has taken more:
 //! Dijkstra's banker, node by node. So pipelines never wait for each other's space, and nothing
-//! that is done has to be dropped to make way. Where jobs go is `policy/placement/starts.rs`.
+//! that is done has to be dropped for others. Where jobs go is `policy/start_search.rs`.
 //!
 //! A node is *safe* when the pipelines at home there can end there one after the other, each with
 //! what is free and what those before it leave. A job may start where all nodes on which it takes
-//! space stay safe; `policy/admission/node_survey.rs` knows what is on each. A pipeline that is too
-//! large for any single node *leans* on another node: that one has room for the rest of it once its
-//! own pipelines have ended.
+//! space stay safe; `state/node_survey.rs` knows what is on each. A pipeline that is too large for
+//! any single node *borrows* of another node: that one has room for the rest of it once its own
+//! pipelines have ended.
 //!
 //! Copies give way when nothing else helps, and of a cache a node needs but a small part where
 //! others can have the rest; so both count as free. A node that is alone counts all of the caches
@@ -14,23 +14,23 @@
 //! before that one has found its space: it takes space only where the largest of all pipelines
 //! would still find its own (`state/cross_pipeline.rs` knows who waits).
 //!
-//! What fails (nodes, volumes) may leave nodes unsafe; then `look_for_blockade` helps.
+//! What fails (nodes, volumes) may leave nodes unsafe; then `transition/deadlock.rs` helps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
-use bafs_workflow::{JobIndex, VolumeIndex};
+use bafs_workflow::JobIndex;
 
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::cache_parts::{beyond_least, floor};
 use crate::state::job_order::RemainingNeed;
 use crate::state::node_surveys::Survey;
 use crate::state::planned_volumes::Create;
-use crate::state::scheduler_state::State;
 
-/// Nodes that are looked at for one to lean on, those with most room first.
-const REFUGES_LOOKED_AT: usize = 64;
+/// Nodes that are looked at for one to borrow of, those with most room first.
+const LENDERS_LOOKED_AT: usize = 64;
 
 /// What a pipeline has on a node, and what it still needs beyond that.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ struct PipelineClaim {
 }
 
 /// A node with a start that is only considered.
-struct Ground {
+struct SafetyCheck {
     free: Space,
     /// What caches there have beyond the least part, which counts as free.
     beyond: Space,
@@ -53,48 +53,48 @@ struct Ground {
 }
 
 /// What becomes of a node when no more jobs start there but of pipelines that have begun.
-struct Settled {
+struct Completion {
     /// What is free when all whose turn can come have ended, but for those that wait for others.
     free: Space,
     /// What those whose turn does not come lack most.
     lack: Option<Space>,
 }
 
-impl Ground {
+impl SafetyCheck {
     /// With all of each cache where no other node can have a part of it, else with the least part.
-    fn settle(self) -> Settled {
+    fn complete(self) -> Completion {
         if !self.is_sole {
-            return self.settle_least();
+            return self.complete_least();
         }
         let free = self.free.saturating_add(self.beyond);
-        settle(free, self.claims, |rest| rest.whole)
+        complete(free, self.claims, |rest| rest.whole)
     }
 
-    fn settle_least(self) -> Settled {
-        settle(self.free, self.claims, |rest| rest.least)
+    fn complete_least(self) -> Completion {
+        complete(self.free, self.claims, |rest| rest.least)
     }
 }
 
 /// Lets those that wait for others come last.
-fn settle(
+fn complete(
     free: Space,
     mut claims: Vec<PipelineClaim>,
     need: fn(RemainingNeed) -> Space,
-) -> Settled {
+) -> Completion {
     claims.sort_unstable_by_key(|claim| need(claim.rest));
     let (waiting, own): (Vec<PipelineClaim>, Vec<PipelineClaim>) =
         claims.into_iter().partition(|claim| claim.waits);
-    let (free, own) = settle_all(free, own, need);
-    let (_, waiting) = settle_all(free, waiting, need);
+    let (free, own) = complete_all(free, own, need);
+    let (_, waiting) = complete_all(free, waiting, need);
     let left = own.iter().chain(&waiting).map(|claim| need(claim.rest));
-    Settled {
+    Completion {
         free,
         lack: left.reduce(Space::component_max),
     }
 }
 
 /// What is free when all have ended whose turn can come, and the others.
-fn settle_all(
+fn complete_all(
     mut free: Space,
     mut claims: Vec<PipelineClaim>,
     need: fn(RemainingNeed) -> Space,
@@ -116,11 +116,12 @@ fn settle_all(
     }
 }
 
-impl State {
-    /// The nodes that lean on others once `job` has started on `server` and created these volumes,
-    /// each with what it lacks. Nothing if it must not: not all that is under way could end.
-    pub(crate) fn leans(
-        &mut self,
+impl View<'_> {
+    /// The nodes that borrow of others once `job` has started on `server` and created these
+    /// volumes, each with what it lacks. Nothing if it must not: not all that is under way could
+    /// end.
+    pub(crate) fn borrows(
+        &self,
         job: JobIndex,
         server: ServerId,
         creates: &[Create],
@@ -136,7 +137,7 @@ impl State {
             return Some(Vec::new());
         }
         let pipeline = self.graph.pipeline(job);
-        let mut leans = Vec::new();
+        let mut borrows = Vec::new();
         for (&target, &size) in &taken {
             let left = self.fleet.available(target).saturating_sub(size);
             let most = self.graph.courses.most;
@@ -152,14 +153,14 @@ impl State {
                 Some((job, _)) if self.lets_go(job, target) => Arc::new(self.look(target, start)),
                 _ => self.survey(target),
             };
-            let ground = self.ground(&survey, target, size, start);
-            if let Some(lack) = ground.settle().lack {
-                // Only a pipeline that is too large for its node may lean, and only with that one.
+            let check = self.safety_check(&survey, target, size, start);
+            if let Some(lack) = check.complete().lack {
+                // Only a pipeline that is too large for its node may borrow, and only for that one.
                 let peak = self.graph.courses.peak(pipeline);
                 if target != server || self.fleet.usable(target).can_hold(peak) {
                     return None;
                 }
-                leans.push((target, lack));
+                borrows.push((target, lack));
             }
         }
         if !self.leaves_room_for_awaited(pipeline, &taken)
@@ -167,16 +168,16 @@ impl State {
         {
             return None;
         }
-        if leans.is_empty() {
-            return Some(leans);
+        if borrows.is_empty() {
+            return Some(borrows);
         }
-        let lack = leans.iter().map(|(_, lack)| *lack);
-        let lack = lack.chain(self.claims.leaning.values().copied());
+        let lack = borrows.iter().map(|(_, lack)| *lack);
+        let lack = lack.chain(self.claims.borrowing.values().copied());
         let lack = lack.reduce(Space::component_max).unwrap_or_default();
-        let leaning: BTreeSet<ServerId> = leans.iter().map(|(target, _)| *target).collect();
+        let borrowers: BTreeSet<ServerId> = borrows.iter().map(|(target, _)| *target).collect();
         // What is alone everywhere was tried in thought (`policy/admission/feasibility.rs`).
-        let can_lean = self.is_alone(pipeline) || self.has_refuge(lack, &leaning, &taken);
-        can_lean.then_some(leans)
+        let can_borrow = self.is_alone(pipeline) || self.has_lender(lack, &borrowers, &taken);
+        can_borrow.then_some(borrows)
     }
 
     /// Whether no other pipeline has begun.
@@ -187,11 +188,7 @@ impl State {
     /// Whether a pipeline that waits for jobs of others may take space: it gives none back before
     /// those have found theirs, and each of them that has not begun finds it if there is room for
     /// the largest pipeline anywhere.
-    fn leaves_room_for_awaited(
-        &mut self,
-        pipeline: u32,
-        taken: &BTreeMap<ServerId, Space>,
-    ) -> bool {
+    fn leaves_room_for_awaited(&self, pipeline: u32, taken: &BTreeMap<ServerId, Space>) -> bool {
         let crossings = &self.graph.crossings;
         if taken.is_empty() || !crossings.waits(pipeline) {
             return true;
@@ -202,43 +199,43 @@ impl State {
         let begun = begun.filter(|other| crossings.is_awaited(**other)).count();
         begun >= crossings.awaited() || {
             let most = self.graph.courses.most.least;
-            self.has_refuge(most, &BTreeSet::new(), taken)
+            self.has_lender(most, &BTreeSet::new(), taken)
         }
     }
 
-    /// Whether a node that leans on none has so much room when its own pipelines have ended.
-    fn has_refuge(
-        &mut self,
+    /// Whether a node that borrows of none has so much room when its own pipelines have ended.
+    fn has_lender(
+        &self,
         need: Space,
-        leaning: &BTreeSet<ServerId>,
+        borrowers: &BTreeSet<ServerId>,
         taken: &BTreeMap<ServerId, Space>,
     ) -> bool {
-        let leans = |server: &ServerId| {
-            leaning.contains(server) || self.claims.leaning.contains_key(server)
+        let is_borrower = |server: &ServerId| {
+            borrowers.contains(server) || self.claims.borrowing.contains_key(server)
         };
         let has_slots = |server: &ServerId| {
             let node = self.fleet.get(*server);
             node.is_some_and(|node| node.seen.slots > 0)
         };
-        let nodes = self.fleet.roomiest().filter(|server| !leans(server));
-        let nodes = nodes.filter(has_slots).take(REFUGES_LOOKED_AT);
+        let nodes = self.fleet.roomiest().filter(|server| !is_borrower(server));
+        let nodes = nodes.filter(has_slots).take(LENDERS_LOOKED_AT);
         let nodes: Vec<ServerId> = nodes.collect();
         nodes.into_iter().any(|server| {
             let taken = taken.get(&server).copied().unwrap_or_default();
             let survey = self.survey(server);
-            let settled = self.ground(&survey, server, taken, None).settle();
-            settled.lack.is_none() && settled.free.can_hold(need)
+            let completion = self.safety_check(&survey, server, taken, None).complete();
+            completion.lack.is_none() && completion.free.can_hold(need)
         })
     }
 
     /// What a node has when `taken` of it is taken, by a start there if one is given.
-    fn ground(
+    fn safety_check(
         &self,
         survey: &Survey,
         server: ServerId,
         taken: Space,
         start: Option<(JobIndex, &[Create])>,
-    ) -> Ground {
+    ) -> SafetyCheck {
         let free = self.fleet.available(server).saturating_sub(taken);
         let (mut free, mut beyond) = (free.saturating_add(survey.leaving), survey.beyond);
         let starting = start.map(|(job, _)| self.graph.pipeline(job));
@@ -289,7 +286,7 @@ impl State {
             let at = claims.partition_point(|claim| claim.pipeline < pipeline);
             claims.insert(at, claim(pipeline, made));
         }
-        Ground {
+        SafetyCheck {
             free,
             beyond,
             is_sole: self.fleet.is_sole(server),
@@ -298,28 +295,12 @@ impl State {
     }
 
     /// Whether all pipelines at home on a node can end there when so much of it is taken.
-    pub(crate) fn can_spare(&mut self, server: ServerId, taken: Space) -> bool {
+    pub(crate) fn can_spare(&self, server: ServerId, taken: Space) -> bool {
         let survey = self.survey(server);
-        let settled = self.ground(&survey, server, taken, None).settle_least();
-        settled.lack.is_none()
-    }
-
-    /// Looks at all nodes that would share a cache of these which is nowhere yet, so that those
-    /// who divide it need not look again for each job.
-    pub(crate) fn survey_for_division(
-        &mut self,
-        mounted: &[(VolumeIndex, bool)],
-        server: ServerId,
-    ) {
-        let is_absent = |volume: VolumeIndex| {
-            self.graph.volume(volume).is_cache && !self.volumes.is_live(volume)
-        };
-        if self.admission.is_none() && mounted.iter().any(|(volume, _)| is_absent(*volume)) {
-            let peers: Vec<ServerId> = self.fleet.group_of(server).map(|(id, _)| id).collect();
-            for peer in peers {
-                self.survey(peer);
-            }
-        }
+        let completion = self
+            .safety_check(&survey, server, taken, None)
+            .complete_least();
+        completion.lack.is_none()
     }
 
     /// What a node must keep free so that all pipelines at home there can end there one after the
@@ -331,14 +312,14 @@ impl State {
     ) -> Space {
         let survey = match start {
             Some((job, _)) if self.lets_go(job, server) => Arc::new(self.look(server, start)),
-            _ => {
-                let known = self.surveyed(server);
-                known.unwrap_or_else(|| Arc::new(self.look(server, None)))
-            }
+            _ => self.survey(server),
         };
         let need = match start {
             None => self.needed_to_end(&survey, server),
-            Some(_) => least_to_end(self.ground(&survey, server, Space::ZERO, start).claims),
+            Some(_) => least_to_end(
+                self.safety_check(&survey, server, Space::ZERO, start)
+                    .claims,
+            ),
         };
         need.saturating_sub(survey.leaving)
     }
@@ -348,7 +329,7 @@ impl State {
     /// of the caches that are nowhere and that the next job of one of them reads.
     pub(crate) fn least_to_end(&self, server: ServerId) -> (Space, bool) {
         let survey = self.look(server, None);
-        let claims = self.ground(&survey, server, Space::ZERO, None).claims;
+        let claims = self.safety_check(&survey, server, Space::ZERO, None).claims;
         let next = |claim: &PipelineClaim| self.graph.courses.next_of(claim.pipeline);
         let next: Vec<JobIndex> = claims.iter().filter_map(next).collect();
         let caches = next.iter().map(|job| self.absent_caches(*job));
@@ -387,7 +368,7 @@ impl State {
     /// What a node has, in bytes, beside what the pipelines at home there need to end, when so much
     /// of it is taken, by a start there if one is given.
     pub(crate) fn spare_beside_ends(
-        &mut self,
+        &self,
         server: ServerId,
         taken: Space,
         start: Option<(JobIndex, &[Create])>,
@@ -402,14 +383,14 @@ impl State {
             true => Arc::new(self.look(server, start)),
             false => self.survey(server),
         };
-        let ground = self.ground(&survey, server, taken, start);
-        let need = least_to_end(ground.claims);
-        ground.free.bytes.saturating_sub(need.bytes)
+        let check = self.safety_check(&survey, server, taken, start);
+        let need = least_to_end(check.claims);
+        check.free.bytes.saturating_sub(need.bytes)
     }
 
     /// What must be free on a node for the pipelines at home there to end, none of which starts.
     pub(crate) fn needed_to_end(&self, survey: &Survey, server: ServerId) -> Space {
-        let need = || least_to_end(self.ground(survey, server, Space::ZERO, None).claims);
+        let need = || least_to_end(self.safety_check(survey, server, Space::ZERO, None).claims);
         *survey.to_end.get_or_init(need)
     }
 
@@ -417,81 +398,35 @@ impl State {
     /// end first.
     pub(crate) fn easiest(&self, server: ServerId) -> Vec<JobIndex> {
         let survey = self.look(server, None);
-        let mut claims = self.ground(&survey, server, Space::ZERO, None).claims;
+        let mut claims = self.safety_check(&survey, server, Space::ZERO, None).claims;
         claims.sort_by_key(|claim| claim.rest.least);
         let next = claims.into_iter().map(|claim| claim.pipeline);
         next.filter_map(|pipeline| self.graph.courses.next_of(pipeline))
             .collect()
     }
 
-    /// Takes note of a start before it happens, and of the nodes that lean on others then.
-    pub(crate) fn note_claims(
-        &mut self,
-        job: JobIndex,
-        server: ServerId,
-        creates: &[Create],
-        leans: Vec<(ServerId, Space)>,
-    ) {
-        self.claims.leaning.extend(leans);
-        let is_scratch = |(volume, ..): &Create| !self.graph.volume(*volume).is_cache;
-        if creates.iter().any(is_scratch) {
-            let before = self.claims.home.insert(self.graph.pipeline(job), server);
-            self.note_moved(before.into_iter().chain([server]));
-        }
+    /// What the pipelines at home on a node lack most to end there; nothing where they can.
+    pub(crate) fn lack_to_complete(&self, server: ServerId) -> Option<Space> {
+        let survey = self.survey(server);
+        let check = self.safety_check(&survey, server, Space::ZERO, None);
+        check.complete().lack
     }
 
-    /// Space became free on a node: perhaps it leans no more.
-    pub(crate) fn settle_claims(&mut self, server: ServerId) {
-        if self.claims.leaning.contains_key(&server) {
-            let survey = self.survey(server);
-            let ground = self.ground(&survey, server, Space::ZERO, None);
-            match ground.settle().lack {
-                Some(lack) => drop(self.claims.leaning.insert(server, lack)),
-                None => drop(self.claims.leaning.remove(&server)),
+    /// Asserts that what is remembered is what is found.
+    pub(crate) fn check_surveys(&self) {
+        let Some(changed) = self.changed_nodes() else {
+            return;
+        };
+        for (server, known) in self.surveys.of.known() {
+            if changed.contains(&server) {
+                continue;
             }
-            // Those who may lean now wait anywhere.
-            self.queues.wake_all();
+            let found = self.look(server, None);
+            if known.to_end.get().is_some() {
+                self.needed_to_end(&found, server);
+            }
+            assert_eq!(*known, found, "{server}: what is there");
         }
-    }
-
-    /// Pipelines that have created scratch volumes and are not at their end.
-    pub(crate) fn pipelines_at_home(&self) -> impl Iterator<Item = u32> {
-        self.claims.home.keys().copied()
-    }
-
-    /// Whether a pipeline has created scratch volumes and is not at its end.
-    pub(crate) fn is_under_way(&self, pipeline: u32) -> bool {
-        self.claims.home.contains_key(&pipeline)
-    }
-
-    /// A node is lost: nothing of it leans any more, and those who may lean now wait anywhere.
-    pub(crate) fn drop_claims(&mut self, server: ServerId) {
-        if self.claims.leaning.remove(&server).is_some() {
-            self.queues.wake_all();
-        }
-    }
-
-    /// Whether a pipeline created scratch volumes on this node last.
-    pub(crate) fn is_at_home(&self, pipeline: u32, server: ServerId) -> bool {
-        self.claims.home.get(&pipeline) == Some(&server)
-    }
-
-    /// A pipeline has ended for good, or its volumes were dropped.
-    pub(crate) fn end_claims(&mut self, pipeline: u32) {
-        let before = self.claims.home.remove(&pipeline);
-        self.note_moved(before);
-    }
-
-    /// A pipeline is at home elsewhere from now on.
-    fn note_moved(&mut self, servers: impl IntoIterator<Item = ServerId>) {
-        for server in servers {
-            self.volumes.changed.note(server);
-        }
-    }
-
-    /// Where a pipeline created scratch volumes last.
-    pub(crate) fn home_of(&self, pipeline: u32) -> Option<ServerId> {
-        self.claims.home.get(&pipeline).copied()
     }
 }
 

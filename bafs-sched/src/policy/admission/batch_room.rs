@@ -1,46 +1,26 @@
 //! Room for batch volumes: what is begun beside each other leaves so much that all fit which one
 //! stage reads at once. Otherwise pipelines fill the nodes to the last byte, a cache finds room
-//! only where another one goes, and jobs run one after the other. Which job starts where is
-//! `policy/placement/starts.rs`, whether pipelines can end `policy/admission/bankers_check.rs`.
+//! only where another one goes, and jobs run one after the other. Whether pipelines can end is
+//! judged in `policy/admission/bankers_check.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
+use crate::policy::View;
 use crate::space::Space;
-use crate::state::batch_sets::BatchSets;
 use crate::state::planned_volumes::Create;
-use crate::state::scheduler_state::State;
 
 /// Nodes of a group that are looked at one by one for what their pipelines leave.
 const NODES_LOOKED_AT: usize = 1_024;
 
-impl State {
-    /// What batch volumes still need of the group of a node, in bytes, so that all are there which
-    /// one stage reads at once, when those of `made` are there too. Volumes of other stages will
-    /// have gone by then.
-    pub(crate) fn lacking_batch(&self, server: ServerId, made: &BTreeSet<VolumeIndex>) -> u64 {
-        let BatchSets { sets, all } = &self.graph.batch;
-        let is_there = |volume: &VolumeIndex| {
-            made.contains(volume) || self.is_cached_in_group(*volume, server)
-        };
-        let there: BTreeSet<VolumeIndex> = all.iter().copied().filter(is_there).collect();
-        let size = |sum: u64, volume: &VolumeIndex| sum.saturating_add(self.size_of(*volume).bytes);
-        let lacking = sets.iter().map(|set| {
-            let absent = set.difference(&there);
-            let absent = absent.filter(|volume| self.graph.volume(**volume).users_left > 0);
-            let others = there.difference(set).fold(0, size);
-            absent.fold(0, size).saturating_sub(others)
-        });
-        lacking.max().unwrap_or(0)
-    }
-
+impl View<'_> {
     /// Whether a start that makes scratch volumes leaves room for the batch volumes that one stage
     /// reads at once, beside what the pipelines under way need to end, on each node one after the
     /// other. Where nothing runs, something must, with room for them or not.
     pub(crate) fn leaves_room_for_batch(
-        &mut self,
+        &self,
         job: JobIndex,
         server: ServerId,
         creates: &[Create],

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use bafs_workflow::VolumeIndex;
 
 use crate::describe::{bytes_only, describe_bytes};
-use crate::state::scheduler_state::State;
+use crate::policy::View;
 
-impl State {
+impl View<'_> {
     /// A job whose caches together fit into no group.
     pub(crate) fn too_large_caches(&self) -> Option<String> {
         let group = self.largest_group(0);

@@ -1,17 +1,16 @@
-//! When nothing goes on although jobs are ready: what is tried then, what gives way, and what is
-//! told when nothing helps.
+//! When nothing goes on although jobs are ready: what is tried then and in which order, which
+//! pipeline is preempted, and what is told when nothing helps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use bafs_proto::ids::VolumeId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
+use crate::decision::Decision;
 use crate::describe::{DELETE_FAULTS_TOLD, LEFT_SHOWN, bytes_only, describe, describe_bytes};
-use crate::policy::order::node_demand::GivesUp;
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::planned_volumes::Care;
-use crate::state::scheduler_state::State;
-use crate::state::timers::Timer;
 use crate::state::volumes::{Instance, InstanceState};
 
 /// Jobs of each queue that are tried when nothing goes on, of those that need the same one.
@@ -20,80 +19,114 @@ const KINDS_TRIED: usize = 64;
 /// A pipeline that waits for jobs of others loses its protection so often, until one ends.
 const UNPROTECTED_MAX: u32 = 16;
 
-/// A pipeline makes way for others so often, until one ends or more jobs are done than ever before.
-const WAYS_MAX: u32 = 2;
+/// A pipeline is preempted so often, until one ends or more jobs are done than ever before.
+const PREEMPTIONS_MAX: u32 = 2;
 
-impl State {
-    /// When jobs are ready, nothing is under way and none of them can start, pipelines block each
-    /// other or space is missing: jobs may leave their node, then other pipelines give way, then
-    /// the workflow fails. It never just waits.
-    pub(crate) fn look_for_blockade(&mut self) {
-        if !self.attempts.is_empty() || self.queues.is_empty() || !self.is_quiet() {
-            return;
+/// One thing to try when nothing goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeadlockMeasure {
+    /// Starts jobs on whatever node can take them.
+    Start(DeadlockJobs, Care),
+    /// Gives up caches that nobody reads unless something is lost.
+    EvictIdleCaches,
+    /// Limits of the strategy give way.
+    RelaxLimits,
+    /// Copies of volumes go.
+    DropCopies,
+    /// Gives up caches that no job which may start soon reads.
+    EvictFarCaches,
+    /// Gives up all caches but those of the first job.
+    EvictUnusedCaches,
+    /// Gives up all caches.
+    EvictAllCaches,
+    /// A pipeline loses its volumes to another one.
+    Preempt,
+}
+
+/// Which of the waiting jobs are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeadlockJobs {
+    All,
+    /// Those that should start first.
+    First,
+    Others,
+}
+
+/// All measures, those that cost least first.
+pub(crate) const MEASURES: [DeadlockMeasure; 12] = [
+    DeadlockMeasure::Start(DeadlockJobs::All, Care::Safe),
+    DeadlockMeasure::EvictIdleCaches,
+    DeadlockMeasure::RelaxLimits,
+    DeadlockMeasure::DropCopies,
+    DeadlockMeasure::EvictFarCaches,
+    DeadlockMeasure::Start(DeadlockJobs::First, Care::Fitting),
+    DeadlockMeasure::EvictUnusedCaches,
+    DeadlockMeasure::Start(DeadlockJobs::First, Care::None),
+    DeadlockMeasure::EvictAllCaches,
+    DeadlockMeasure::Preempt,
+    DeadlockMeasure::Start(DeadlockJobs::Others, Care::Fitting),
+    DeadlockMeasure::Start(DeadlockJobs::Others, Care::None),
+];
+
+/// Jobs that wait while nothing goes on.
+#[derive(Debug, Default)]
+pub(crate) struct StalledJobs {
+    /// All.
+    pub(crate) all: Vec<JobIndex>,
+    /// Those that should start first: what has begun goes before what has not, which would only
+    /// hold more space.
+    pub(crate) first: Vec<JobIndex>,
+    /// The others.
+    pub(crate) others: Vec<JobIndex>,
+}
+
+impl StalledJobs {
+    pub(crate) fn of(&self, kind: DeadlockJobs) -> &[JobIndex] {
+        match kind {
+            DeadlockJobs::All => &self.all,
+            DeadlockJobs::First => &self.first,
+            DeadlockJobs::Others => &self.others,
         }
-        // What has the longest chain may fit nowhere while others do.
-        if self.end_urgency() {
-            self.place_all();
-            if !self.attempts.is_empty() || !self.is_quiet() {
-                return;
-            }
-        }
+    }
+
+    /// Those that should start first, then the others.
+    pub(crate) fn in_order(&self) -> Vec<JobIndex> {
+        self.first.iter().chain(&self.others).copied().collect()
+    }
+}
+
+impl View<'_> {
+    /// Whether jobs are ready, nothing is under way and none of them can start: pipelines block
+    /// each other or space is missing.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.is_without_progress() && !self.queues.is_empty()
+    }
+
+    /// Whether no attempt, and nothing else, is under way that could change what is possible.
+    pub(crate) fn is_without_progress(&self) -> bool {
+        self.attempts.is_empty() && self.is_quiet()
+    }
+
+    /// The first ready jobs of each kind, best first.
+    pub(crate) fn heads_of_queues(&self) -> Vec<JobIndex> {
         let mut heads = self.queues.all_heads(KINDS_TRIED);
         heads.sort_unstable();
-        let mut candidates: Vec<JobIndex> = heads.iter().map(|key| key.job).collect();
-        if let Some(trouble) = self.describe_full_disks(&candidates) {
-            self.messages.push(trouble);
-            return self.finish();
-        }
-        if self.unprotect_if_stuck() || self.pass_stuck_probes_on() {
-            return;
-        }
-        // Nobody of this run reads them, and others may wait for their room.
-        if self.fleet.is_shared() && self.free_idle_caches() {
-            // No fact need follow that would make anybody look again.
-            return self.timers.set(self.now.plus_ms(1), Timer::Patience);
-        }
-        // Among many that wait, those that go on with a pipeline may be far behind.
-        let under_way = self.protected.into_iter().chain(self.probes());
-        let under_way = under_way.chain(self.pipelines_at_home());
-        let next = under_way.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
-        candidates.extend(next.filter(|job| self.queues.contains(*job)));
+        heads.iter().map(|key| key.job).collect()
+    }
+
+    /// The jobs that are tried when nothing goes on: these, and those that go on with a pipeline,
+    /// which may be far behind among many that wait.
+    pub(crate) fn stalled_jobs(&self, heads: Vec<JobIndex>) -> StalledJobs {
+        let mut all = heads;
+        let begun = self.protected.into_iter().chain(self.probes());
+        let begun = begun.chain(self.pipelines_at_home());
+        let next = begun.filter_map(|pipeline| self.graph.courses.next_of(pipeline));
+        all.extend(next.filter(|job| self.queues.contains(*job)));
         if let Some(pipeline) = self.protected {
-            candidates.sort_by_key(|job| self.graph.pipeline(*job) != pipeline);
+            all.sort_by_key(|job| self.graph.pipeline(*job) != pipeline);
         }
-        let (mut ordered, other) = self.first_of(&candidates);
-        ordered.extend(other);
-        match self.gives_up(&ordered) {
-            GivesUp::Nothing => return,
-            GivesUp::Caches => {
-                let _ = self.free_far_caches() || self.free_unused_caches(&ordered);
-                return;
-            }
-            GivesUp::Work => {}
-        }
-        let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
-        if has_nodes && self.break_blockade(&candidates) {
-            if self.attempts.is_empty() && self.is_quiet() {
-                // What is deleted nowhere, as with remote I/O, is followed by no fact that would
-                // make anybody look again.
-                self.timers.set(self.now.plus_ms(1), Timer::Patience);
-            }
-            return;
-        }
-        // Who waits for a home may leave room when it is back.
-        if self.waits_on() || self.timers.has_job(|job| self.is_homeless(job)) {
-            return;
-        }
-        let until = *self
-            .patience
-            .get_or_insert_with(|| self.now.plus_ms(self.settings.space_timeout_ms));
-        if self.now < until {
-            self.timers.set(until, Timer::Patience);
-            return;
-        }
-        let trouble = self.describe_blockade(candidates.first().copied());
-        self.messages.push(trouble);
-        self.finish();
+        let (first, others) = self.first_of(&all);
+        StalledJobs { all, first, others }
     }
 
     /// Of these jobs those that should start first, and the others. What has begun goes before what
@@ -110,63 +143,9 @@ impl State {
         (begun.into_iter().chain(wanted).collect(), other)
     }
 
-    /// Has one of these jobs start, or something deleted for them, what costs least first.
-    fn break_blockade(&mut self, candidates: &[JobIndex]) -> bool {
-        let (first, other) = self.first_of(candidates);
-        if self.try_all(candidates, Care::Safe)
-            || self.free_idle_caches()
-            || (!self.fleet.is_unanswered() && self.relax_rules())
-            || self.drop_all_copies()
-            || self.free_far_caches()
-            || self.try_all(&first, Care::Fitting)
-            || self.free_unused_caches(&first)
-            || self.try_all(&first, Care::None)
-            || self.free_all_caches()
-        {
-            return true;
-        }
-        let mut free = first.iter().chain(&other).copied();
-        let free = free.find(|job| {
-            !self.waits_for_probe(self.graph.pipeline(*job)) && !self.waits_for_like(*job)
-        });
-        free.is_some_and(|job| self.make_way(job))
-            || self.try_all(&other, Care::Fitting)
-            || self.try_all(&other, Care::None)
-    }
-
-    /// Has the first of these jobs start that can; of starts that are safe all, or those that wait
-    /// at other nodes than have room for them would go on one after the other.
-    fn try_all(&mut self, jobs: &[JobIndex], care: Care) -> bool {
-        let mut is_any = false;
-        let mut most = self.most_left_in_a_group();
-        for &job in jobs {
-            // Without it each job has each node divide a cache in vain.
-            if self.has_cache_beyond(job, most) {
-                self.is_space_wanted = true;
-            } else if self.try_place_anywhere(job, care) {
-                if care != Care::Safe {
-                    return true;
-                }
-                is_any = true;
-                most = self.most_left_in_a_group();
-            }
-        }
-        is_any
-    }
-
-    /// What the nodes of a group have left together, in bytes, where that is most.
-    fn most_left_in_a_group(&self) -> u64 {
-        let mut left: BTreeMap<&str, u64> = BTreeMap::new();
-        for (server, node) in self.fleet.live() {
-            let of_group = left.entry(&node.seen.group).or_default();
-            *of_group = of_group.saturating_add(self.fleet.available(server).bytes);
-        }
-        left.into_values().max().unwrap_or(0)
-    }
-
     /// Whether a job reads a cache that is nowhere yet and finds no room in any group: so many
     /// bytes are left where most are.
-    fn has_cache_beyond(&self, job: JobIndex, most: u64) -> bool {
+    pub(crate) fn has_cache_beyond(&self, job: JobIndex, most: u64) -> bool {
         let mounts = &self.graph.workflow.job(job).mounts;
         let mut volumes = mounts.iter().map(|mount| mount.volume);
         !self.settings.caches_nothing()
@@ -177,7 +156,7 @@ impl State {
     }
 
     /// Whether a home did not answer when a job needed it last.
-    fn is_homeless(&self, job: JobIndex) -> bool {
+    pub(crate) fn is_homeless(&self, job: JobIndex) -> bool {
         self.graph.job(job).troubles.environment.away.is_some()
     }
 
@@ -195,60 +174,70 @@ impl State {
             && volumes.all(|(id, instance)| instance.state.is_complete() || is_given_up(id))
     }
 
-    /// Drops the volumes of the last pipeline that is under way, other than the one of `job`, and
-    /// lets only that one start jobs until it is through. Where there is no other, and its volumes
-    /// need several nodes, its own go: they may lie on the wrong ones. Answers whether there was
-    /// one. A pipeline with results that home does not take is none: they are finished, and would
-    /// be made in vain; nor is one that made way a few times, and more was never done since.
-    fn make_way(&mut self, job: JobIndex) -> bool {
-        let done = self.graph.totals.done;
-        if done > self.ways.done_most {
-            self.ways.done_most = done;
-            self.ways.made.clear();
-        }
-        let pipeline = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
+    /// The pipeline to preempt so that this job, or what is protected, goes on: the last one that
+    /// holds volumes, other than its own. Where there is no other, and its volumes need several
+    /// nodes, its own go: they may lie on the wrong ones. A pipeline with results that home does
+    /// not take is never preempted: they are finished, and would be made in vain; nor is one that
+    /// was preempted a few times, and more was never done since.
+    pub(crate) fn choose_preemption(&self, job: JobIndex) -> Option<Decision> {
+        let beneficiary = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
         let of = |volume: VolumeIndex| self.graph.pipeline_of(volume);
-        // What is being deleted makes no way.
-        let is_there = |i: &Instance| {
-            let is_going = matches!(i.state, InstanceState::Deleting | InstanceState::Held);
-            !is_going && !self.graph.volume(i.volume).is_cache
-        };
         let holders = self.extractions.holders().into_iter();
         let finished = holders.filter_map(|id| of(self.volumes.get(id)?.volume));
         let finished: BTreeSet<u32> = finished.collect();
-        let scratch = self.volumes.iter().filter(|(_, i)| is_there(i));
+        let scratch = self.volumes.iter().filter(|(_, i)| self.is_preemptible(i));
         let holders = scratch.filter_map(|(_, i)| of(i.volume));
         let may_go = |other: &u32| {
             let made = self.ways.made.get(other).copied().unwrap_or(0);
-            let most = match *other == pipeline {
-                true => u32::from(self.is_larger_than_nodes(pipeline)),
-                false => WAYS_MAX,
+            let most = match *other == beneficiary {
+                true => u32::from(self.is_larger_than_nodes(beneficiary)),
+                false => PREEMPTIONS_MAX,
             };
             made < most && !finished.contains(other)
         };
         let victims: BTreeSet<u32> = holders.filter(may_go).collect();
-        let others = victims.iter().rev().find(|other| **other != pipeline);
-        let Some(&victim) = others.or_else(|| victims.first()) else {
+        let others = victims.iter().rev().find(|other| **other != beneficiary);
+        let victim = *others.or_else(|| victims.first())?;
+        Some(Decision::Preempt {
+            victim,
+            beneficiary,
+        })
+    }
+
+    /// The volumes that a pipeline loses when it is preempted.
+    pub(crate) fn preempted_volumes(&self, victim: u32) -> Vec<(VolumeId, VolumeIndex)> {
+        let of_victim = self.volumes.iter().filter(|(_, i)| {
+            self.is_preemptible(i) && self.graph.pipeline_of(i.volume) == Some(victim)
+        });
+        of_victim.map(|(id, i)| (id, i.volume)).collect()
+    }
+
+    /// Whether the end of a volume would give its pipeline's space to others: not where it is being
+    /// deleted anyway.
+    fn is_preemptible(&self, instance: &Instance) -> bool {
+        let is_going = matches!(
+            instance.state,
+            InstanceState::Deleting | InstanceState::Held
+        );
+        !is_going && !self.graph.volume(instance.volume).is_cache
+    }
+
+    /// The first of the jobs that waits for no measurement of another one.
+    pub(crate) fn first_unbound(&self, jobs: &StalledJobs) -> Option<JobIndex> {
+        let mut all = jobs.first.iter().chain(&jobs.others).copied();
+        all.find(|job| {
+            !self.waits_for_probe(self.graph.pipeline(*job)) && !self.waits_for_like(*job)
+        })
+    }
+
+    /// Nothing goes on: whether the protected pipeline waits for jobs of others, so that all may
+    /// start jobs again. So often while no pipeline ends, that it does not help.
+    pub(crate) fn is_protection_in_vain(&self) -> bool {
+        let Some(pipeline) = self.protected else {
             return false;
         };
-        let dropped: Vec<(VolumeId, VolumeIndex)> = self
-            .volumes
-            .iter()
-            .filter(|(_, i)| is_there(i) && of(i.volume) == Some(victim))
-            .map(|(id, instance)| (id, instance.volume))
-            .collect();
-        *self.ways.made.entry(victim).or_default() += 1;
-        self.protected = Some(pipeline);
-        self.end_claims(victim);
-        for &(id, volume) in &dropped {
-            self.retire(id);
-            self.take_back_extracts(volume, id);
-        }
-        self.redo(
-            Vec::new(),
-            dropped.into_iter().map(|(_, volume)| volume).collect(),
-        );
-        true
+        let mut members = self.graph.members(pipeline);
+        self.unprotected < UNPROTECTED_MAX && !members.any(|job| self.queues.contains(job))
     }
 
     /// Whether a pipeline needs more space at once than each node has that its volumes may lie on.
@@ -258,36 +247,7 @@ impl State {
         !nodes.any(|server| self.fleet.usable(server).can_hold(peak))
     }
 
-    /// Lets all pipelines start jobs again when the protected one is through.
-    pub(crate) fn unprotect_if_done(&mut self) {
-        if self
-            .protected
-            .is_some_and(|pipeline| self.graph.is_pipeline_final(pipeline))
-        {
-            self.protected = None;
-            self.queues.wake_all();
-        }
-    }
-
-    /// Nothing goes on: where the protected pipeline waits for jobs of others, all may start jobs
-    /// again. Answers whether they may; so often while no pipeline ends, that it does not help.
-    fn unprotect_if_stuck(&mut self) -> bool {
-        let Some(pipeline) = self.protected else {
-            return false;
-        };
-        let mut members = self.graph.members(pipeline);
-        if self.unprotected >= UNPROTECTED_MAX || members.any(|job| self.queues.contains(job)) {
-            return false;
-        }
-        self.unprotected += 1;
-        self.protected = None;
-        self.queues.wake_all();
-        // No fact need follow that would make anybody look again.
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
-        true
-    }
-
-    fn describe_blockade(&self, job: Option<JobIndex>) -> String {
+    pub(crate) fn describe_deadlock(&self, job: Option<JobIndex>) -> String {
         let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
         if let Some(job) = job
             && !self.graph.job(job).troubles.refused_by.is_empty()
@@ -317,7 +277,7 @@ impl State {
             Some(lacks) => format!(
                 "job '{name}' cannot start: {lacks}{}{}; add storage or make volumes smaller",
                 self.describe_kept(),
-                self.describe_ways()
+                self.describe_preemptions()
             ),
         }
     }
@@ -369,8 +329,8 @@ impl State {
         ))
     }
 
-    /// Which pipelines made way for each other in vain, if some did.
-    fn describe_ways(&self) -> String {
+    /// Which pipelines were preempted for each other in vain, if some were.
+    fn describe_preemptions(&self) -> String {
         let made = self.ways.made.keys().take(LEFT_SHOWN);
         let name = |it: &u32| format!("'{}'", self.graph.workflow.job(JobIndex(*it)).name);
         let names: Vec<String> = made.map(name).collect();

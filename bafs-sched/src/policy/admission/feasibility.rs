@@ -8,10 +8,10 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::describe::{bytes_of, describe, describe_bytes, describe_lack};
+use crate::policy::View;
 use crate::policy::admission::pipeline_trial::{NodeCapacity, Prefer, Trial};
 use crate::space::Space;
 use crate::state::planned_volumes::{Care, Create};
-use crate::state::scheduler_state::State;
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
 const KINDS_MAX: usize = 256;
@@ -41,7 +41,7 @@ enum Fit {
     Unknown,
 }
 
-impl State {
+impl View<'_> {
     /// Why the workflow can never run on the nodes that are there, if so.
     pub(crate) fn misfit(&self) -> Option<String> {
         let too_wide = self.too_wide();
@@ -82,21 +82,6 @@ impl State {
     pub(crate) fn jobs_left(&self) -> impl Iterator<Item = JobIndex> {
         let jobs = self.graph.job_indexes();
         jobs.filter(|job| !self.graph.state(*job).is_final())
-    }
-
-    /// Whether scratch volumes may lie on other nodes than the jobs that need them first: now, or
-    /// as soon as a guide has chosen a strategy.
-    fn will_spill(&self) -> bool {
-        self.may_spill() || self.guided.is_some()
-    }
-
-    /// Nodes that may hold scratch volumes: one that runs no jobs has parts of caches only, unless
-    /// volumes may lie on other nodes than their jobs.
-    pub(crate) fn nodes_for_scratch(&self) -> impl Iterator<Item = ServerId> {
-        let is_storing = self.will_spill();
-        let nodes = self.fleet.live();
-        let nodes = nodes.filter(move |(_, node)| is_storing || node.seen.slots > 0);
-        nodes.map(|(id, _)| id)
     }
 
     /// What each node that may hold scratch volumes offers, the largest first.
@@ -251,16 +236,6 @@ impl State {
         None
     }
 
-    /// The sizes of all scratch volumes of each job of a pipeline.
-    pub(crate) fn kind(&self, pipeline: u32) -> Vec<Vec<Space>> {
-        let course = self.graph.courses.of(pipeline).iter();
-        let sizes = |job: &JobIndex| {
-            let scratch = self.scratch_of(*job).into_iter();
-            scratch.map(|volume| self.size_of(volume)).collect()
-        };
-        course.map(sizes).collect()
-    }
-
     fn describe_pipeline(&self, pipeline: u32) -> String {
         let offers = self.offers();
         let sizes: &Vec<Space> = &offers.iter().map(|offer| offer.space).collect();
@@ -299,28 +274,6 @@ impl State {
             describe_lack(peak.saturating_sub(have)),
             describe_sizes(sizes, self.settings.slack_permille)
         )
-    }
-
-    pub(crate) fn scratch_of(&self, job: JobIndex) -> Vec<VolumeIndex> {
-        let mounted = self
-            .graph
-            .mounted(job)
-            .into_iter()
-            .map(|(volume, _)| volume);
-        mounted
-            .filter(|volume| !self.graph.volume(*volume).is_cache)
-            .collect()
-    }
-
-    pub(crate) fn caches_of(&self, job: JobIndex) -> Vec<VolumeIndex> {
-        if self.settings.caches_nothing() {
-            return Vec::new();
-        }
-        let mounted = self.graph.mounted(job).into_iter();
-        let caches = mounted.map(|(volume, _)| volume);
-        caches
-            .filter(|volume| self.graph.volume(*volume).is_cache)
-            .collect()
     }
 
     pub(crate) fn names(&self, volumes: &[VolumeIndex]) -> String {

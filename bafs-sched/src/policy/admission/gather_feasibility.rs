@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::describe::{describe, describe_bytes, describe_lack};
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::cache_parts::floor;
-use crate::state::scheduler_state::State;
 
 /// Of volumes of so many sizes it is counted how many of them fit on nodes.
 const SIZES_COUNTED: usize = 32;
@@ -17,7 +17,7 @@ const SIZES_COUNTED: usize = 32;
 /// What helps where a job has more than fits.
 const REMEDY: &str = "add storage, make the volumes smaller, or split the job";
 
-impl State {
+impl View<'_> {
     /// A job whose volumes are more than all nodes offer together.
     pub(crate) fn too_large_together(&self) -> Option<String> {
         let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));

@@ -1,63 +1,15 @@
-//! The beginning of a run: waits for nodes on which the workflow fits.
+//! Whether a run may begin: it waits for nodes on which the workflow fits.
 
-use crate::state::observed_access::RunWarning;
-use crate::state::scheduler_state::{Phase, State};
-use crate::state::timers::Timer;
+use crate::policy::View;
 
-/// Who waits for further nodes for longer than this, in milliseconds, is told so.
-const TOLD_MS: u64 = 10_000;
-
-impl State {
-    /// Starts the run as soon as the workflow fits into the nodes seen; gives up when it does not
-    /// for too long, counted from the first node.
-    pub(crate) fn gather(&mut self) {
-        let has_nodes = self.fleet.live().any(|(_, node)| node.seen.slots > 0);
-        let trouble = if has_nodes {
-            self.begin_probes();
-            self.misfit()
-        } else {
-            Some(no_node())
-        };
-        let Some(trouble) = trouble else {
-            self.phase = Phase::Running;
-            self.patience = None;
-            return;
-        };
-        let wait_ms = self.settings.nodes_timeout_ms;
-        let wait_ms = if has_nodes {
-            self.settings.fleet_settle_ms.min(wait_ms)
-        } else {
-            wait_ms
-        };
-        if self.is_settling != has_nodes {
-            self.is_settling = has_nodes;
-            self.patience = None;
-            if has_nodes && wait_ms > TOLD_MS {
-                self.tell_waiting(&trouble, wait_ms);
-            }
+impl View<'_> {
+    /// Why running jobs cannot begin on the nodes that are there, in a sentence; nothing when it
+    /// can.
+    pub(crate) fn why_not_begin(&self) -> Option<String> {
+        match self.has_workers() {
+            true => self.misfit(),
+            false => Some(no_node()),
         }
-        let mut until = self.now.plus_ms(wait_ms);
-        if let Some(earlier) = self.patience {
-            until = until.min(earlier);
-        }
-        if self.patience != Some(until) {
-            self.patience = Some(until);
-            self.timers.set(until, Timer::Patience);
-        }
-        if self.now >= until {
-            self.messages.push(trouble);
-            self.finish();
-        }
-    }
-
-    fn tell_waiting(&mut self, trouble: &str, wait_ms: u64) {
-        let seconds = wait_ms / 1_000;
-        self.tell(RunWarning {
-            job: None,
-            volume: None,
-            node: None,
-            text: format!("waits up to {seconds} s for nodes on which it fits: {trouble}"),
-        });
     }
 }
 

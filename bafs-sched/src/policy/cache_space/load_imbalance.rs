@@ -6,25 +6,33 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::VolumeIndex;
 
-use crate::action::Action;
+use crate::policy::View;
 use crate::space::scale_up;
 use crate::state::cache_statistics::CacheInspection;
-use crate::state::scheduler_state::State;
 use crate::state::volumes::InstanceState;
 
-impl State {
+/// What the parts of a cache are asked.
+#[derive(Debug)]
+pub(crate) struct InspectionPlan {
+    /// What is awaited of them.
+    pub(crate) inspection: CacheInspection,
+    /// Those that are asked.
+    pub(crate) parts: Vec<(VolumeId, ServerId)>,
+}
+
+impl View<'_> {
     /// Another reader of a cache is done: after the first, the second, the fourth and so on its
     /// parts are asked what they keep of it. Where several are as large as the cache they tell
     /// nothing.
-    pub(crate) fn look_at_cache(&mut self, volume: VolumeIndex) {
+    pub(crate) fn plan_inspection(&self, volume: VolumeIndex) -> Option<InspectionPlan> {
         let node = self.graph.volume(volume);
         if !node.is_cache {
-            return;
+            return None;
         }
         let left = node.users_left as usize;
         let readers = self.graph.workflow.volume(volume).users.len();
         if !readers.saturating_sub(left).is_power_of_two() {
-            return;
+            return None;
         }
         let parts = self.volumes.live(volume).values();
         let size = self.size_of(volume).bytes;
@@ -50,13 +58,27 @@ impl State {
         };
         let divided = by_group.iter().filter(|(_, parts)| is_even(parts));
         let left = divided.map(|(group, parts)| (group.clone(), parts.len()));
-        let asked = CacheInspection {
+        let inspection = CacheInspection {
             left: left.collect(),
             ..CacheInspection::default()
         };
-        self.skew.asked.insert(volume, asked);
-        let look = |(id, server)| Action::InspectCache { id, server };
-        self.out.extend(by_group.into_values().flatten().map(look));
+        let parts = by_group.into_values().flatten().collect();
+        Some(InspectionPlan { inspection, parts })
+    }
+
+    /// How unevenly the blocks of a cache are spread over the parts in the group of `server`, in
+    /// thousandths. Nothing before all of them have told what they keep.
+    pub(crate) fn imbalance_of(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
+        let (asked, node) = (self.skew.asked.get(&volume)?, self.fleet.get(server)?);
+        if asked.left.get(&node.seen.group) != Some(&0) {
+            return None;
+        }
+        let kept = &asked.kept;
+        let peers = self.fleet.group_of(server);
+        let parts = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
+        let part = |id: VolumeId| Some((self.volumes.get(id)?.size.bytes, *kept.get(&id)?));
+        let parts: Option<Vec<(u64, u64)>> = parts.map(part).collect();
+        unevenness(&parts?, self.size_of(volume).bytes)
     }
 
     /// Whether parts are as large together as the cache. Where one is lost they are not, and keep
@@ -67,46 +89,14 @@ impl State {
         bytes.fold(0, u64::saturating_add) >= size
     }
 
-    /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
-    pub(crate) fn cache_seen(&mut self, id: VolumeId, kept_bytes: u64) {
-        let there = self
-            .volumes
-            .get(id)
-            .filter(|it| it.state == InstanceState::Ready);
-        let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
-            return;
-        };
-        let asked = self.skew.asked.get_mut(&volume);
-        let (Some(asked), Some(node)) = (asked, self.fleet.get(server)) else {
-            return;
-        };
-        if asked.kept.insert(id, kept_bytes).is_none()
-            && let Some(left) = asked.left.get_mut(&node.seen.group)
-        {
-            *left = left.saturating_sub(1);
-        }
-        if asked.left.get(&node.seen.group) != Some(&0) {
-            return;
-        }
-        let kept = &asked.kept;
-        let peers = self.fleet.group_of(server);
-        let parts = peers.filter_map(|(peer, _)| self.volumes.live_at(volume, Some(peer)));
-        let part = |id: VolumeId| Some((self.volumes.get(id)?.size.bytes, *kept.get(&id)?));
-        let parts: Option<Vec<(u64, u64)>> = parts.map(part).collect();
-        let found = parts.and_then(|parts| unevenness(&parts, self.size_of(volume).bytes));
-        if let Some(found) = found {
-            self.skew.note(volume, found);
-        }
-    }
-
     /// The size of a cache, and a part more for blocks that are not spread evenly.
-    pub(crate) fn with_skew(&self, bytes: u64) -> u64 {
-        with_skew(bytes, self.skew.permille())
+    pub(crate) fn with_imbalance(&self, bytes: u64) -> u64 {
+        with_imbalance(bytes, self.skew.permille())
     }
 }
 
 /// As much, and so many thousandths more.
-pub(crate) fn with_skew(bytes: u64, permille: u64) -> u64 {
+pub(crate) fn with_imbalance(bytes: u64, permille: u64) -> u64 {
     bytes.saturating_add(scale_up(bytes, permille, 1000))
 }
 

@@ -1,23 +1,22 @@
-//! Cooperative caches: how much of one each node gets. Which job starts where is
-//! `policy/placement/starts.rs`.
+//! Cooperative caches: how much of one each node gets. It divides nothing that is
+//! there already.
 
 use std::collections::BTreeMap;
 
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::CacheDivision;
+use super::partitioning::{CacheDivision, CachePlanning};
 use crate::policy::View;
-use crate::policy::cache_space::load_imbalance::with_skew;
+use crate::policy::cache_space::load_imbalance::with_imbalance;
 use crate::space::{Space, scale_up};
-use crate::state::cache_parts::SHARE_BYTES_MIN;
+use crate::state::cache_parts::PART_BYTES_MIN;
 use crate::state::jobs::JobState;
 use crate::state::planned_volumes::Create;
-use crate::state::scheduler_state::State;
 
 /// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
 /// where it can.
-const SHARE_BYTES_GOOD: u64 = 4 << 20;
+const PART_BYTES_GOOD: u64 = 4 << 20;
 
 /// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
 const READERS_LOOKED_AT: usize = 64;
@@ -39,9 +38,12 @@ pub(crate) struct ConcurrentCacheData {
 /// How much of a cooperative cache each node gets.
 pub(crate) type CachePartition = Vec<(ServerId, Space)>;
 
-impl State {
+impl View<'_> {
+    /// Adds what must be made of a cache so that a job can run on `server`. Nothing if it does not
+    /// fit now.
     pub(crate) fn plan_cache(
         &self,
+        planning: CachePlanning<'_>,
         job: JobIndex,
         volume: VolumeIndex,
         server: ServerId,
@@ -63,7 +65,7 @@ impl State {
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
         // Under rules not where scratch volumes count on its place.
         let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
-        let shares = if is_single && left.can_hold(size) && is_free {
+        let partition = if is_single && left.can_hold(size) && is_free {
             vec![(server, size)]
         } else if self.is_cached_in_group(volume, server) {
             // A node that joined later, or whose part was lost. All parts are added up only under
@@ -72,7 +74,7 @@ impl State {
             let have = rules.and_then(|_| self.cached_in_group(volume, server));
             let bytes = match have {
                 Some(have) => {
-                    let lacking = size.bytes.saturating_sub(have).max(SHARE_BYTES_GOOD);
+                    let lacking = size.bytes.saturating_sub(have).max(PART_BYTES_GOOD);
                     lacking.min(size.bytes).min(left.bytes)
                 }
                 None => {
@@ -80,7 +82,7 @@ impl State {
                     self.late_part(size.bytes, left.bytes, server, has)
                 }
             };
-            let is_enough = bytes >= size.bytes.min(SHARE_BYTES_MIN) && left.files >= size.files;
+            let is_enough = bytes >= size.bytes.min(PART_BYTES_MIN) && left.files >= size.files;
             let is_whole = have.is_some_and(|have| have >= size.bytes);
             let is_wanted = || !self.is_spare(left.bytes, bytes) || self.awaits_batch();
             let is_costly = is_whole && is_wanted();
@@ -95,12 +97,12 @@ impl State {
                 })?,
             )]
         } else {
-            self.divide(job, volume, server, taken, creates)?
+            self.divide((job, creates), planning, volume, server, taken)?
         };
-        for (node, share) in shares {
+        for (node, part) in partition {
             let there = taken.entry(node).or_default();
-            *there = there.saturating_add(share);
-            creates.push((volume, Some(node), share));
+            *there = there.saturating_add(part);
+            creates.push((volume, Some(node), part));
         }
         Some(())
     }
@@ -110,26 +112,28 @@ impl State {
     /// lie nearly all on the nodes that are done first.
     fn divide(
         &self,
-        job: JobIndex,
+        start: (JobIndex, &[Create]),
+        planning: CachePlanning<'_>,
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
-        creates: &[Create],
     ) -> Option<CachePartition> {
-        let start = (job, creates);
-        let shares = self.divide_with(start, volume, server, taken, &BTreeMap::new())?;
+        let divide = |more: &BTreeMap<ServerId, Space>| {
+            self.divide_with(start, planning, volume, server, taken, more)
+        };
+        let partition = divide(&BTreeMap::new())?;
         if self.is_cache_leaving(server) {
-            let more = self.leaving_bytes(server);
-            let later = self.divide_with(start, volume, server, taken, &more);
-            return (later.as_ref() == Some(&shares)).then_some(shares);
+            let later = divide(&self.leaving_bytes(server));
+            return (later.as_ref() == Some(&partition)).then_some(partition);
         }
-        Some(shares)
+        Some(partition)
     }
 
     /// The division when so many bytes more are free on nodes.
     fn divide_with(
         &self,
         start: (JobIndex, &[Create]),
+        planning: CachePlanning<'_>,
         volume: VolumeIndex,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
@@ -143,30 +147,32 @@ impl State {
                 .saturating_add(more)
                 .saturating_sub(taken)
         };
-        let rooms = self.rooms(Some(start), server, taken, left);
+        let rooms = self.rooms(planning, Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
         let division = CacheDivision {
             volume,
             server,
             rooms: &rooms,
         };
-        let shares = self.policies.cache_space.divide(View::new(self), &division);
-        let has_part = |shares: &CachePartition| shares.iter().any(|(node, _)| *node == server);
-        shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
+        let partition = planning.partitioning.divide(*self, &division);
+        let has_part =
+            |partition: &CachePartition| partition.iter().any(|(node, _)| *node == server);
+        partition.filter(|partition| self.may_read_at_peers() || has_part(partition))
     }
 
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
     /// volumes of jobs in all slots leave, and caches that are `given` up for it. Nothing where
     /// that is less than the volume.
-    pub(crate) fn shares_ahead(
+    pub(crate) fn partition_ahead(
         &self,
+        planning: CachePlanning<'_>,
         volume: VolumeIndex,
         server: ServerId,
         given: &[VolumeIndex],
     ) -> Option<CachePartition> {
         let size = self.size_of(volume);
         let left = |node: ServerId| self.left_without(node, given);
-        let mut rooms = self.rooms(None, server, &BTreeMap::new(), left);
+        let mut rooms = self.rooms(planning, None, server, &BTreeMap::new(), left);
         rooms.retain(|room| room.left.files >= size.files);
         for room in &mut rooms {
             // Nobody reads it yet.
@@ -174,10 +180,10 @@ impl State {
         }
         let rooms: Vec<&Room> = rooms.iter().collect();
         let readers = || self.readers_without_scratch(volume);
-        let larger = self.with_skew(size.bytes);
+        let larger = self.with_imbalance(size.bytes);
         let beside = self.beside_next(volume, server);
         let keep = |room: &Room| room.scratch_all;
-        shares_keeping(size, larger, &rooms, beside, &readers, keep)
+        partition_keeping(size, larger, &rooms, beside, &readers, keep)
     }
 
     /// What a node has left when caches are given up.
@@ -236,36 +242,37 @@ impl State {
         let slots = u64::from(self.fleet.free_slots(server));
         let all = need.saturating_mul(slots).saturating_sub(has);
         let part = |keep: u64| size.min(left.saturating_sub(keep));
-        let is_good = |part: &u64| *part >= size.min(SHARE_BYTES_GOOD);
+        let is_good = |part: &u64| *part >= size.min(PART_BYTES_GOOD);
         let mut good = [all, need.saturating_sub(has)].map(part).into_iter();
         good.find(is_good).unwrap_or_else(|| part(0))
     }
 
-    /// A node came: it takes the parts of batch volumes that its group lacks, before scratch
-    /// volumes take its room. A cache that lacks a part of its size may find nothing again.
-    pub(crate) fn complete_caches(&mut self, server: ServerId) {
-        let Some(admission) = &self.admission else {
-            return;
-        };
-        for volume in admission.batch() {
+    /// The parts of batch volumes that a node takes which came: those that its group lacks, before
+    /// scratch volumes take its room. A cache that lacks a part of its size may find nothing again.
+    pub(crate) fn parts_to_complete(&self, server: ServerId) -> Vec<(VolumeIndex, Space)> {
+        let batch = self.admission.as_ref().map(|limits| limits.batch());
+        let (mut parts, mut taken) = (Vec::new(), Space::ZERO);
+        for volume in batch.into_iter().flatten() {
             let size = self.size_of(volume);
             let have = match self.volumes.live_at(volume, Some(server)) {
                 Some(_) => None,
                 None => self.cached_in_group(volume, server),
             };
-            let left = self.fleet.available(server);
+            let left = self.fleet.available(server).saturating_sub(taken);
             let bytes = have.map_or(0, |have| size.bytes.saturating_sub(have).min(left.bytes));
             let part = Space {
                 bytes,
                 files: size.files,
             };
-            if bytes >= SHARE_BYTES_GOOD
+            if bytes >= PART_BYTES_GOOD
                 && left.can_hold(part)
                 && self.graph.volume(volume).is_needed()
             {
-                self.create(volume, Some(server), part);
+                taken = taken.saturating_add(part);
+                parts.push((volume, part));
             }
         }
+        parts
     }
 
     /// Whether a job may mount a part of a cache that lies on another node of its group. Where
@@ -281,62 +288,11 @@ impl State {
         fitting(left) == fitting(left - given.min(left))
     }
 
-    /// The part of a cache that a job on `server` mounts: its node's own, else one of the group,
-    /// which the job's number picks so that readers spread.
-    pub(crate) fn part_for(
-        &self,
-        volume: VolumeIndex,
-        server: ServerId,
-        job: JobIndex,
-    ) -> Option<(VolumeId, ServerId)> {
-        if let Some(id) = self.volumes.live_at(volume, Some(server)) {
-            return Some((id, server));
-        }
-        let parts: Vec<(VolumeId, ServerId)> = self.parts_in_group(volume, server).collect();
-        parts.get(job.as_usize() % parts.len().max(1)).copied()
-    }
-
-    /// The parts of a cache in the group of `server`, with their nodes, in the order of these.
-    /// Looks at the nodes or at the parts, whichever are fewer: where many nodes have none, who
-    /// looks for each of them at all others never comes to an end.
-    fn parts_in_group(
-        &self,
-        volume: VolumeIndex,
-        server: ServerId,
-    ) -> impl Iterator<Item = (VolumeId, ServerId)> {
-        let parts = self.volumes.live(volume);
-        let is_scattered = parts.len() < self.fleet.group_size(server);
-        let all = is_scattered.then(|| self.volumes.parts(volume));
-        let all = all.into_iter().flatten();
-        let here = all.filter(move |(_, holder)| self.fleet.is_together(*holder, server));
-        let peers = (!is_scattered).then(|| self.fleet.group_of(server));
-        let of_peers = peers.into_iter().flatten().filter_map(move |(peer, _)| {
-            let id = self.volumes.live_at(volume, Some(peer))?;
-            Some((id, peer))
-        });
-        here.chain(of_peers)
-    }
-
-    /// Whether a node of the group of `server` holds a part of a cache.
-    pub(crate) fn is_cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> bool {
-        let mut parts = self.parts_in_group(volume, server);
-        self.volumes.is_live(volume) && parts.next().is_some()
-    }
-
-    /// What the group of `server` holds of a cache, in bytes; nothing when it holds no part.
-    pub(crate) fn cached_in_group(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
-        if !self.volumes.is_live(volume) {
-            return None;
-        }
-        let parts = self.parts_in_group(volume, server);
-        let sizes = parts.filter_map(|(id, _)| Some(self.volumes.get(id)?.size.bytes));
-        sizes.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes))
-    }
-
     /// What the nodes of the group of `server` can give to a cooperative cache.
     /// The job that is placed has `taken` its scratch volumes already.
     fn rooms(
         &self,
+        planning: CachePlanning<'_>,
         start: Option<(JobIndex, &[Create])>,
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
@@ -351,7 +307,7 @@ impl State {
             let start = start.filter(|_| peer == server);
             let to_end = match self.admission {
                 Some(_) => 0,
-                None => self.lacking_to_end(peer, start).bytes,
+                None => (planning.to_end)(peer, start),
             };
             Room {
                 server: peer,
@@ -406,9 +362,9 @@ pub(crate) struct Room {
 /// its size leaves room for all its `readers` that have no scratch volumes yet: who waits for room
 /// reads it when it has gone, and brings it from home again. What is left it shares with the batch
 /// volume that is to be fetched next, where both have room. Nothing if the sum is below the size.
-pub(super) fn shares(
+pub(super) fn partition(
     size: Space,
-    skew_permille: u64,
+    imbalance_permille: u64,
     rooms: &[Room],
     beside: ConcurrentCacheData,
     readers: impl Fn() -> u64,
@@ -417,7 +373,7 @@ pub(super) fn shares(
         .iter()
         .filter(|room| room.left.files >= size.files)
         .collect();
-    let larger = with_skew(size.bytes, skew_permille);
+    let larger = with_imbalance(size.bytes, imbalance_permille);
     let keeps: [fn(&Room) -> u64; 6] = [
         |room| room.scratch_all.max(room.to_end),
         |room| room.scratch_one.max(room.to_end),
@@ -426,17 +382,17 @@ pub(super) fn shares(
         |room| room.scratch_one,
         |_| 0,
     ];
-    let mut shares = keeps
+    let mut partition = keeps
         .iter()
-        .map(|keep| shares_keeping(size, larger, &rooms, beside, &readers, keep));
-    shares.find_map(|shares| shares)
+        .map(|keep| partition_keeping(size, larger, &rooms, beside, &readers, keep));
+    partition.find_map(|partition| partition)
 }
 
 /// Divides a cooperative cache of `size`, or up to so many `larger` bytes, among nodes with room
 /// for its files, each of which keeps so much. Nothing if the sum of what is left then is below the
 /// size. The node where a reader is to start gets the least part that lets it run all the same:
 /// where others only store, the whole cache might lie on those.
-fn shares_keeping(
+fn partition_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
@@ -445,7 +401,7 @@ fn shares_keeping(
     keep: impl Fn(&Room) -> u64,
 ) -> Option<CachePartition> {
     let least = |room: &Room| match room.is_placed {
-        true => SHARE_BYTES_MIN.min(size.bytes).min(room.left.bytes),
+        true => PART_BYTES_MIN.min(size.bytes).min(room.left.bytes),
         false => 0,
     };
     let spare = |room: &Room| room.left.bytes.saturating_sub(keep(room));
@@ -460,24 +416,24 @@ fn shares_keeping(
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
         // With less beside them nobody begins: he might not come to his end.
-        let least = if readers == 0 { 0 } else { SHARE_BYTES_MIN };
+        let least = if readers == 0 { 0 } else { PART_BYTES_MIN };
         let scratch = scratch.saturating_add(least);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
     let wanted = larger.min(beside.part_of(beside_readers, size.bytes).max(size.bytes));
     let is_whole = can_be_whole(size, rooms, beside.others, &keep);
-    let share = |room: &Room| match is_whole {
+    let part = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
             .min(spare(room))
             .min(size.bytes)
             .max(least(room)),
     };
-    let shares = rooms.iter().map(|room| {
-        let bytes = share(room);
+    let partition = rooms.iter().map(|room| {
+        let bytes = part(room);
         (room.server, Space { bytes, ..size })
     });
-    Some(shares.filter(|(_, share)| share.bytes > 0).collect())
+    Some(partition.filter(|(_, part)| part.bytes > 0).collect())
 }
 
 /// Whether each node can have the whole of a cache, beside what it keeps, what its pipelines need
@@ -496,29 +452,33 @@ fn can_be_whole(size: Space, rooms: &[&Room], others: u64, keep: impl Fn(&Room) 
 /// Divides a cooperative cache among nodes so that as many scratch volumes of `unit_bytes` as
 /// possible still fit; with a part more for blocks that are not spread evenly, where that leaves
 /// `beside` bytes for all else. Nothing if the nodes have less than the size.
-pub(super) fn shares_beside(
+pub(super) fn partition_beside(
     size: Space,
-    skew_permille: u64,
+    imbalance_permille: u64,
     rooms: &[Room],
     unit_bytes: u64,
     beside: u64,
 ) -> Option<CachePartition> {
     let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
     let larger = Space {
-        bytes: with_skew(size.bytes, skew_permille),
+        bytes: with_imbalance(size.bytes, imbalance_permille),
         ..size
     };
     if left >= u128::from(larger.bytes) + u128::from(beside)
-        && let Some(shares) = tight_shares(larger, rooms, unit_bytes)
+        && let Some(partition) = tight_partition(larger, rooms, unit_bytes)
     {
-        return Some(shares);
+        return Some(partition);
     }
-    tight_shares(size, rooms, unit_bytes)
+    tight_partition(size, rooms, unit_bytes)
 }
 
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
 /// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
-pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<CachePartition> {
+pub(super) fn tight_partition(
+    size: Space,
+    rooms: &[Room],
+    unit_bytes: u64,
+) -> Option<CachePartition> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
@@ -564,7 +524,7 @@ pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Opti
     // Rounded as a whole: a byte too many could cost a scratch volume its place.
     let part = |spare: u128| (wanted * spare).checked_div(sum).unwrap_or(0) as u64;
     let mut before = 0;
-    let shares = spares.into_iter().map(|(server, spare)| {
+    let partition = spares.into_iter().map(|(server, spare)| {
         let bytes = part(before + u128::from(spare)) - part(before);
         before += u128::from(spare);
         (
@@ -575,7 +535,7 @@ pub(super) fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Opti
             },
         )
     });
-    Some(shares.filter(|(_, share)| share.bytes > 0).collect())
+    Some(partition.filter(|(_, part)| part.bytes > 0).collect())
 }
 
 #[cfg(test)]
@@ -603,7 +563,7 @@ mod tests {
     }
 
     fn bytes(size: u64, rooms: &[Room]) -> Option<Vec<u64>> {
-        let shares = shares(
+        let partition = partition(
             Space {
                 bytes: size * MB,
                 files: 1,
@@ -614,9 +574,9 @@ mod tests {
             || 0,
         )?;
         Some(
-            shares
+            partition
                 .iter()
-                .map(|(_, share)| share.bytes.div_ceil(MB))
+                .map(|(_, part)| part.bytes.div_ceil(MB))
                 .collect(),
         )
     }
@@ -665,8 +625,8 @@ mod tests {
                 others: others * MB,
                 ..ConcurrentCacheData::default()
             };
-            let shares = shares(size, 0, &rooms, beside, || 0).expect("it fits");
-            let bytes = shares.iter().map(|(_, share)| share.bytes.div_ceil(MB));
+            let partition = partition(size, 0, &rooms, beside, || 0).expect("it fits");
+            let bytes = partition.iter().map(|(_, part)| part.bytes.div_ceil(MB));
             bytes.collect::<Vec<u64>>()
         };
         assert_eq!(of(60, 0, 0), [40; 4]);
@@ -704,8 +664,8 @@ mod tests {
                 files: 1,
             };
             let (skew, beside) = (SKEW_PERMILLE_FIRST, ConcurrentCacheData::default());
-            let shares = shares(size, skew, &rooms, beside, || readers).expect("it fits");
-            shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
+            let partition = partition(size, skew, &rooms, beside, || readers).expect("it fits");
+            partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
         assert_eq!(taken(1), 3_918);
@@ -721,7 +681,7 @@ mod tests {
         let rooms: Vec<Room> = (0..50).map(|id| room(id, 5_000, 0, 1)).collect();
         for (size, unit, volumes) in [(45_000, 500, 410), (225_000, 500, 50), (150_000, 2_500, 40)]
         {
-            let shares = tight_shares(
+            let partition = tight_partition(
                 Space {
                     bytes: size * MB,
                     files: 1,
@@ -730,17 +690,17 @@ mod tests {
                 unit * MB,
             )
             .unwrap();
-            let sum: u64 = shares.iter().map(|(_, share)| share.bytes).sum();
+            let sum: u64 = partition.iter().map(|(_, part)| part.bytes).sum();
             assert_eq!(sum, size * MB);
             let left = |id: u64| {
-                let share = shares.iter().find(|(server, _)| server.0 == id);
-                5_000 * MB - share.map_or(0, |(_, share)| share.bytes)
+                let part = partition.iter().find(|(server, _)| server.0 == id);
+                5_000 * MB - part.map_or(0, |(_, part)| part.bytes)
             };
             let kept: u64 = (0..50).map(|id| left(id) / (unit * MB)).sum();
             assert_eq!(kept, volumes);
         }
         assert_eq!(
-            tight_shares(
+            tight_partition(
                 Space {
                     bytes: 250_001 * MB,
                     files: 1
@@ -761,8 +721,9 @@ mod tests {
                 files: 1,
             };
             let skew = SKEW_PERMILLE_FIRST;
-            let shares = shares_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
-            shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
+            let partition =
+                partition_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
+            partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         assert_eq!([0, 40, 41, 5_000].map(taken), [3_960, 3_960, 3_600, 3_600]);
     }
@@ -771,11 +732,11 @@ mod tests {
     fn partitions_always_hold_the_whole_cache() {
         for size in 1..=300 {
             for (a, b, c) in [(100, 100, 100), (1, 2, 297), (0, 150, 150)] {
-                let shares = bytes(
+                let partition = bytes(
                     size,
                     &[room(1, a, 0, 1), room(2, b, 0, 1), room(3, c, 0, 1)],
                 );
-                let sum: u64 = shares.expect("it fits").iter().sum();
+                let sum: u64 = partition.expect("it fits").iter().sum();
                 assert!(sum >= size, "{size}: {sum}");
             }
         }

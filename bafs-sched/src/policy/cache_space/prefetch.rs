@@ -3,52 +3,163 @@
 //! among nodes is `policy/cache_space/partition.rs`; that readers go before on the link is the
 //! nodes' affair.
 
-use std::collections::BTreeSet;
-
-use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::ids::ServerId;
 use bafs_workflow::VolumeIndex;
 
-use crate::action::Action;
-use crate::policy::cache_space::partition::{CachePartition, ConcurrentCacheData};
+use super::partition::{CachePartition, ConcurrentCacheData};
+use super::partitioning::CachePlanning;
+use crate::decision::Decision;
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::attempts::AttemptState;
-use crate::state::prefetch::{Ahead, LookedAt};
-use crate::state::scheduler_state::State;
-use crate::state::volumes::InstanceState;
+use crate::state::prefetch::LookedAt;
 
-impl State {
-    /// Goes on with the batch volume that comes before its readers, or begins with the next.
-    pub(crate) fn warm_ahead(&mut self) {
-        self.let_readers_go();
-        if let Some(ahead) = &self.warming.ahead {
-            let volume = ahead.volume;
-            let is_near = self.graph.volume(volume).users_near > 0;
-            let came_near = is_near && !ahead.was_near && !ahead.asked.is_empty();
-            if came_near || self.is_usable(volume) {
-                self.warming.give_up(volume);
-            } else if self.volumes.is_live(volume) {
-                return self.ask_to_warm();
-            }
+/// What is to be done about the batch volume that comes before its readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrefetchReview {
+    /// It goes on.
+    Continue,
+    /// Readers can use it now: others may come before theirs.
+    Finished(VolumeIndex),
+    /// There is none, or it is nowhere any more.
+    Nothing,
+}
+
+/// What a search for the next batch volume to fetch found.
+#[derive(Debug, Default)]
+pub(crate) struct PrefetchSearch {
+    /// That it is made; nothing when none is, now.
+    pub(crate) prefetch: Option<Decision>,
+    /// Caches that nobody reads any more, and that leave it the room which it lacks.
+    pub(crate) evicted: Vec<VolumeIndex>,
+    /// What there was when room was looked for; nothing when it was not.
+    pub(crate) looked_at: Option<LookedAt>,
+}
+
+/// What other rules say of nodes.
+#[derive(Clone, Copy)]
+pub(crate) struct PrefetchLimits<'l> {
+    /// How caches are divided.
+    pub(crate) planning: CachePlanning<'l>,
+    /// Whether all pipelines at home on a node can end there when so much of it is taken.
+    pub(crate) can_spare: &'l dyn Fn(ServerId, Space) -> bool,
+}
+
+impl View<'_> {
+    /// What is to be done about the batch volume that comes before its readers.
+    pub(crate) fn review_prefetch(&self) -> PrefetchReview {
+        let Some(ahead) = &self.warming.ahead else {
+            return PrefetchReview::Nothing;
+        };
+        let volume = ahead.volume;
+        let is_near = self.graph.volume(volume).users_near > 0;
+        let came_near = is_near && !ahead.was_near && !ahead.asked.is_empty();
+        if came_near || self.is_usable(volume) {
+            return PrefetchReview::Finished(volume);
         }
         // Where all nodes that had it are lost it comes again.
-        self.warming.ahead = None;
-        let Some((volume, shares)) = self.next_to_warm() else {
-            return;
+        match self.volumes.is_live(volume) {
+            true => PrefetchReview::Continue,
+            false => PrefetchReview::Nothing,
+        }
+    }
+
+    /// Whether a reader of a volume that came early could start now: all go alike again.
+    pub(crate) fn has_usable_prefetch(&self) -> bool {
+        let mut behind = self.warming.behind.iter();
+        behind.any(|volume| self.is_usable(*volume))
+    }
+
+    /// The volume that came before its readers, where jobs that can start now may have its room.
+    pub(crate) fn prefetch_to_evict(&self) -> Option<VolumeIndex> {
+        let volume = self.warming.ahead.as_ref()?.volume;
+        (self.graph.volume(volume).users_near == 0).then_some(volume)
+    }
+
+    /// Looks for the batch volume to fetch now, and for what is to be made of it where.
+    pub(crate) fn find_prefetch(&self, limits: PrefetchLimits<'_>) -> PrefetchSearch {
+        let mut search = PrefetchSearch::default();
+        let Some((volume, server)) = self.next_prefetch() else {
+            return search;
         };
-        self.warming.ahead = Some(Ahead {
-            volume,
-            was_near: self.graph.volume(volume).users_near > 0,
-            is_made: !shares.is_empty(),
-            asked: BTreeSet::new(),
-        });
-        if !shares.is_empty() {
-            self.warming.behind.push(volume);
-            self.requeue_users(volume);
+        let is_there = self.volumes.is_live(volume);
+        let looked_at = self.looked_at_now(volume, server);
+        if !is_there && !self.may_have_room(looked_at) {
+            return search;
         }
-        for (server, share) in shares {
-            self.create(volume, Some(server), share);
+        // What ready jobs that have slots wait for goes before, and what others need must be known.
+        let is_lacking = |other: &VolumeIndex| {
+            *other != volume && !self.volumes.is_live(*other) && self.is_usable(*other)
+        };
+        if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
+            return search;
         }
-        self.ask_to_warm();
+        if is_there {
+            let parts = CachePartition::new();
+            search.prefetch = Some(Decision::Prefetch { volume, parts });
+            return search;
+        }
+        let looked_at = search.looked_at.insert(looked_at);
+        let spare = self.spare_without(server, &[]);
+        let size = self.size_of(volume).bytes;
+        if spare < size {
+            let idle = self.idle_batch_volumes();
+            let lacking = size.saturating_sub(self.spare_without(server, &idle));
+            looked_at.freed_bytes = looked_at.freed_bytes.saturating_add(lacking);
+            let is_enough = lacking == 0
+                && self
+                    .partition_ahead(limits.planning, volume, server, &idle)
+                    .is_some();
+            // Who would read them again is one that runs again.
+            search.evicted = if is_enough { idle } else { Vec::new() };
+            return search;
+        }
+        let parts = self.partition_ahead(limits.planning, volume, server, &[]);
+        let is_over = |server: ServerId| {
+            let limit = self.fleet.get(server).and_then(|node| node.limit);
+            limit.is_some_and(|limit| limit.is_over)
+        };
+        let is_spare = |parts: &CachePartition| {
+            !parts.iter().any(|(server, _)| is_over(*server))
+                && parts.iter().all(|part| (limits.can_spare)(part.0, part.1))
+        };
+        let parts = parts.filter(is_spare);
+        search.prefetch = parts.map(|parts| Decision::Prefetch { volume, parts });
+        search
+    }
+
+    /// The batch volume to fetch next, and a node of the group where it goes.
+    fn next_prefetch(&self) -> Option<(VolumeIndex, ServerId)> {
+        // A strategy says itself what is there at once.
+        if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
+            return None;
+        }
+        if !self.leaving.is_empty() || self.warming.declared.is_empty() {
+            return None;
+        }
+        let is_next = |volume: &&VolumeIndex| {
+            let node = self.graph.volume(**volume);
+            // Who reads what is there already fetches it, too.
+            let is_early = match self.volumes.is_live(**volume) {
+                true => node.users_near == 0,
+                false => !self.is_usable(**volume),
+            };
+            node.users_left > 0 && is_early && !self.warming.over.contains(volume)
+        };
+        let volume = *self.warming.declared.iter().find(is_next)?;
+        let mut attempts = self.attempts.values();
+        let running = attempts.find(|attempt| attempt.stage == AttemptState::Running)?;
+        Some((volume, running.server))
+    }
+
+    /// Batch volumes that are kept only for users that may have to run again.
+    fn idle_batch_volumes(&self) -> Vec<VolumeIndex> {
+        let is_given = |it: &VolumeIndex| {
+            let is_idle = self.graph.is_batch(*it) && self.graph.volume(*it).is_idle();
+            is_idle && self.volumes.is_live(*it)
+        };
+        let idle = self.idle_caches.iter().copied();
+        idle.filter(is_given).collect()
     }
 
     /// Whether a reader of a volume may start and would have a slot that is kept for nobody.
@@ -80,132 +191,6 @@ impl State {
         }
     }
 
-    /// All readers of batch volumes go alike again where one of them could start now.
-    fn let_readers_go(&mut self) {
-        let mut behind = self.warming.behind.iter();
-        if behind.any(|volume| self.is_usable(*volume)) {
-            for volume in std::mem::take(&mut self.warming.behind) {
-                self.requeue_users(volume);
-            }
-        }
-    }
-
-    /// Has all parts fetch what they lack, once all are there; and again when one is gone, as the
-    /// others have its share from then on.
-    fn ask_to_warm(&mut self) {
-        let Some(ahead) = &mut self.warming.ahead else {
-            return;
-        };
-        let parts: BTreeSet<VolumeId> = self.volumes.live(ahead.volume).values().copied().collect();
-        let instance = |id: &VolumeId| self.volumes.get(*id).map(|instance| instance.state);
-        if parts == ahead.asked
-            || !parts
-                .iter()
-                .all(|id| instance(id) == Some(InstanceState::Ready))
-        {
-            return;
-        }
-        ahead.asked = parts;
-        let actions = self.asked_to_warm();
-        self.out.extend(actions);
-    }
-
-    /// What was asked of the parts of the volume that comes before its readers.
-    pub(crate) fn asked_to_warm(&self) -> Vec<Action> {
-        let ahead = self.warming.ahead.iter();
-        let parts = ahead.flat_map(|ahead| &ahead.asked);
-        let action = |&id: &VolumeId| {
-            let server = self.volumes.get(id)?.server?;
-            Some(Action::WarmCache { id, server })
-        };
-        parts.filter_map(action).collect()
-    }
-
-    /// Whether a part of the volume that was made before its readers lies on this node.
-    pub(crate) fn is_warmed_on(&self, server: ServerId) -> bool {
-        self.warmed_part(server).is_some()
-    }
-
-    fn warmed_part(&self, server: ServerId) -> Option<VolumeId> {
-        let is_spare =
-            |ahead: &&Ahead| ahead.is_made && self.graph.volume(ahead.volume).users_near == 0;
-        let made = self.warming.ahead.as_ref().filter(is_spare)?;
-        self.volumes.live_at(made.volume, Some(server))
-    }
-
-    /// The room on this node of the volume that was made before its readers: nothing that has begun
-    /// needs it.
-    pub(crate) fn warmed_on(&self, server: ServerId) -> Space {
-        let part = self.warmed_part(server);
-        let instance = part.and_then(|id| self.volumes.get(id));
-        instance.map_or(Space::ZERO, |instance| instance.size)
-    }
-
-    /// Gives the room of the volume that was made before its readers to jobs that can start now.
-    pub(crate) fn free_warmed(&mut self) {
-        let ahead = self.warming.ahead.as_ref();
-        if let Some(volume) = ahead.map(|ahead| ahead.volume)
-            && self.graph.volume(volume).users_near == 0
-        {
-            self.retire_all(volume);
-        }
-    }
-
-    /// The batch volume to fetch now, and what is to be made of it where.
-    fn next_to_warm(&mut self) -> Option<(VolumeIndex, CachePartition)> {
-        // A strategy says itself what is there at once.
-        if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
-            return None;
-        }
-        if !self.leaving.is_empty() || self.warming.declared.is_empty() {
-            return None;
-        }
-        let is_next = |volume: &&VolumeIndex| {
-            let node = self.graph.volume(**volume);
-            // Who reads what is there already fetches it, too.
-            let is_early = match self.volumes.is_live(**volume) {
-                true => node.users_near == 0,
-                false => !self.is_usable(**volume),
-            };
-            node.users_left > 0 && is_early && !self.warming.over.contains(volume)
-        };
-        let volume = *self.warming.declared.iter().find(is_next)?;
-        let mut attempts = self.attempts.values();
-        let server = attempts
-            .find(|attempt| attempt.stage == AttemptState::Running)?
-            .server;
-        let is_there = self.volumes.is_live(volume);
-        let looked_at = self.looked_at_now(volume, server);
-        if !is_there && !self.may_have_room(looked_at) {
-            return None;
-        }
-        // What ready jobs that have slots wait for goes before, and what others need must be known.
-        let is_lacking = |other: &VolumeIndex| {
-            *other != volume && !self.volumes.is_live(*other) && self.is_usable(*other)
-        };
-        if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
-            return None;
-        }
-        if is_there {
-            return Some((volume, CachePartition::new()));
-        }
-        self.warming.looked_at = Some(looked_at);
-        if !self.make_room_ahead(volume, server) {
-            return None;
-        }
-        let shares = self.shares_ahead(volume, server, &[])?;
-        let mut parts = shares.iter();
-        let is_over = |server: &ServerId| {
-            let limit = self.fleet.get(*server).and_then(|node| node.limit);
-            limit.is_some_and(|limit| limit.is_over)
-        };
-        if shares.iter().any(|(server, _)| is_over(server)) {
-            return None;
-        }
-        let is_spare = parts.all(|(server, share)| self.can_spare(*server, *share));
-        is_spare.then_some((volume, shares))
-    }
-
     fn looked_at_now(&self, volume: VolumeIndex, server: ServerId) -> LookedAt {
         LookedAt {
             volume,
@@ -223,31 +208,5 @@ impl State {
             let has_more = now.freed_bytes >= before.freed_bytes;
             now.changes != before.changes && (has_more || of_others(now) != of_others(before))
         })
-    }
-
-    /// Answers whether the group of a node may have room for a volume that comes before its
-    /// readers. Where that is so only without batch volumes that nobody reads any more, these go.
-    fn make_room_ahead(&mut self, volume: VolumeIndex, server: ServerId) -> bool {
-        let size = self.size_of(volume).bytes;
-        if self.spare_without(server, &[]) >= size {
-            return true;
-        }
-        let is_given = |it: &VolumeIndex| {
-            let is_idle = self.graph.is_batch(*it) && self.graph.volume(*it).is_idle();
-            is_idle && self.volumes.is_live(*it)
-        };
-        let idle = self.idle_caches.iter().copied();
-        let idle: Vec<VolumeIndex> = idle.filter(is_given).collect();
-        let lacking = size.saturating_sub(self.spare_without(server, &idle));
-        // Who would read them again is one that runs again.
-        if lacking == 0 && self.shares_ahead(volume, server, &idle).is_some() {
-            for cache in idle {
-                self.retire_all(cache);
-            }
-        }
-        if let Some(looked_at) = &mut self.warming.looked_at {
-            looked_at.freed_bytes = looked_at.freed_bytes.saturating_add(lacking);
-        }
-        false
     }
 }

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use super::load_imbalance::with_skew;
-use super::partition::{CachePartition, ConcurrentCacheData, shares, shares_beside};
-use super::{CacheDivision, CachePartitioning, Policy, View};
+use super::load_imbalance::with_imbalance;
+use super::partition::{CachePartition, ConcurrentCacheData, partition, partition_beside};
+use super::partitioning::{CacheDivision, CachePartitioning};
+use crate::policy::{Policy, View};
 
 /// Keeps room for the scratch volumes of the jobs that read the cache.
 #[derive(Debug)]
@@ -34,15 +35,16 @@ impl CachePartitioning for Reserving {
             let readers = u64::from(view.graph.volume(volume).users_left);
             let scratch = view.scratch_need_max.bytes.saturating_mul(readers);
             let absent = view.volumes.absent_beside(volume);
-            let absent = absent.map(|(bytes, n)| with_skew(bytes, imbalance).saturating_mul(n));
+            let absent =
+                absent.map(|(bytes, n)| with_imbalance(bytes, imbalance).saturating_mul(n));
             let beside = absent.fold(scratch, u64::saturating_add);
-            return shares_beside(size, imbalance, rooms, view.scratch_volume_max, beside);
+            return partition_beside(size, imbalance, rooms, view.scratch_volume_max, beside);
         }
         let beside = ConcurrentCacheData {
             others: view.lacking_batch(server, &BTreeSet::from([volume])),
             ..view.beside_next(volume, server)
         };
         let readers = || view.readers_without_scratch(volume);
-        shares(size, imbalance, rooms, beside, readers)
+        partition(size, imbalance, rooms, beside, readers)
     }
 }

@@ -1,8 +1,9 @@
 //! Divides a cache so that the group holds each block once: the least space that caches can take,
 //! at the price of reads from peers.
 
-use super::partition::{CachePartition, tight_shares};
-use super::{CacheDivision, CachePartitioning, Policy, View};
+use super::partition::{CachePartition, tight_partition};
+use super::partitioning::{CacheDivision, CachePartitioning};
+use crate::policy::{Policy, View};
 
 /// Holds one copy in a group, whatever is free.
 #[derive(Debug)]
@@ -21,6 +22,6 @@ impl Policy for SingleCopy {
 impl CachePartitioning for SingleCopy {
     fn divide(&self, view: View<'_>, division: &CacheDivision<'_>) -> Option<CachePartition> {
         let size = view.size_of(division.volume);
-        tight_shares(size, division.rooms, view.scratch_volume_max)
+        tight_partition(size, division.rooms, view.scratch_volume_max)
     }
 }

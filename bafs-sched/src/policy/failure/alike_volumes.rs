@@ -6,175 +6,130 @@ use std::collections::BTreeMap;
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::policy::failure::sizes::MARGIN_PERMILLE;
+use super::sizes::{MARGIN_PERMILLE, largest_offered, left_for_unknown, offered};
+use crate::policy::View;
 use crate::space::Space;
-use crate::state::scheduler_state::State;
-use crate::state::volume_sizes::SizeClass;
+use crate::state::volume_sizes::{Growth, SizeClass};
 
-impl State {
-    /// Whether a job waits until one of its like was measured: one is under way that makes a volume
-    /// of the same kind, of which none has been measured yet.
-    pub(crate) fn waits_for_like(&self, job: JobIndex) -> bool {
-        let kinds = self.unmeasured_crowds(job);
-        if kinds.is_empty() {
-            return false;
+/// Whether others waited for what an attempt that ended would measure. They may start, and one of
+/// them is measured instead where it told nothing.
+pub(crate) fn is_measurement_awaited(view: View<'_>, job: JobIndex) -> bool {
+    let (crowds, learned) = (&view.sizes.crowds, &view.sizes.learned);
+    if crowds.is_empty() {
+        return false;
+    }
+    let kind_of = |volume: &VolumeIndex| view.sizes.kind_of.get(volume);
+    let mut kinds = view.scratch_written(job).into_iter();
+    let is_awaited = |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
+    kinds.any(|volume| kind_of(&volume).is_some_and(is_awaited))
+}
+
+/// What is reserved for volumes of a kind when one proved too small although some were measured:
+/// the others of a pipeline that do not exist get more too, or each would find that out by failing.
+pub(crate) fn raise_measured(view: View<'_>, growth: &Growth) -> Option<(SizeClass, Space)> {
+    let (volume, _, after) = growth;
+    let kind = *view.sizes.kind_of.get(volume)?;
+    let known = view.sizes.learned.get(&kind)?;
+    let is_of_many = view.sizes.crowds.contains_key(&kind);
+    is_of_many.then(|| (kind, known.component_max(*after)))
+}
+
+/// What volumes of a kind that was measured get. The margin is less where with all of it the
+/// volumes of a pipeline did not fit on a node, but without it do.
+pub(crate) fn size_to_reserve(view: View<'_>, kind: SizeClass, measured: Space) -> Space {
+    let size = measured.component_min(largest_offered(view));
+    let (Some(count), Some(held)) = (
+        view.sizes.crowds.get(&kind).copied(),
+        view.sizes.held.get(&kind).copied(),
+    ) else {
+        return size;
+    };
+    let left = left_for_unknown(view, kind, offered(view));
+    let left = left.saturating_sub(unknown_beside(view, kind, |volume| view.size_of(volume)));
+    let (made, sum) = made_of(view, kind);
+    let (left, parts) = (left.saturating_sub(sum), count.saturating_sub(made).max(1));
+    let part = Space {
+        bytes: left.bytes / parts,
+        files: left.files / parts,
+    };
+    match part.can_hold(held) {
+        true => size.component_min(part),
+        false => size,
+    }
+}
+
+/// A volume of a kind of which none was measured is made larger: the others of its pipeline that do
+/// not exist count as what is left for them then. Adds their sizes to those that are `cut`.
+pub(super) fn cut_others(
+    view: View<'_>,
+    pipeline: u32,
+    growth: &Growth,
+    cut: &mut BTreeMap<VolumeIndex, Space>,
+) {
+    let &(grown, _, after) = growth;
+    let Some(kind) = view.sizes.kind_of.get(&grown).copied() else {
+        return;
+    };
+    if view.sizes.learned.contains_key(&kind) || !view.sizes.crowds.contains_key(&kind) {
+        return;
+    }
+    let size_of = |volume: VolumeIndex| {
+        let size = cut.get(&volume).copied();
+        size.unwrap_or_else(|| view.size_of(volume))
+    };
+    let left = left_for_unknown(view, kind, offered(view));
+    let left = left
+        .saturating_sub(unknown_beside(view, kind, size_of))
+        .saturating_sub(after);
+    let is_other = |volume: &VolumeIndex| {
+        let user = view.graph.workflow.volume(*volume).users.first();
+        let is_here = user.is_some_and(|user| view.graph.pipeline(*user) == pipeline);
+        *volume != grown && is_here && !view.volumes.is_live(*volume)
+    };
+    let others = view.sizes.kinds[&kind].iter().copied();
+    let others: Vec<VolumeIndex> = others.filter(is_other).collect();
+    let parts = (others.len() as u64).max(1) * (1000 + MARGIN_PERMILLE);
+    let part = Space {
+        bytes: (left.bytes / parts * 1000).max(1),
+        files: (left.files / parts * 1000).max(1),
+    };
+    let others = others.into_iter();
+    let smaller: Vec<_> = others
+        .map(|volume| (volume, size_of(volume).component_min(part)))
+        .collect();
+    cut.extend(smaller);
+}
+
+/// What volumes of other kinds of a pipeline take whose size is not declared.
+fn unknown_beside(
+    view: View<'_>,
+    kind: SizeClass,
+    size_of: impl Fn(VolumeIndex) -> Space,
+) -> Space {
+    let others = view.sizes.kinds_of(kind.0).filter(|other| **other != kind);
+    let taken = |other: &SizeClass| {
+        let count = view.sizes.crowds.get(other).copied().unwrap_or(1);
+        let first = view.sizes.kinds[other].first().copied();
+        let size = first.map_or(Space::ZERO, &size_of);
+        Space {
+            bytes: size.bytes.saturating_mul(count),
+            files: size.files.saturating_mul(count),
         }
-        let is_like = |volume: VolumeIndex| {
-            let kind = self.sizes.kind_of.get(&volume);
-            kind.is_some_and(|kind| kinds.contains(kind))
+    };
+    others.map(taken).fold(Space::ZERO, Space::saturating_add)
+}
+
+/// How many volumes of a kind exist in the pipeline that has most of them, and what they take.
+fn made_of(view: View<'_>, kind: SizeClass) -> (u64, Space) {
+    let mut made: BTreeMap<u32, (u64, Space)> = BTreeMap::new();
+    let volumes = view.sizes.kinds[&kind].iter().copied();
+    for volume in volumes.filter(|volume| view.volumes.is_live(*volume)) {
+        let Some(user) = view.graph.workflow.volume(volume).users.first() else {
+            continue;
         };
-        let writes_like = |other: &JobIndex| {
-            let mut mounted = self.graph.mounted(*other).into_iter();
-            *other != job && mounted.any(|(volume, writable)| writable && is_like(volume))
-        };
-        self.attempts.keys().any(writes_like)
+        let (count, sum) = made.entry(view.graph.pipeline(*user)).or_default();
+        (*count, *sum) = (*count + 1, sum.saturating_add(view.size_of(volume)));
     }
-
-    /// The kinds of volumes which a job is to make that others of its pipeline are of too, while
-    /// none of them was measured.
-    fn unmeasured_crowds(&self, job: JobIndex) -> Vec<SizeClass> {
-        let (crowds, learned) = (&self.sizes.crowds, &self.sizes.learned);
-        if crowds.keys().all(|kind| learned.contains_key(kind)) {
-            return Vec::new();
-        }
-        let made = self.scratch_written(job).into_iter();
-        let made = made.filter(|volume| !self.volumes.is_live(*volume));
-        let kinds = made.filter_map(|volume| self.sizes.kind_of.get(&volume).copied());
-        let unmeasured =
-            |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
-        kinds.filter(unmeasured).collect()
-    }
-
-    /// An attempt ended: those that waited for what it would measure may start, and one of them is
-    /// measured instead where it told nothing.
-    pub(crate) fn pass_measurement_on(&mut self, job: JobIndex) {
-        let (crowds, learned) = (&self.sizes.crowds, &self.sizes.learned);
-        if crowds.is_empty() {
-            return;
-        }
-        let kind_of = |volume: &VolumeIndex| self.sizes.kind_of.get(volume);
-        let mut kinds = self.scratch_written(job).into_iter();
-        let is_awaited =
-            |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
-        if kinds.any(|volume| kind_of(&volume).is_some_and(is_awaited)) {
-            self.queues.wake_all();
-        }
-    }
-
-    /// Volumes proved too small although some of their kind were measured: the others of a pipeline
-    /// that do not exist get more too, or each would find that out by failing.
-    pub(crate) fn raise_measured(&mut self, changes: &[(VolumeIndex, Space, Space)]) {
-        let mut is_raised = false;
-        for (volume, _, after) in changes {
-            let Some(kind) = self.sizes.kind_of.get(volume).copied() else {
-                continue;
-            };
-            if let (true, Some(known)) = (
-                self.sizes.crowds.contains_key(&kind),
-                self.sizes.learned.get_mut(&kind),
-            ) {
-                let size = known.component_max(*after);
-                is_raised |= size != std::mem::replace(known, size);
-                self.resize_learned(kind, size);
-            }
-        }
-        if is_raised {
-            self.sizes_changed();
-        }
-    }
-
-    /// A kind was measured: volumes of it that do not exist get what they need. The margin is less
-    /// where with all of it the volumes of a pipeline did not fit on a node, but without it do.
-    pub(crate) fn resize_learned(&mut self, kind: SizeClass, size: Space) {
-        let offered = self.offered();
-        let mut size = size.component_min(self.largest_offered());
-        if let (Some(count), Some(held)) = (
-            self.sizes.crowds.get(&kind).copied(),
-            self.sizes.held.get(&kind).copied(),
-        ) {
-            let left = self.left_for_unknown(kind, offered);
-            let left = left.saturating_sub(self.unknown_beside(kind));
-            let (made, sum) = self.made_of(kind);
-            let (left, parts) = (left.saturating_sub(sum), count.saturating_sub(made).max(1));
-            let part = Space {
-                bytes: left.bytes / parts,
-                files: left.files / parts,
-            };
-            if part.can_hold(held) {
-                size = size.component_min(part);
-            }
-        }
-        self.resize_unmade(kind, size);
-    }
-
-    /// A volume of a kind of which none was measured is made larger: the others of its pipeline
-    /// that do not exist count as what is left for them then. Answers these with the sizes that
-    /// they had.
-    pub(crate) fn make_way_for_grown(
-        &mut self,
-        pipeline: u32,
-        growth: &(VolumeIndex, Space, Space),
-    ) -> Vec<(VolumeIndex, Space)> {
-        let &(grown, _, after) = growth;
-        let Some(kind) = self.sizes.kind_of.get(&grown).copied() else {
-            return Vec::new();
-        };
-        if self.sizes.learned.contains_key(&kind) || !self.sizes.crowds.contains_key(&kind) {
-            return Vec::new();
-        }
-        let left = self.left_for_unknown(kind, self.offered());
-        let left = left
-            .saturating_sub(self.unknown_beside(kind))
-            .saturating_sub(after);
-        let is_other = |volume: &VolumeIndex| {
-            let user = self.graph.workflow.volume(*volume).users.first();
-            let is_here = user.is_some_and(|user| self.graph.pipeline(*user) == pipeline);
-            *volume != grown && is_here && !self.volumes.is_live(*volume)
-        };
-        let others = self.sizes.kinds[&kind].iter().copied();
-        let others: Vec<VolumeIndex> = others.filter(is_other).collect();
-        let parts = (others.len() as u64).max(1) * (1000 + MARGIN_PERMILLE);
-        let part = Space {
-            bytes: (left.bytes / parts * 1000).max(1),
-            files: (left.files / parts * 1000).max(1),
-        };
-        let before: Vec<_> = others
-            .into_iter()
-            .map(|it| (it, self.size_of(it)))
-            .collect();
-        for &(volume, size) in &before {
-            self.resize(volume, size.component_min(part));
-        }
-        before
-    }
-
-    /// What volumes of other kinds of a pipeline take whose size is not declared.
-    fn unknown_beside(&self, kind: SizeClass) -> Space {
-        let others = self.sizes.kinds_of(kind.0).filter(|other| **other != kind);
-        let taken = |other: &SizeClass| {
-            let count = self.sizes.crowds.get(other).copied().unwrap_or(1);
-            let first = self.sizes.kinds[other].first().copied();
-            let size = first.map_or(Space::ZERO, |volume| self.size_of(volume));
-            Space {
-                bytes: size.bytes.saturating_mul(count),
-                files: size.files.saturating_mul(count),
-            }
-        };
-        others.map(taken).fold(Space::ZERO, Space::saturating_add)
-    }
-
-    /// How many volumes of a kind exist in the pipeline that has most of them, and what they take.
-    fn made_of(&self, kind: SizeClass) -> (u64, Space) {
-        let mut made: BTreeMap<u32, (u64, Space)> = BTreeMap::new();
-        let volumes = self.sizes.kinds[&kind].iter().copied();
-        for volume in volumes.filter(|volume| self.volumes.is_live(*volume)) {
-            let Some(user) = self.graph.workflow.volume(volume).users.first() else {
-                continue;
-            };
-            let (count, sum) = made.entry(self.graph.pipeline(*user)).or_default();
-            (*count, *sum) = (*count + 1, sum.saturating_add(self.size_of(volume)));
-        }
-        let most = made.into_values().max_by_key(|(count, _)| *count);
-        most.unwrap_or_default()
-    }
+    let most = made.into_values().max_by_key(|(count, _)| *count);
+    most.unwrap_or_default()
 }

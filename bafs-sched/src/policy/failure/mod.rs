@@ -3,12 +3,17 @@
 pub(crate) mod alike_volumes;
 pub(crate) mod attribution;
 mod evidence;
+pub(crate) mod extraction_failures;
 pub(crate) mod full_disk;
+pub(crate) mod listed_nodes;
 pub(crate) mod recovery;
+pub(crate) mod refused_writes;
 pub(crate) mod resize;
 mod retry_only;
 pub(crate) mod returned_nodes;
 pub(crate) mod sizes;
+pub(crate) mod space_refusals;
+pub(crate) mod undeclared_access;
 
 use bafs_proto::ids::ServerId;
 

@@ -2,7 +2,8 @@
 
 use bafs_workflow::JobIndex;
 
-use super::{OrderKey, Policy, ReadyOrder, View};
+use super::ready_order::{OrderKey, ReadyOrder};
+use crate::policy::{Policy, View};
 
 /// Orders by the length of the chain of jobs that begins with a job.
 #[derive(Debug)]

@@ -3,7 +3,8 @@
 
 use bafs_workflow::JobIndex;
 
-use super::{OrderKey, Policy, ReadyOrder, View};
+use super::ready_order::{OrderKey, ReadyOrder};
+use crate::policy::{Policy, View};
 
 /// Whole levels one after the other.
 #[derive(Debug)]

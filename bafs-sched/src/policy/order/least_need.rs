@@ -3,7 +3,8 @@
 
 use bafs_workflow::JobIndex;
 
-use super::{OrderKey, Policy, ReadyOrder, View};
+use super::ready_order::{OrderKey, ReadyOrder};
+use crate::policy::{Policy, View};
 
 /// Orders by what must still be made for a job.
 #[derive(Debug)]

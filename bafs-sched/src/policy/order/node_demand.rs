@@ -6,11 +6,10 @@ use bafs_proto::node_quota::NodeQuota;
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 
-use crate::event::RunQuota;
+use crate::policy::View;
 use crate::space::Space;
-use crate::state::nodes::{FleetNode, Limit};
-use crate::state::scheduler_state::{Phase, State};
-use crate::state::timers::Timer;
+use crate::state::nodes::FleetNode;
+use crate::state::scheduler_state::Phase;
 use crate::state::volumes::Instance;
 
 /// A run that has nothing under way waits so long for what others have, before it gives up what
@@ -27,13 +26,24 @@ const LINK_BYTES_PER_MS: u64 = 10_000;
 
 /// What a run with nothing under way gives up for its next jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GivesUp {
+pub(crate) enum Concession {
     /// It waits.
     Nothing,
     /// What can be fetched again.
     Caches,
     /// What has to be made again too.
     Work,
+}
+
+/// How long a run waits for what other runs have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WaitForOthers {
+    /// Until when, at most.
+    pub(crate) until: Time,
+    /// Since when a job has slots, and no room; nothing where it has no slots.
+    pub(crate) lacks_room_since: Option<Time>,
+    /// When to look again; nothing where it waits no more.
+    pub(crate) look_at: Option<Time>,
 }
 
 /// What a run has to do with one node.
@@ -49,14 +59,19 @@ pub struct NodeDemand {
     pub has_next: bool,
 }
 
-impl State {
-    /// What the run could use of a live node, and needs of it; nothing of others.
-    pub fn node_demand(&self, server: ServerId) -> Option<NodeDemand> {
+impl View<'_> {
+    /// What the run could use of a live node, and needs of it; nothing of others. Admission says
+    /// what lets all end that has begun there, and whether that has a job to start yet.
+    pub(crate) fn node_demand(
+        &self,
+        server: ServerId,
+        least_to_end: impl FnOnce() -> (Space, bool),
+    ) -> Option<NodeDemand> {
         let node = self.fleet.get(server).filter(|node| !node.is_lost)?;
-        let capacity = share(node.seen.capacity, node.seen.slots);
+        let capacity = quota(node.seen.capacity, node.seen.slots);
         let held = node.reserved.saturating_sub(self.warmed_on(server));
-        let (least, has_next) = self.least_to_end(server);
-        let keep = share(held.saturating_add(least), node.busy);
+        let (least, has_next) = least_to_end();
+        let keep = quota(held.saturating_add(least), node.busy);
         let begun = self.graph.finals() + self.attempts.len() as u64;
         let left = (self.graph.workflow.jobs.len() as u64).saturating_sub(begun);
         if left == 0 || matches!(self.phase, Phase::Finishing | Phase::Over) {
@@ -75,9 +90,9 @@ impl State {
             true => (Space::ZERO, Space::ZERO),
             false => (node.seen.capacity, self.unit()),
         };
-        let unit = share(unit, self.cpus_max.min(slots)).component_min(capacity);
+        let unit = quota(unit, self.cpus_max.min(slots)).component_min(capacity);
         Some(NodeDemand {
-            desired: share(want, slots).component_max(keep),
+            desired: quota(want, slots).component_max(keep),
             start_minimum: unit,
             committed: keep,
             has_next,
@@ -95,80 +110,11 @@ impl State {
         self.graph.courses.most.least.saturating_add(cache)
     }
 
-    /// The most that the caches of one job need.
-    pub(crate) fn largest_cache_need(&self) -> Space {
-        let need = |job: JobIndex| {
-            let mounted = self.graph.mounted(job).into_iter();
-            let caches = mounted.filter(|(volume, _)| self.graph.volume(*volume).is_cache);
-            caches.fold(Space::ZERO, |sum, (v, _)| {
-                sum.saturating_add(self.size_of(v))
-            })
-        };
-        self.graph
-            .job_indexes()
-            .map(need)
-            .fold(Space::ZERO, Space::component_max)
-    }
-
-    /// Nodes that live, as the catalog shows them.
-    pub fn live_nodes(&self) -> impl Iterator<Item = ServerId> {
-        self.fleet.live().map(|(server, _)| server)
-    }
-
-    /// How many nodes live, as the catalog shows them.
-    pub(crate) fn live_node_count(&self) -> u64 {
-        self.fleet.alive
-    }
-
-    /// Whether a node was in the last list of the catalog and has not been given up since.
-    pub(crate) fn is_listed(&self, server: ServerId) -> bool {
-        let node = self.fleet.get(server);
-        node.is_some_and(|node| !node.is_lost && node.missing_since.is_none())
-    }
-
-    /// Takes what nodes keep for this run.
-    pub(crate) fn shares_seen(&mut self, shares: Vec<RunQuota>) {
-        let was_shared = self.fleet.is_shared();
-        self.warming.look_again();
-        for RunQuota {
-            server,
-            space,
-            slots,
-            is_shared,
-            is_above_fair_share: is_over,
-        } in shares
-        {
-            let limit = Limit {
-                space,
-                slots,
-                is_shared,
-                is_over,
-            };
-            self.fleet.update(server, |node| node.limit = Some(limit));
-            if is_over && self.is_warmed_on(server) {
-                self.free_warmed();
-            }
-            self.queues.wake(server);
-            self.queues.feed();
-        }
-        // It has waited for others. What the last of them held is not free at once.
-        if was_shared && !self.fleet.is_shared() {
-            self.patience = None;
-        }
-    }
-
-    /// Whether a job would begin its pipeline on a node of which this run has more than its part.
-    pub(crate) fn begins_over(&self, job: JobIndex, server: ServerId) -> bool {
-        let limit = self.fleet.get(server).and_then(|node| node.limit);
-        limit.is_some_and(|limit| limit.is_over)
-            && !self.is_at_home(self.graph.pipeline(job), server)
-    }
-
     /// Nothing of this run goes on: what it gives up for these jobs, those that should start first
-    /// first, rather than to wait for what others have.
-    pub(crate) fn gives_up(&mut self, candidates: &[JobIndex]) -> GivesUp {
+    /// first, rather than to wait for what others have; and how long it waits.
+    pub(crate) fn concede(&self, candidates: &[JobIndex]) -> (Concession, Option<WaitForOthers>) {
         if !self.fleet.is_shared() {
-            return GivesUp::Work;
+            return (Concession::Work, None);
         }
         let slots = candidates.iter().map(|job| self.slots_of(*job)).min();
         let slots = slots.unwrap_or(1);
@@ -176,44 +122,39 @@ impl State {
         let most = most.map_or(0, |server| self.fleet.free_slots(server));
         let is_room_lacking = most >= slots;
         if most > 0 && !self.others_could_make_room(candidates) {
-            return GivesUp::Work;
+            return (Concession::Work, None);
         }
-        let until = self.patience.unwrap_or_else(|| {
-            self.lacks_room_since = None;
-            self.now.plus_ms(OTHERS_WAIT_MS)
-        });
-        self.patience = Some(until);
+        let (until, lacks_room_since) = match self.patience {
+            Some(until) => (until, self.lacks_room_since),
+            None => (self.now.plus_ms(OTHERS_WAIT_MS), None),
+        };
+        let mut wait = WaitForOthers {
+            until,
+            lacks_room_since,
+            look_at: None,
+        };
         if self.now >= until && most > 0 {
-            return GivesUp::Work;
+            return (Concession::Work, Some(wait));
         }
         // What a turn brings may be told in parts.
-        let since = self.lacks_room_since.unwrap_or(self.now);
-        self.lacks_room_since = is_room_lacking.then_some(since);
+        let since = lacks_room_since.unwrap_or(self.now);
+        wait.lacks_room_since = is_room_lacking.then_some(since);
         let caches_due = since.plus_ms(self.caches_wait_ms());
-        if is_room_lacking && self.admission.is_none() && self.now >= caches_due {
-            self.look_again_at(until);
-            return GivesUp::Caches;
+        let may_concede_caches = is_room_lacking && self.admission.is_none();
+        wait.look_at = Some(match may_concede_caches && self.now < caches_due {
+            true => caches_due.min(until),
+            false => until,
+        });
+        match may_concede_caches && self.now >= caches_due {
+            true => (Concession::Caches, Some(wait)),
+            false => (Concession::Nothing, Some(wait)),
         }
-        let is_early = is_room_lacking && self.admission.is_none() && caches_due < until;
-        self.look_again_at(if is_early { caches_due } else { until });
-        GivesUp::Nothing
     }
 
     /// About as long as caches of this run would take to come again, in milliseconds.
     fn caches_wait_ms(&self) -> u64 {
         let wait_ms = CACHES_WAIT_MS.saturating_add(self.cache_bytes() / LINK_BYTES_PER_MS);
         wait_ms.min(OTHERS_WAIT_MS)
-    }
-
-    /// Looks again at this time, or after a pause where that is past, or before.
-    fn look_again_at(&mut self, at: Time) {
-        let at = match at > self.now {
-            true => at,
-            false => self.now.plus_ms(self.settings.retry_pause_ms_max),
-        };
-        if self.timers.due(Timer::Patience).is_none_or(|due| due > at) {
-            self.timers.set(at, Timer::Patience);
-        }
     }
 
     /// What is reserved for caches of this run on all nodes, in bytes.
@@ -253,19 +194,9 @@ impl State {
             most.can_hold(scratch) && together.can_hold(all)
         })
     }
-
-    /// Nothing helps. Where others have what the run lacks, it waits on, and does not fail.
-    pub(crate) fn waits_on(&mut self) -> bool {
-        let is_shared = self.fleet.is_shared();
-        if is_shared {
-            self.patience = None;
-            self.look_again_at(self.now);
-        }
-        is_shared
-    }
 }
 
-fn share(space: Space, slots: u32) -> NodeQuota {
+fn quota(space: Space, slots: u32) -> NodeQuota {
     NodeQuota {
         bytes: space.bytes,
         files: space.files,

@@ -3,47 +3,37 @@
 //! After that the job is urgent: a chain that begins late, or was lost with a node, would run alone
 //! at the end while other slots have nothing (levels of Hu, Operations Research 9, 1961).
 
-use std::collections::BTreeMap;
-
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::state::critical_path::{Chains, NONE, Urgency};
-use crate::state::scheduler_state::State;
+use crate::decision::Decision;
+use crate::policy::View;
+use crate::state::critical_path::NONE;
 
-impl State {
-    /// Takes note of how long the chain of a job must be that is urgent.
-    pub(crate) fn heed_chains(&mut self) {
+impl View<'_> {
+    /// How long the chain of a job must be that is urgent, where that has changed.
+    pub(crate) fn prioritise_critical_path(&self) -> Option<Decision> {
         let chains = &self.graph.chains;
         if chains.is_flat || self.urgency.is_over {
-            return;
+            return None;
         }
         let from = match self.admission {
-            // Its rules say the order.
+            // Its limits say the order.
             Some(_) => NONE,
             None => chains.urgent_from(self.fleet.slots),
         };
-        if std::mem::replace(&mut self.urgency.from, from) != from {
-            self.requeue_all();
-        }
+        (from != self.urgency.from).then_some(Decision::PrioritiseChains {
+            from,
+            is_final: false,
+        })
     }
 
-    /// Nothing goes on: from now on no job is urgent. Answers whether some were.
-    pub(crate) fn end_urgency(&mut self) -> bool {
-        if self.urgency.from == NONE {
-            return false;
-        }
-        self.urgency = Urgency {
+    /// Nothing goes on: from now on no job is urgent, where some were. The job with the longest
+    /// chain may fit nowhere while others do.
+    pub(crate) fn end_urgency(&self) -> Option<Decision> {
+        (self.urgency.from != NONE).then_some(Decision::PrioritiseChains {
             from: NONE,
-            is_over: true,
-        };
-        self.requeue_all();
-        true
-    }
-
-    fn requeue_all(&mut self) {
-        for job in self.queues.jobs() {
-            self.enqueue(job);
-        }
+            is_final: true,
+        })
     }
 
     /// How long the chain of a job is that is urgent, or half as long as one that is: it soon will
@@ -64,29 +54,11 @@ impl State {
             false => 0,
         }
     }
-
-    /// What is left is what jobs that are not final count.
-    pub(crate) fn check_chains(&self) {
-        let (chains, workflow) = (&self.graph.chains, &self.graph.workflow);
-        let mut counted = Chains {
-            lengths: BTreeMap::new(),
-            left: 0,
-            ..chains.clone()
-        };
-        let jobs = self.graph.job_indexes();
-        let left = jobs.filter(|job| !self.graph.state(*job).is_final());
-        left.for_each(|job| counted.count(workflow, job, true));
-        assert_eq!(*chains, counted, "what is left to do");
-        let live = self.fleet.live();
-        let slots: u64 = live.map(|(_, node)| u64::from(node.slots())).sum();
-        assert_eq!(self.fleet.slots, slots, "slots of live nodes");
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::state::critical_path::rounded;
+    use crate::state::critical_path::{Chains, NONE, rounded};
     use bafs_workflow::parse_workflow;
 
     fn chains(text: &str) -> Chains {

@@ -2,13 +2,16 @@
 //! its data are, and new data go where most space is free.
 
 use bafs_proto::ids::ServerId;
-use bafs_workflow::JobIndex;
+use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::starts::LOOKAHEAD;
 use super::{Placement, Policy, View};
+use crate::state::planned_volumes::Create;
 
 /// Idle nodes that are searched for one that has a part of a job's cache.
 const READERS_LOOKED_AT: usize = 64;
+
+/// Those of them that are tried.
+const READERS_TRIED: usize = 16;
 
 /// Keeps jobs with their scratch data, and looks for slots and space elsewhere.
 #[derive(Debug)]
@@ -39,10 +42,56 @@ impl Placement for Capacity {
             let idle = view.fleet.idle().take(READERS_LOOKED_AT);
             let has_part =
                 |server: &ServerId| view.volumes.live_at(mount.volume, Some(*server)).is_some();
-            candidates.extend(idle.filter(has_part).take(LOOKAHEAD));
+            candidates.extend(idle.filter(has_part).take(READERS_TRIED));
         }
         candidates
             .retain(|server| view.fleet.free_slots(*server) > view.slots_soon_needed(*server));
         candidates
+    }
+}
+
+impl View<'_> {
+    /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
+    /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
+    /// job room.
+    pub(crate) fn node_of_data(&self, job: JobIndex) -> Option<ServerId> {
+        let mut home: Option<(u64, ServerId)> = None;
+        for (volume, _) in self.graph.mounted(job) {
+            if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
+                let bytes = self.graph.workflow.volume(volume).size_bytes;
+                let there = self.volumes.scratch(volume).and_then(|(_, server)| server);
+                if let Some(server) = there
+                    && home.is_none_or(|(most, _)| most < bytes)
+                {
+                    home = Some((bytes, server));
+                }
+            }
+        }
+        let (_, server) = home?;
+        let no_room_on = &self.graph.job(job).troubles.no_room_on;
+        let can_run =
+            !no_room_on.contains(&server) && self.could_run(job, server, self.need_of(job));
+        can_run.then_some(server)
+    }
+
+    /// Whether a job would make a new cache to use a slot that is kept for another one. Jobs that
+    /// need less go before, but may not have that slot; the cache would take their room.
+    pub(crate) fn would_cache_for_reserved_slot(
+        &self,
+        server: ServerId,
+        creates: &[Create],
+    ) -> bool {
+        let is_new = |volume: VolumeIndex| {
+            self.graph.volume(volume).is_cache && !self.volumes.is_live(volume)
+        };
+        creates.iter().any(|(volume, ..)| is_new(*volume))
+            && self.fleet.free_slots(server) <= self.slots_soon_needed(server)
+    }
+
+    /// Whether a job would begin its pipeline on a node of which this run has more than its part.
+    pub(crate) fn begins_above_quota(&self, job: JobIndex, server: ServerId) -> bool {
+        let limit = self.fleet.get(server).and_then(|node| node.limit);
+        limit.is_some_and(|limit| limit.is_over)
+            && !self.is_at_home(self.graph.pipeline(job), server)
     }
 }

@@ -4,7 +4,7 @@ pub(crate) mod capacity;
 mod most_free;
 mod remaining_time;
 pub(crate) mod remote_data;
-pub(crate) mod starts;
+pub(crate) mod scratch_volumes;
 
 use bafs_proto::ids::ServerId;
 

@@ -3,9 +3,9 @@
 use bafs_proto::ids::ServerId;
 use bafs_workflow::JobIndex;
 
-use crate::state::scheduler_state::State;
+use crate::policy::View;
 
-impl State {
+impl View<'_> {
     /// Whether a job is not known to outlast a node: a run time is known if it is declared.
     pub(crate) fn can_end_in_time(&self, job: JobIndex, server: ServerId) -> bool {
         let Some(at) = self.fleet.departure(server).at else {

@@ -4,7 +4,7 @@
 use bafs_proto::ids::ServerId;
 use bafs_workflow::JobIndex;
 
-use crate::state::scheduler_state::State;
+use crate::policy::View;
 
 /// Bound jobs that are looked at for one that could run elsewhere.
 const AWAY_LOOKED_AT: usize = 64;
@@ -12,42 +12,21 @@ const AWAY_LOOKED_AT: usize = 64;
 /// Bound jobs that are tried elsewhere at a time.
 const AWAY_TRIED: usize = 2;
 
-/// What found no place is tried again after as many steps as there are running jobs, divided by
-/// this. Among many, a place that is taken a little later costs less than a look at each step.
-const AWAY_REST: usize = 16;
-
-impl State {
-    /// Gives a job whose data lie on a node without a free slot a place on one that has nothing to
-    /// do. Answers whether there was one.
-    pub(crate) fn place_away(&mut self) -> bool {
-        if self.fleet.idle().next().is_none() {
-            return false;
-        }
-        if let Some(rest) = self.away_rest.checked_sub(1) {
-            self.away_rest = rest;
-            return false;
-        }
+impl View<'_> {
+    /// Jobs that wait for a slot of the node that has their data, and had better go elsewhere.
+    pub(crate) fn jobs_better_away(&self) -> Vec<JobIndex> {
         let bound = self.queues.bound().take(AWAY_LOOKED_AT);
         // Where a slot is free, all that could start there has.
         let is_held_back = !self.may_spill();
         let is_stuck = |(_, server): &(JobIndex, ServerId)| {
             is_held_back || self.fleet.free_slots(*server) == 0
         };
-        let stuck: Vec<JobIndex> = bound
+        bound
             .filter(is_stuck)
             .filter(|(job, server)| self.is_better_away(*job, *server))
             .map(|(job, _)| job)
             .take(AWAY_TRIED)
-            .collect();
-        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.warming.is_in_the_way);
-        let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
-        if !is_placed {
-            self.away_rest = self.attempts.len() / AWAY_REST;
-        }
-        // Nothing is deleted for a job that only need not wait.
-        self.is_space_wanted &= was_wanted || self.may_spill();
-        self.warming.is_in_the_way &= was_in_the_way;
-        is_placed
+            .collect()
     }
 
     /// Whether a job would wait longer for a slot of its node than it takes to move its data over

@@ -2,7 +2,8 @@
 
 use bafs_workflow::VolumeIndex;
 
-use super::{Policy, Replication, View};
+use super::copy_policy::Replication;
+use crate::policy::{Policy, View};
 use crate::state::copy_costs::CopyDecision;
 
 /// Copies nothing.

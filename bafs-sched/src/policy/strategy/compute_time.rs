@@ -4,21 +4,10 @@
 //! small, and it is too large when all that running ones have done is counted with them. Only what
 //! both say is believed.
 
-use bafs_proto::message::JobReport;
-use bafs_workflow::JobIndex;
-
+use crate::policy::View;
 use crate::state::attempts::AttemptState;
-use crate::state::scheduler_state::State;
 
-impl State {
-    /// A job is done: takes note of what it computed.
-    pub(crate) fn learn_computing(&mut self, job: JobIndex, report: &JobReport) {
-        let declared_s = self.graph.workflow.job(job).runtime_s.unwrap_or(0);
-        if let Some(guided) = &mut self.guided {
-            guided.computing.learn(declared_s, report.compute_ms());
-        }
-    }
-
+impl View<'_> {
     /// How long all jobs that run have had their slots by now, in milliseconds: no less than they
     /// have computed.
     pub(crate) fn running_ms(&self) -> u64 {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
+use crate::policy::View;
 use crate::space::Space;
 use crate::state::nodes::FleetNode;
-use crate::state::scheduler_state::State;
 use crate::state::strategy::RESTARTS;
 use crate::strategy_selector::{NodeKind, StrategySelectorConfig};
 
@@ -21,32 +21,32 @@ impl StrategySelectorConfig {
     }
 }
 
-impl State {
-    /// A node was lost.
-    pub(crate) fn note_lost_node(&mut self, server: ServerId) {
-        if let Some(guided) = &mut self.guided {
-            guided.lost_nodes.0.insert(server, self.now);
-        }
+impl View<'_> {
+    /// Nodes that were lost and are expected back, each with when it was lost: no other one is in
+    /// its place, and it is not gone for long.
+    pub(crate) fn nodes_expected_back(&self) -> BTreeMap<ServerId, Time> {
+        let Some(guided) = &self.guided else {
+            return BTreeMap::new();
+        };
+        let within_ms = guided.guide.back_within_ms();
+        let lost = guided.lost_nodes.since.iter();
+        let is_expected = |(server, since): &(&ServerId, &Time)| {
+            self.fleet.is_vacant(**server) && self.now < since.plus_ms(within_ms)
+        };
+        let back = lost.filter(is_expected);
+        back.map(|(server, since)| (*server, *since)).collect()
     }
 
-    /// Forgets the nodes that will not come back any more, and those that did. Answers when the
-    /// next one of the others is given up.
-    pub(crate) fn forget_lost_nodes(&mut self) -> Option<Time> {
-        let guided = self.guided.as_mut()?;
-        let within_ms = guided.guide.back_within_ms();
-        let (fleet, now) = (&self.fleet, self.now);
-        guided
-            .lost_nodes
-            .0
-            .retain(|server, since| fleet.is_vacant(*server) && now < since.plus_ms(within_ms));
-        let until = guided.lost_nodes.0.values();
-        until.map(|since| since.plus_ms(within_ms)).min()
+    /// When the next of these nodes is given up.
+    pub(crate) fn next_given_up(&self) -> Option<Time> {
+        let within_ms = self.guided.as_ref()?.guide.back_within_ms();
+        let expected = self.nodes_expected_back().into_values();
+        expected.map(|since| since.plus_ms(within_ms)).min()
     }
 
     fn expected_nodes(&self) -> impl Iterator<Item = (ServerId, &FleetNode)> {
-        let lost = self.guided.as_ref().map(|guided| &guided.lost_nodes.0);
-        let lost = lost.into_iter().flat_map(BTreeMap::keys);
-        let away = lost.filter_map(|server| Some((*server, self.fleet.get(*server)?)));
+        let lost = self.nodes_expected_back().into_keys();
+        let away = lost.filter_map(|server| Some((server, self.fleet.get(server)?)));
         self.fleet.live().chain(away)
     }
 

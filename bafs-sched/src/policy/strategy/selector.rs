@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 
 use bafs_proto::time::Time;
 
+use super::StrategyChanges;
+use crate::policy::View;
 use crate::state::compute_time::MEASURED_MIN;
 use crate::state::jobs::JobState;
-use crate::state::limits::{AllocationRules, StrategyLimits};
-use crate::state::scheduler_state::State;
-use crate::state::strategy::{SelectionInputs, StrategyChange};
+use crate::state::strategy::{Guided, SelectionInputs};
 use crate::strategy_selector::{RemainingPipelines, Selection, SelectionQuery, SharedModel};
 
 /// The model is asked again when so many thousandths of all jobs were done since.
@@ -29,193 +29,153 @@ const LOOK_MS: u64 = 1_000;
 /// A whole pipeline, in parts that are added up.
 const WHOLE: u64 = 1_000_000;
 
-impl State {
-    /// The strategies that were followed, the first one first; none without a guide.
-    pub fn strategy_changes(&self) -> &[StrategyChange] {
-        self.guided.as_ref().map_or(&[], |guided| &guided.followed)
-    }
+/// What has changed since the selector was asked.
+#[derive(Debug, Default)]
+pub(crate) struct StrategyReview {
+    /// Whether the selector is asked again.
+    pub(crate) is_due: bool,
+    /// The computing of a job that is expected from now on, in seconds, where it was compared with
+    /// what was measured.
+    pub(crate) run_s: Option<f64>,
+    /// What was found of nodes, where it was looked at.
+    pub(crate) nodes: NodeReview,
+}
 
-    /// Asks the model when something has changed that may matter to it.
-    pub(crate) fn reconsider(&mut self) {
+/// What was found of the nodes to plan with.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) enum NodeReview {
+    /// They were not looked at.
+    #[default]
+    Unseen,
+    /// They are about the same; they are looked at again then.
+    Similar(Option<Time>),
+    /// They are others.
+    Different,
+}
+
+/// A question to the selector, and its answer.
+#[derive(Debug)]
+pub(crate) struct SelectorAnswer {
+    /// What the question was about.
+    pub(crate) inputs: SelectionInputs,
+    /// The model with the sizes that are known now, where some were not.
+    pub(crate) model: Option<SharedModel>,
+    /// What it says; nothing where it has nothing to say.
+    pub(crate) selection: Option<Selection>,
+}
+
+impl View<'_> {
+    /// Whether something has changed that may matter to the selector.
+    pub(crate) fn review_strategy(&self, changes: &dyn StrategyChanges) -> StrategyReview {
+        let mut review = StrategyReview::default();
         let Some(guided) = &self.guided else {
-            return;
+            return review;
         };
-        let done = self.graph.totals.done;
-        let total = self.graph.workflow.jobs.len() as u64;
         let Some(asked) = guided.asked else {
-            return self.ask(done);
+            review.is_due = true;
+            return review;
         };
-        if !self.policies.strategy.may_change() {
-            return;
+        if !changes.may_change() {
+            return review;
         }
         let sizes = (self.sizes.learned.len(), self.sizes.kinds.len());
         if is_much_learned(asked.sizes, sizes.0, sizes.1) {
-            return self.ask(done);
+            review.is_due = true;
+            return review;
         }
+        let done = self.graph.totals.done;
+        let total = self.graph.workflow.jobs.len() as u64;
         let progress = done.saturating_sub(asked.done) * 1_000;
         let is_much_done = progress >= (total * PROGRESS_PERMILLE).max(1_000);
         // What was looked at is looked at again when twice as much is known.
         let is_more_known = guided.computing.jobs >= 2 * asked.computed;
-        let is_contradicted = (is_much_done || is_more_known) && self.learn_contradiction();
-        if is_much_done || is_contradicted || self.note_nodes(asked) {
-            self.ask(done);
+        let mut is_contradicted = false;
+        if is_much_done || is_more_known {
+            let measured_s = self.contradiction_s(guided);
+            is_contradicted = measured_s.is_some();
+            review.run_s = Some(measured_s.unwrap_or(guided.run_s));
         }
+        if !is_much_done && !is_contradicted {
+            review.nodes = self.review_nodes(asked);
+        }
+        review.is_due = is_much_done || is_contradicted || review.nodes == NodeReview::Different;
+        review
     }
 
-    /// Expects from now on what was measured, where that contradicts what was expected; answers
-    /// whether it did.
-    fn learn_contradiction(&mut self) -> bool {
-        let Some(guided) = &self.guided else {
-            return false;
-        };
+    /// What a job computes as it was measured, in seconds, where that contradicts what was
+    /// expected.
+    fn contradiction_s(&self, guided: &Guided) -> Option<f64> {
         let (computing, expected_s) = (&guided.computing, guided.run_s);
-        let measured_s = computing.contradiction_s(expected_s, || self.running_ms());
-        if let Some(guided) = &mut self.guided {
-            guided.run_s = measured_s.unwrap_or(expected_s);
-            if let Some(asked) = &mut guided.asked {
-                asked.computed = guided.computing.jobs.max(asked.computed);
-            }
-        }
-        measured_s.is_some()
+        computing.contradiction_s(expected_s, || self.running_ms())
     }
 
-    /// Takes note of nodes that came or went; answers whether those to plan with are others than
-    /// when the model was asked.
-    fn note_nodes(&mut self, asked: SelectionInputs) -> bool {
+    /// Whether the nodes to plan with are others than when the model was asked.
+    fn review_nodes(&self, asked: SelectionInputs) -> NodeReview {
         let is_look_due = asked.look_at.is_some_and(|at| self.now >= at);
         if asked.alive == self.fleet.alive && asked.lost == self.fleet.lost && !is_look_due {
-            return false;
+            return NodeReview::Unseen;
         }
-        let look_at = self.look_at();
         let (cpus, bytes) = self.processors_and_bytes();
         let is_near = |before: u64, now: u64| {
             before.abs_diff(now) * 1_000 <= before.saturating_mul(FLEET_PERMILLE)
         };
-        if !is_near(asked.cpus, cpus) || !is_near(asked.bytes, bytes) {
-            return true;
+        match is_near(asked.cpus, cpus) && is_near(asked.bytes, bytes) {
+            true => NodeReview::Similar(self.look_at()),
+            false => NodeReview::Different,
         }
-        let asked = self.guided.as_mut().and_then(|it| it.asked.as_mut());
-        if let Some(asked) = asked {
-            (asked.alive, asked.lost) = (self.fleet.alive, self.fleet.lost);
-            asked.look_at = look_at;
-        }
-        false
     }
 
     /// When the nodes to plan with may be others though none comes or goes: one that failed does
     /// not come back, or shared ones keep another part for this run.
-    fn look_at(&mut self) -> Option<Time> {
+    fn look_at(&self) -> Option<Time> {
         let is_shared = self.settings.user.is_some();
         let share_at = is_shared.then(|| self.now.plus_ms(LOOK_MS));
-        let gone_at = self.forget_lost_nodes();
-        [share_at, gone_at].into_iter().flatten().min()
+        [share_at, self.next_given_up()].into_iter().flatten().min()
     }
 
-    fn ask(&mut self, done: u64) {
-        let look_at = self.look_at();
+    /// Asks the selector. Nothing while there is no node to plan with.
+    pub(crate) fn ask_selector(&self) -> Option<SelectorAnswer> {
         let (cpus, bytes) = self.processors_and_bytes();
-        let (alive, lost) = (self.fleet.alive, self.fleet.lost);
-        let Some(guided) = self.guided.as_mut().filter(|_| cpus > 0) else {
-            return;
-        };
-        guided.asked = Some(SelectionInputs {
-            alive,
-            lost,
+        let guided = self.guided.as_ref().filter(|_| cpus > 0)?;
+        let inputs = SelectionInputs {
+            alive: self.fleet.alive,
+            lost: self.fleet.lost,
             cpus,
             bytes,
-            done,
+            done: self.graph.totals.done,
             computed: guided.computing.jobs.max(MEASURED_MIN / 2),
-            look_at,
+            look_at: self.look_at(),
             sizes: self.sizes.learned.len(),
-        });
-        if !self.sizes.kind_of.is_empty() {
+        };
+        let model = (!self.sizes.kind_of.is_empty()).then(|| {
             // Unknown sizes are made up, then measured.
             let workflow = match guided.guide.simulated_plan.is_some() {
                 true => Cow::Owned(self.sizes.measured(&self.graph.workflow)),
                 false => Cow::Borrowed(&self.graph.workflow),
             };
-            guided.model = SharedModel(guided.model.0.with_sizes(&workflow));
-        }
-        let rest = self.rest();
+            SharedModel(guided.model.0.with_sizes(&workflow))
+        });
+        let remaining = self.rest();
         // Files may still be on their way home when nothing is left to plan.
-        if rest.open > 0 {
-            self.decide(rest, (cpus, bytes));
-        }
-    }
-
-    /// Decides what is followed from now on, on nodes of so many processors and bytes.
-    fn decide(&mut self, rest: RemainingPipelines, (cpus, bytes): (u64, u64)) {
-        let Some(guided) = &self.guided else {
-            return;
-        };
-        let query = SelectionQuery {
-            remaining: rest,
-            nodes: self.node_kinds(),
-            cpus,
-            bytes,
-            run_s: guided.run_s,
-            has_declared_times: guided.run_s == guided.computing.declared_run_s,
-            present: guided.strategy(),
-            has_simulated_rules: guided.has_simulated_rules,
-            has_measured_sizes: !self.sizes.learned.is_empty(),
-        };
-        let Some(selection) = guided.model.0.select(&query) else {
-            return;
-        };
-        let Selection {
-            strategy,
-            reason,
-            rules,
-            has_simulated_rules,
-        } = selection;
-        let is_new = guided.followed.last().map(|last| last.strategy) != Some(strategy);
-        if let Some(guided) = &mut self.guided {
-            guided.has_simulated_rules = has_simulated_rules;
-            if is_new {
-                guided.followed.push(StrategyChange {
-                    changed_at: self.now,
-                    strategy,
-                    reason,
-                });
-            }
-        }
-        self.follow(rules);
-    }
-
-    /// Takes other rules from now on. What has begun goes on.
-    fn follow(&mut self, rules: Option<AllocationRules>) {
-        if rules.as_ref() == self.admission.as_ref().map(|admission| &admission.rules) {
-            return;
-        }
-        match (rules, &mut self.admission) {
-            (Some(rules), Some(admission)) => admission.change(rules),
-            (Some(rules), none) => {
-                *none = Some(StrategyLimits::new(rules, &self.graph));
-                self.begin_what_has_begun();
-            }
-            (None, admission) => *admission = None,
-        }
-        for job in self.graph.job_indexes() {
-            if self.graph.state(job) == JobState::Ready && self.queues.contains(job) {
-                self.enqueue(job);
-            }
-        }
-        self.queues.wake_all();
-    }
-
-    fn begin_what_has_begun(&mut self) {
-        for job in self.graph.job_indexes() {
-            let pipeline = self.graph.pipeline(job);
-            let has_begun = matches!(self.graph.state(job), JobState::Done | JobState::Active);
-            if has_begun && !self.graph.is_pipeline_final(pipeline) {
-                self.begin_pipeline(pipeline);
-            }
-        }
-        for volume in self.graph.volume_indexes() {
-            if self.volumes.is_live(volume) {
-                self.note_batch(volume);
-            }
-        }
+        let selection = (remaining.open > 0).then(|| {
+            let query = SelectionQuery {
+                remaining,
+                nodes: self.node_kinds(),
+                cpus,
+                bytes,
+                run_s: guided.run_s,
+                has_declared_times: guided.run_s == guided.computing.declared_run_s,
+                present: guided.strategy(),
+                has_simulated_rules: guided.has_simulated_rules,
+                has_measured_sizes: !self.sizes.learned.is_empty(),
+            };
+            model.as_ref().unwrap_or(&guided.model).0.select(&query)
+        });
+        Some(SelectorAnswer {
+            inputs,
+            model,
+            selection: selection.flatten(),
+        })
     }
 
     fn rest(&self) -> RemainingPipelines {
@@ -373,7 +333,7 @@ mod tests {
     fn begun_wide_pipeline_counts_as_one() {
         let mut scheduler = unlike();
         scheduler.state.graph.set_state(JobIndex(0), JobState::Done);
-        let rest = scheduler.rest();
+        let rest = View::new(&scheduler).rest();
         assert_eq!((rest.open, rest.fresh, rest.begun), (10, 9, 1));
     }
 
@@ -387,7 +347,7 @@ mod tests {
         let node = NodeInfo::single_group(ServerId(1), space, 4);
         let seen = Event::nodes_listed(vec![node]);
         scheduler.step(Time(0), seen, &mut Vec::new());
-        assert_eq!(scheduler.processors_and_bytes().0, 4);
+        assert_eq!(View::new(&scheduler).processors_and_bytes().0, 4);
         let limit = Limit {
             space,
             slots: 1,
@@ -396,8 +356,8 @@ mod tests {
         };
         let set = |node: &mut FleetNode| node.limit = Some(limit);
         scheduler.state.fleet.update(ServerId(1), set);
-        assert_eq!(scheduler.processors_and_bytes().0, 1);
-        let kinds = scheduler.node_kinds();
+        assert_eq!(View::new(&scheduler).processors_and_bytes().0, 1);
+        let kinds = View::new(&scheduler).node_kinds();
         assert_eq!(kinds.iter().map(|kind| kind.slots).sum::<u32>(), 1);
     }
 

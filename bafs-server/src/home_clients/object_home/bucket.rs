@@ -17,9 +17,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use opendal::services::S3;
 
+use super::super::home_backend::HomeBackend;
+use super::super::home_upload::HomeUpload;
 use super::super::listing::{directory_entry, file_entry, make_page};
 use super::super::settings::HomeSetting;
-use super::super::{HomeBackend, HomeUpload};
 use super::uploads::BucketUploads;
 use super::{CONCURRENT_STATS_MAX, ObjectStore};
 

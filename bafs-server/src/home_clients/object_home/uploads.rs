@@ -14,7 +14,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::OwnedMutexGuard;
 
-use super::super::{CALL_TIMEOUT_MS, HomeUpload, transfer_ms_max};
+use super::super::home_upload::{CALL_TIMEOUT_MS, HomeUpload, transfer_ms_max};
 use super::{ObjectStore, Writer};
 
 /// Bytes of a part, at least; each costs a request. The store takes 5 MiB or more.

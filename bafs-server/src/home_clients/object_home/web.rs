@@ -18,9 +18,10 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use opendal::ErrorKind;
 use opendal::services::Http;
 
+use super::super::home_backend::HomeBackend;
+use super::super::home_upload::HomeUpload;
 use super::super::listing::{directory_entry, file_entry, make_page};
 use super::super::settings::HomeSetting;
-use super::super::{HomeBackend, HomeUpload, read_only_error};
 use super::{CONCURRENT_STATS_MAX, ObjectStore};
 
 /// Name of the file that lists a directory.
@@ -133,4 +134,12 @@ impl HomeBackend for WebHome {
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         Box::pin(async { Err(read_only_error(&self.0.address)) })
     }
+}
+
+/// What a home says of which nobody can write.
+fn read_only_error(address: &str) -> Error {
+    let text = format!(
+        "{address} is read-only; extract to a home of another kind (bafs, file, ftp, s3 or sftp)"
+    );
+    Error::new(ErrorCode::Unsupported, text)
 }

@@ -150,9 +150,9 @@ pub(super) fn check_impossible_gathering_job() -> Result<()> {
     large
         .check_code(1)
         .context("a job that needs more than all nodes have")?;
-    let records = journal::read_history(&directory.path("journal"))?.records;
+    let steps = journal::read_history(&directory.path("journal"))?.steps;
     let is_start = |event: &Event| matches!(event, Event::JobStarted { .. });
-    let started = records.iter().filter(|(_, event)| is_start(event)).count();
+    let started = steps.iter().filter(|step| is_start(&step.event)).count();
     ensure!(
         started == 0,
         "{started} jobs ran before the run was given up"

@@ -174,7 +174,7 @@ fn simulate(
 }
 
 /// The most memory that this process had, in MiB.
-fn read_peak_mib() -> f64 {
+pub(super) fn read_peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
