@@ -6,7 +6,6 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::diagnostic::SourceLocation;
-use super::job_description::DescriptionKey;
 use super::model::VolumeKind;
 use super::url::Url;
 
@@ -58,6 +57,23 @@ pub(super) struct Loop {
     /// Words and ranges that the variable goes through.
     pub(super) items: Vec<Word>,
     pub(super) body: Vec<SyntaxNode>,
+}
+
+/// A key of a job description.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DescriptionKey {
+    Executable,
+    Arguments,
+    Environment,
+    RequestCpus,
+    RequestMemory,
+    Runtime,
+    Output,
+    Error,
+    Directory,
+    Retry,
+    Priority,
+    Share,
 }
 
 /// A job description before loop variables are substituted: each key at most once.

@@ -4,14 +4,9 @@
 use super::ast::{Loop, Statement, SyntaxNode, Word};
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
-use super::limits::{DECLARED_BYTES_MAX, PAD_WIDTH_MAX, STATEMENTS_MAX};
+use super::limits::{DECLARED_BYTES_MAX, STATEMENTS_MAX};
 use super::parse::Parser;
-
-/// The loop variables with their values, outermost first.
-#[derive(Default)]
-pub(super) struct LoopScope {
-    bindings: Vec<(String, String)>,
-}
+use super::scope::VariableScope;
 
 /// There are too many statements; an error tells so.
 struct TooManyStatements;
@@ -26,7 +21,7 @@ pub(super) fn expand_text(
     let mut expander = Expander {
         declarer,
         diagnostics,
-        scope: LoopScope::default(),
+        scope: VariableScope::default(),
         statements_left: STATEMENTS_MAX,
     };
     while let Some(node) = parser.next_node(expander.diagnostics) {
@@ -40,7 +35,7 @@ pub(super) fn expand_text(
 struct Expander<'e, 'r> {
     declarer: &'e mut DeclarationBuilder<'r>,
     diagnostics: &'e mut Diagnostics,
-    scope: LoopScope,
+    scope: VariableScope,
     statements_left: u64,
 }
 
@@ -86,9 +81,7 @@ impl Expander<'_, '_> {
             self.declarer.declarations.is_partial = true;
             return Ok(());
         }
-        self.scope
-            .bindings
-            .push((repeated.variable.text.clone(), String::new()));
+        self.scope.open_loop(&repeated.variable.text);
         for item in items.iter().flatten() {
             match parse_range(item, self.diagnostics) {
                 Ok(None) => self.expand_iteration(repeated, item.text.clone())?,
@@ -100,7 +93,7 @@ impl Expander<'_, '_> {
                 Err(RangeError) => self.declarer.declarations.is_partial = true,
             }
         }
-        self.scope.bindings.pop();
+        self.scope.close_loop();
         Ok(())
     }
 
@@ -111,9 +104,7 @@ impl Expander<'_, '_> {
     ) -> Result<(), TooManyStatements> {
         // Turns count too, or a long loop around nothing would run for ever.
         self.count_statement(repeated.location)?;
-        if let Some(innermost) = self.scope.bindings.last_mut() {
-            innermost.1 = value;
-        }
+        self.scope.set_loop_value(value);
         repeated.body.iter().try_for_each(|node| self.node(node))
     }
 
@@ -183,115 +174,6 @@ fn parse_bound(text: &str) -> Option<u64> {
 
 fn is_padded(text: &str) -> bool {
     text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-impl LoopScope {
-    /// The place, marked when it is inside a loop.
-    pub(super) fn locate(&self, at: SourceLocation) -> SourceLocation {
-        SourceLocation {
-            is_in_loop: !self.bindings.is_empty(),
-            ..at
-        }
-    }
-
-    /// All words with their variables substituted; none when one of them has an error.
-    pub(super) fn substitute_all(
-        &self,
-        words: &[Word],
-        diagnostics: &mut Diagnostics,
-    ) -> Option<Vec<Word>> {
-        let mut results = Vec::with_capacity(words.len());
-        for word in words {
-            results.push(self.substitute(word, diagnostics));
-        }
-        results.into_iter().collect()
-    }
-
-    fn substitute(&self, word: &Word, diagnostics: &mut Diagnostics) -> Option<Word> {
-        let place = self.locate(word.location);
-        if !word.text.contains('$') {
-            return Some(Word {
-                location: place,
-                ..word.clone()
-            });
-        }
-        let mut text = String::with_capacity(word.text.len());
-        let mut rest = word.text.as_str();
-        while let Some(start) = rest.find("$(") {
-            let (before, reference) = rest.split_at(start);
-            if let Some(before) = before.strip_suffix('$') {
-                text.push_str(before);
-                text.push_str("$(");
-                rest = &reference[2..];
-                continue;
-            }
-            text.push_str(before);
-            let Some(end) = reference.find(')') else {
-                let hint = "write $$( for a '$(' that is no variable";
-                diagnostics.error_hint(place, "this '$(' is never closed", hint);
-                return None;
-            };
-            match self.value(&reference[2..end]) {
-                Ok(value) => text.push_str(&value),
-                Err((message, hint)) => {
-                    diagnostics.error_hint(place, message, hint);
-                    return None;
-                }
-            }
-            rest = &reference[end + 1..];
-        }
-        text.push_str(rest);
-        Some(Word {
-            text,
-            location: place,
-            quote: word.quote,
-        })
-    }
-
-    /// The value of what stands between `$(` and `)`, or a message with a hint.
-    fn value(&self, reference: &str) -> Result<String, (String, String)> {
-        let (name, format) = match reference.split_once(':') {
-            Some((name, format)) => (name, Some(format)),
-            None => (reference, None),
-        };
-        let Some((_, value)) = self.bindings.iter().rev().find(|(known, _)| known == name) else {
-            let known: Vec<String> = self
-                .bindings
-                .iter()
-                .map(|(known, _)| format!("$({known})"))
-                .collect();
-            let hint = match known.as_slice() {
-                [] => "no loop is open here; write $$( for a '$(' that is no variable".to_owned(),
-                _ => format!("the variables here are {}", known.join(", ")),
-            };
-            return Err((format!("unknown variable '$({reference})'"), hint));
-        };
-        let Some(format) = format else {
-            return Ok(value.clone());
-        };
-        let width = format
-            .strip_prefix('0')
-            .and_then(|digits| digits.parse::<usize>().ok());
-        match width {
-            Some(width) if (1..=PAD_WIDTH_MAX).contains(&width) => {
-                if value.bytes().all(|byte| byte.is_ascii_digit()) {
-                    return Ok(format!("{value:0>width$}"));
-                }
-                let hint = format!("write $({name})");
-                Err((
-                    format!("'{value}' is not a number, and zeros cannot pad it"),
-                    hint,
-                ))
-            }
-            _ => {
-                let hint = format!("write $({name}:03) for three digits; at most {PAD_WIDTH_MAX}");
-                Err((
-                    format!("unknown format ':{format}' in '$({reference})'"),
-                    hint,
-                ))
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,31 +1,14 @@
 //! Job descriptions in the style of an HTCondor submit file: which keys there are and what their
 //! values mean. Where the text comes from, and in which job it ends up, is `declarations.rs`.
 
-use super::ast::{Description, DescriptionEntry, JobSettings, Word};
+use super::ast::{Description, DescriptionEntry, DescriptionKey, JobSettings, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};
-use super::expand::LoopScope;
 use super::lex::Lexer;
 use super::limits::{CPUS_MAX, PRIORITY_MAX, RETRIES_MAX};
 use super::model::SHARED_DIRECTORIES;
 use super::quantities::{QuantityError, parse_duration, parse_size};
+use super::scope::VariableScope;
 use super::spelling::find_nearest;
-
-/// A key that means something here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DescriptionKey {
-    Executable,
-    Arguments,
-    Environment,
-    RequestCpus,
-    RequestMemory,
-    Runtime,
-    Output,
-    Error,
-    Directory,
-    Retry,
-    Priority,
-    Share,
-}
 
 const KEYS: [(&str, DescriptionKey); 12] = [
     ("executable", DescriptionKey::Executable),
@@ -219,7 +202,7 @@ pub(super) fn parse_description(
 /// What a description says for one job, with the loop variables of that job.
 pub(super) fn build_settings(
     description: &Description,
-    scope: &LoopScope,
+    scope: &VariableScope,
     diagnostics: &mut Diagnostics,
 ) -> JobSettings {
     let mut settings = JobSettings::default();

@@ -113,6 +113,21 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         files_max: 1,
     },
     ConfinedDependency {
+        name: "csv",
+        allowed_paths: &["bafs-workflow/src/lists.rs"],
+        files_max: 1,
+    },
+    ConfinedDependency {
+        name: "glob",
+        allowed_paths: &["bafs-workflow/src/glob_pattern.rs"],
+        files_max: 1,
+    },
+    ConfinedDependency {
+        name: "strsim",
+        allowed_paths: &["bafs-workflow/src/spelling.rs"],
+        files_max: 1,
+    },
+    ConfinedDependency {
         name: "clap",
         allowed_paths: &["bafs/", "xtask/"],
         files_max: usize::MAX,
