@@ -7,7 +7,7 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::ast::{
-    Declarations, Description, DescriptionKey, JobDeclaration, JobSettings, Keyword,
+    Declarations, Description, DescriptionEntry, DescriptionKey, JobDeclaration, Keyword,
     VolumeDeclaration, Word, bytes_of,
 };
 use super::diagnostic::Diagnostics;
@@ -15,14 +15,17 @@ use super::job_description::{build_settings, parse_description};
 use super::limits::DESCRIPTION_BYTES_MAX;
 use super::model::VolumeKind;
 use super::scope::VariableScope;
+use super::sources::{Sources, directory_of, resolve_path};
+use super::templates::{TemplateUse, Templates, merge_entries};
 use super::word_cursor::{ParseResult, ReportedError, WordCursor};
 
 /// Turns statements into declarations and reads the description files that they name.
 pub(super) struct DeclarationBuilder<'r> {
     pub(super) declarations: Declarations,
-    read: &'r dyn Fn(&str) -> Result<String, String>,
-    /// The directory of the workflow file with a trailing slash, or nothing.
-    directory: &'r str,
+    sources: &'r dyn Sources,
+    /// The directory of each file with its trailing slash, or nothing, by the file's number.
+    directories: BTreeMap<u32, String>,
+    templates: Templates,
     /// Description files read so far; none for one that cannot be read, which is told once.
     descriptions: BTreeMap<String, Option<Rc<Description>>>,
     /// What all statements so far take in memory, about.
@@ -30,16 +33,33 @@ pub(super) struct DeclarationBuilder<'r> {
 }
 
 impl<'r> DeclarationBuilder<'r> {
-    pub(super) fn new(file: &'r str, read: &'r dyn Fn(&str) -> Result<String, String>) -> Self {
-        let directory = &file[..file.rfind('/').map_or(0, |slash| slash + 1)];
-        let declarations = Declarations::default();
-        Self {
-            declarations,
-            read,
-            directory,
+    pub(super) fn new(file: &str, sources: &'r dyn Sources) -> Self {
+        let mut made = Self {
+            declarations: Declarations::default(),
+            sources,
+            directories: BTreeMap::new(),
+            templates: Templates::default(),
             descriptions: BTreeMap::new(),
             bytes: 0,
-        }
+        };
+        made.add_directory(0, file);
+        made
+    }
+
+    /// Where texts and listings come from.
+    pub(super) fn sources(&self) -> &'r dyn Sources {
+        self.sources
+    }
+
+    /// Remembers where a file of diagnostics is.
+    pub(super) fn add_directory(&mut self, file: u32, path: &str) {
+        let directory = directory_of(path).to_owned();
+        self.directories.insert(file, directory);
+    }
+
+    /// The directory of a file with its trailing slash, or nothing.
+    pub(super) fn directory(&self, file: u32) -> &str {
+        self.directories.get(&file).map_or("", String::as_str)
     }
 
     /// Takes one statement. One with an error is declared as far as it goes when its name is
@@ -48,7 +68,7 @@ impl<'r> DeclarationBuilder<'r> {
         &mut self,
         keyword: Keyword,
         words: &[Word],
-        inline: Option<&Description>,
+        inline: Option<&Rc<Description>>,
         scope: &VariableScope,
         diagnostics: &mut Diagnostics,
     ) {
@@ -67,7 +87,13 @@ impl<'r> DeclarationBuilder<'r> {
             Keyword::Extract => cursor.extract().map(|d| self.declarations.extracts.push(d)),
             Keyword::Retry => cursor.retry().map(|d| self.declarations.retries.push(d)),
             Keyword::Share => cursor.share().map(|d| self.declarations.shares.push(d)),
-            Keyword::For | Keyword::End => unreachable!("the parser makes loops of these"),
+            Keyword::Template => {
+                let is_in_loop = !scope.is_empty();
+                self.templates.declare(&mut cursor, inline, is_in_loop)
+            }
+            Keyword::For | Keyword::End | Keyword::Include => {
+                unreachable!("the expander takes these")
+            }
         };
         if parsed.is_err() {
             self.declarations.is_partial = true;
@@ -77,43 +103,65 @@ impl<'r> DeclarationBuilder<'r> {
     fn job(
         &mut self,
         cursor: &mut WordCursor<'_, '_>,
-        inline: Option<&Description>,
+        inline: Option<&Rc<Description>>,
         scope: &VariableScope,
     ) -> ParseResult<()> {
         let name = cursor.name("a job's name")?;
+        let end = cursor.words.len() - usize::from(inline.is_some());
+        let is_from = |word: &Word| word.text == "from" && word.quote.is_none();
+        if cursor.words.get(2).is_some_and(is_from) && end > 3 {
+            cursor.next += 1;
+            let used = self.templates.find_use(cursor, end).ok();
+            self.declare_job(name, used, inline, scope, cursor.diagnostics);
+            return Ok(());
+        }
         let file = match inline {
             Some(_) => None,
             None => cursor.description_file().ok(),
         };
-        let end = if inline.is_some() {
-            cursor.words.len() - 1
-        } else {
-            cursor.words.len()
-        };
         cursor.end_at(end);
         let diagnostics = &mut *cursor.diagnostics;
         let read = file.and_then(|file| self.description(&file, diagnostics));
-        let description = inline.or(read.as_deref());
-        self.bytes = self
-            .bytes
-            .saturating_add(description.map_or(0, Description::bytes));
-        let lacks_executable = description.is_some_and(|known| {
-            !known.has_rejected_lines
-                && known
-                    .entries
-                    .iter()
-                    .all(|entry| entry.key != DescriptionKey::Executable)
-        });
-        let settings = match description {
-            Some(description) => build_settings(description, scope, diagnostics),
-            None => JobSettings::default(),
+        let description = inline.or(read.as_ref());
+        self.declare_job(name, None, description, scope, diagnostics);
+        Ok(())
+    }
+
+    fn declare_job(
+        &mut self,
+        name: Word,
+        used: Option<TemplateUse>,
+        own: Option<&Rc<Description>>,
+        scope: &VariableScope,
+        diagnostics: &mut Diagnostics,
+    ) {
+        let own = own.map(Rc::as_ref);
+        let nothing = Description::default();
+        let (template, values) = match &used {
+            Some(used) => (used.template.description.as_ref(), used.values.clone()),
+            None => (&nothing, Vec::new()),
         };
+        let entries = merge_entries(template, own);
+        let size = |entry: &&DescriptionEntry| bytes_of(&entry.values);
+        let bytes: u64 = entries.iter().map(size).sum();
+        self.bytes = self.bytes.saturating_add(bytes);
+        let is_read = used.is_some() || own.is_some();
+        let has_rejected_lines =
+            template.has_rejected_lines || own.is_some_and(|own| own.has_rejected_lines);
+        let is_program = |entry: &&DescriptionEntry| {
+            matches!(
+                entry.key,
+                DescriptionKey::Executable | DescriptionKey::Script
+            )
+        };
+        let is_missing_executable =
+            is_read && !has_rejected_lines && !entries.iter().any(is_program);
+        let settings = build_settings(&entries, &scope.with_parameters(values), diagnostics);
         self.declarations.jobs.push(JobDeclaration {
             name,
             settings,
-            is_missing_executable: lacks_executable,
+            is_missing_executable,
         });
-        Ok(())
     }
 
     fn description(
@@ -121,16 +169,11 @@ impl<'r> DeclarationBuilder<'r> {
         file: &Word,
         diagnostics: &mut Diagnostics,
     ) -> Option<Rc<Description>> {
-        if let Some(known) = self.descriptions.get(&file.text) {
+        let path = resolve_path(self.directory(file.location.file), &file.text);
+        if let Some(known) = self.descriptions.get(&path) {
             return known.clone();
         }
-        let directory = if file.text.starts_with('/') {
-            ""
-        } else {
-            self.directory
-        };
-        let path = format!("{directory}{}", file.text);
-        let description = match (self.read)(&path) {
+        let description = match self.sources.read(&path, DESCRIPTION_BYTES_MAX) {
             Ok(text) if text.len() <= DESCRIPTION_BYTES_MAX => {
                 let index = diagnostics.add_file(&path);
                 Some(Rc::new(parse_description(index, &text, diagnostics)))
@@ -147,8 +190,7 @@ impl<'r> DeclarationBuilder<'r> {
                 None
             }
         };
-        self.descriptions
-            .insert(file.text.clone(), description.clone());
+        self.descriptions.insert(path, description.clone());
         description
     }
 

@@ -1,28 +1,35 @@
-//! Runs the loops: substitutes their variables and hands every statement on, turn by turn. It does
-//! not know what a statement means.
+//! Runs the loops and the includes: substitutes variables and hands every statement on, turn by
+//! turn. It does not know what a statement means.
 
-use super::ast::{Loop, Statement, SyntaxNode, Word};
+use super::ast::{Keyword, Loop, Statement, SyntaxNode, Word};
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
+use super::includes::Includes;
 use super::limits::{DECLARED_BYTES_MAX, STATEMENTS_MAX};
+use super::lists::{ListCall, Lists};
 use super::parse::Parser;
-use super::scope::VariableScope;
+use super::scope::{Value, VariableScope};
+use super::sources::resolve_path;
 
 /// There are too many statements; an error tells so.
 struct TooManyStatements;
 
-/// Takes every statement of a text to `declarer`, loops unrolled.
+/// Takes every statement of a text, which is file 0, to `declarer`: loops unrolled, and includes in
+/// their place.
 pub(super) fn expand_text(
+    file: &str,
     text: &str,
     declarer: &mut DeclarationBuilder<'_>,
     diagnostics: &mut Diagnostics,
 ) {
-    let mut parser = Parser::new(text);
+    let mut parser = Parser::new(0, text);
     let mut expander = Expander {
+        lists: Lists::new(declarer.sources()),
         declarer,
         diagnostics,
         scope: VariableScope::default(),
         statements_left: STATEMENTS_MAX,
+        includes: Includes::new(file),
     };
     while let Some(node) = parser.next_node(expander.diagnostics) {
         if expander.node(&node).is_err() {
@@ -36,6 +43,8 @@ struct Expander<'e, 'r> {
     declarer: &'e mut DeclarationBuilder<'r>,
     diagnostics: &'e mut Diagnostics,
     scope: VariableScope,
+    lists: Lists<'r>,
+    includes: Includes,
     statements_left: u64,
 }
 
@@ -56,7 +65,10 @@ impl Expander<'_, '_> {
             self.declarer.declarations.is_partial = true;
             return Ok(());
         };
-        let inline = statement.inline.as_deref();
+        if statement.keyword == Keyword::Include {
+            return self.include(&words);
+        }
+        let inline = statement.inline.as_ref();
         self.declarer.declare_statement(
             statement.keyword,
             &words,
@@ -83,11 +95,15 @@ impl Expander<'_, '_> {
         }
         self.scope.open_loop(&repeated.variable.text);
         for item in items.iter().flatten() {
+            if let Some(call) = ListCall::parse(item, self.diagnostics) {
+                self.expand_list(repeated, item, &call)?;
+                continue;
+            }
             match parse_range(item, self.diagnostics) {
-                Ok(None) => self.expand_iteration(repeated, item.text.clone())?,
+                Ok(None) => self.expand_iteration(repeated, Value::Text(item.text.clone()))?,
                 Ok(Some((first, last))) => {
                     for number in first..=last {
-                        self.expand_iteration(repeated, number.to_string())?;
+                        self.expand_iteration(repeated, Value::Text(number.to_string()))?;
                     }
                 }
                 Err(RangeError) => self.declarer.declarations.is_partial = true,
@@ -97,11 +113,48 @@ impl Expander<'_, '_> {
         Ok(())
     }
 
-    fn expand_iteration(
+    fn expand_list(
         &mut self,
         repeated: &Loop,
-        value: String,
+        item: &Word,
+        call: &ListCall<'_>,
     ) -> Result<(), TooManyStatements> {
+        let directory = self.declarer.directory(item.location.file).to_owned();
+        let list = self.lists.load(call, &directory, item, self.diagnostics);
+        let Some(list) = list else {
+            self.declarer.declarations.is_partial = true;
+            return Ok(());
+        };
+        (0..list.len()).try_for_each(|at| self.expand_iteration(repeated, list.value(at)))
+    }
+
+    /// Takes the statements of another file, with the variables that are in force here.
+    fn include(&mut self, words: &[Word]) -> Result<(), TooManyStatements> {
+        let included = match words {
+            [_, file] => {
+                let directory = self.declarer.directory(file.location.file);
+                let path = resolve_path(directory, &file.text);
+                self.includes
+                    .open(&path, file, self.declarer, self.diagnostics)
+            }
+            _ => {
+                let at = words.get(2).unwrap_or(&words[0]).location;
+                let hint = Keyword::Include.syntax();
+                self.diagnostics
+                    .error_hint(at, "'include' takes one file", hint);
+                None
+            }
+        };
+        let Some(nodes) = included else {
+            self.declarer.declarations.is_partial = true;
+            return Ok(());
+        };
+        let expanded = nodes.iter().try_for_each(|node| self.node(node));
+        self.includes.close();
+        expanded
+    }
+
+    fn expand_iteration(&mut self, repeated: &Loop, value: Value) -> Result<(), TooManyStatements> {
         // Turns count too, or a long loop around nothing would run for ever.
         self.count_statement(repeated.location)?;
         self.scope.set_loop_value(value);
@@ -179,6 +232,7 @@ fn is_padded(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::DescriptionSource;
 
     #[test]
     fn expansion_stops_at_the_memory_limit() {
@@ -186,9 +240,10 @@ mod tests {
         let text = "for i in 1..5\njob a$(i) {\nexecutable = x\n}\nend\n";
         for (bytes, jobs) in [(0, 5), (DECLARED_BYTES_MAX - 1, 1)] {
             let mut diagnostics = Diagnostics::new("w.bafs");
-            let mut declarer = DeclarationBuilder::new("w.bafs", &none);
+            let source = DescriptionSource(&none);
+            let mut declarer = DeclarationBuilder::new("w.bafs", &source);
             declarer.bytes = bytes;
-            expand_text(text, &mut declarer, &mut diagnostics);
+            expand_text("w.bafs", text, &mut declarer, &mut diagnostics);
             assert_eq!(declarer.declarations.jobs.len(), jobs);
             assert_eq!(diagnostics.has_errors(), jobs < 5);
         }

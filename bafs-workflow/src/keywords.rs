@@ -3,7 +3,7 @@
 use super::ast::Keyword;
 
 /// Each keyword as it is written.
-pub(super) const KEYWORDS: [(&str, Keyword); 9] = [
+pub(super) const KEYWORDS: [(&str, Keyword); 11] = [
     ("job", Keyword::Job),
     ("parent", Keyword::Parent),
     ("volume", Keyword::Volume),
@@ -11,6 +11,8 @@ pub(super) const KEYWORDS: [(&str, Keyword); 9] = [
     ("extract", Keyword::Extract),
     ("retry", Keyword::Retry),
     ("share", Keyword::Share),
+    ("template", Keyword::Template),
+    ("include", Keyword::Include),
     ("for", Keyword::For),
     ("end", Keyword::End),
 ];
@@ -22,6 +24,11 @@ impl Keyword {
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(word));
         known.map(|(_, keyword)| *keyword)
+    }
+
+    /// Whether a statement may end with `{` and a body.
+    pub(super) fn has_body(self) -> bool {
+        matches!(self, Self::Job | Self::Template)
     }
 
     /// How the statement is written.
@@ -37,6 +44,11 @@ impl Keyword {
             Self::Extract => "write 'extract VOLUME FILE URL'",
             Self::Retry => "write 'retry JOB N'",
             Self::Share => "write 'share /tmp JOB ...'; /var/tmp and /dev/shm can be shared, too",
+            Self::Template => {
+                "write 'template NAME PARAMETER ... {', or 'PARAMETER=DEFAULT', and 'key = value' \
+                 lines up to '}'"
+            }
+            Self::Include => "write 'include FILE'",
             Self::For => "write 'for NAME in FIRST..LAST' or 'for NAME in WORD ...'",
             Self::End => "write 'end' on a line of its own",
         }

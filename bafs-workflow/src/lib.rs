@@ -38,29 +38,37 @@ mod command;
 mod declarations;
 mod diagnostic;
 mod expand;
+mod glob_pattern;
+mod includes;
 mod job_description;
 mod job_order;
 mod keywords;
 mod lex;
 mod limits;
+mod lists;
 mod load;
 mod model;
+mod name_functions;
 mod names;
 mod overlaps;
 mod parse;
 mod path;
 mod pipelines;
 mod quantities;
+mod reference;
 mod scope;
+mod script;
+mod sources;
 mod spelling;
 mod targets;
+mod templates;
 mod url;
 mod word_cursor;
 
 pub use diagnostic::{Diagnostic, Severity, WorkflowRejected};
 pub use job_order::{OrderSearch, SearchTooLong};
 pub use limits::{DESCRIPTION_BYTES_MAX, EDGES_MAX, FILE_BYTES_MAX, FILES_MAX, RUNTIME_S_MAX};
-pub use load::{CheckedWorkflow, parse_workflow};
+pub use load::{CheckedWorkflow, parse_workflow, parse_workflow_with};
 pub use model::topological_sort;
 pub use model::{
     CachePolicy, Extract, FirstUsers, Job, JobIndex, Mount, ProgramSpec, SHARED_DIRECTORIES,
@@ -72,5 +80,6 @@ pub use overlaps::{
 pub use quantities::{
     QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size,
 };
+pub use sources::{ListedEntry, Sources};
 pub use spelling::find_nearest;
 pub use url::{Scheme, Url, UrlError};

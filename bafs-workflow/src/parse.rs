@@ -19,9 +19,10 @@ pub(super) struct Parser<'t> {
 }
 
 impl<'t> Parser<'t> {
-    pub(super) fn new(text: &'t str) -> Self {
+    /// A parser of the file that is number `file` in diagnostics.
+    pub(super) fn new(file: u32, text: &'t str) -> Self {
         Self {
-            lexer: Lexer::new(0, text),
+            lexer: Lexer::new(file, text),
             open_loops: Vec::new(),
         }
     }
@@ -145,11 +146,14 @@ impl<'t> Parser<'t> {
         diagnostics: &mut Diagnostics,
     ) -> Option<SyntaxNode> {
         let is_brace = |word: &Word| word.text == "{" && word.quote.is_none();
-        if keyword == Keyword::Job && words.len() == 2 {
+        let has_body = keyword.has_body();
+        let is_bare = words.len() == 2 || words.get(2).is_some_and(|word| word.text == "from");
+        let is_open = keyword == Keyword::Template || is_bare;
+        if has_body && is_open && !words.last().is_some_and(is_brace) {
             self.brace_on_next_line(&mut words, diagnostics);
         }
         let inline = match words.last() {
-            Some(last) if keyword == Keyword::Job && is_brace(last) => {
+            Some(last) if has_body && is_brace(last) => {
                 Some(Rc::new(self.inline_body(last.location, diagnostics)))
             }
             _ => None,
@@ -234,8 +238,9 @@ fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
                 return Keyword::from_word(name);
             }
             None => {
-                "a line begins with job, parent, volume, mount, extract, retry, share, for or end"
-                    .to_owned()
+                let names = KEYWORDS.map(|(name, _)| name);
+                let (last, others) = names.split_last().unwrap_or((&"", &[]));
+                format!("a line begins with {} or {last}", others.join(", "))
             }
         },
     };

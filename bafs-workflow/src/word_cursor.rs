@@ -331,7 +331,7 @@ impl WordCursor<'_, '_> {
         }
     }
 
-    fn reject<T>(&mut self, at: SourceLocation, message: String) -> ParseResult<T> {
+    pub(super) fn reject<T>(&mut self, at: SourceLocation, message: String) -> ParseResult<T> {
         self.diagnostics
             .error_hint(at, message, self.keyword.syntax());
         Err(ReportedError)
