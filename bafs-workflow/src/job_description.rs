@@ -97,7 +97,7 @@ impl DescriptionReader {
         diagnostics: &mut Diagnostics,
     ) -> DescriptionLine {
         let key = lexer.key();
-        let takes_script = key.as_ref().is_some_and(|key| is_script_key(key));
+        let takes_script = key.as_ref().is_some_and(is_script_key);
         let words = match takes_script.then(|| lexer.script(diagnostics)).flatten() {
             Some(script) => vec![script],
             None if takes_script => {
@@ -479,4 +479,17 @@ impl QuantityError {
 
 fn list_keys() -> String {
     KEYS.map(|(name, _)| name).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn editors_grammar_has_all_keys() {
+        let grammar = include_str!("../../integrations/textmate/bafs.tmLanguage.json");
+        for (key, _) in KEYS {
+            assert!(grammar.contains(key), "{key}");
+        }
+    }
 }

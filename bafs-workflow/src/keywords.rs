@@ -54,3 +54,16 @@ impl Keyword {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn editors_grammar_has_all_keywords() {
+        let grammar = include_str!("../../integrations/textmate/bafs.tmLanguage.json");
+        for (keyword, _) in KEYWORDS {
+            assert!(grammar.contains(keyword), "{keyword}");
+        }
+    }
+}

@@ -35,6 +35,22 @@ impl<'t> Lexer<'t> {
         }
     }
 
+    /// The text that is not read yet.
+    pub(super) fn rest(&self) -> &'t str {
+        self.rest
+    }
+
+    /// The next word of the statement as it is written; none at its end or at a comment.
+    pub(super) fn raw_word(&mut self, diagnostics: &mut Diagnostics) -> Option<&'t str> {
+        self.skip_blanks();
+        let start = self.rest;
+        match self.peek() {
+            None | Some('\n' | '#') => return None,
+            Some(_) => self.word(diagnostics),
+        };
+        Some(&start[..start.len() - self.rest.len()])
+    }
+
     pub(super) fn peek(&self) -> Option<char> {
         self.rest.chars().next()
     }
@@ -86,8 +102,8 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The lines between `<<NAME` and a line `NAME`, without the indentation that all of them share,
-    /// as a word that has a quote when the name has one; none when no `<<` comes next.
+    /// The lines between `<<NAME` and a line `NAME`, without the indentation that all of them
+    /// share, as a word that has a quote when the name has one; none when no `<<` comes next.
     pub(super) fn script(&mut self, diagnostics: &mut Diagnostics) -> Option<Word> {
         self.skip_blanks();
         let open = self.location();
@@ -221,7 +237,7 @@ impl<'t> Lexer<'t> {
         self.take_char(text);
     }
 
-    fn skip_blanks(&mut self) {
+    pub(super) fn skip_blanks(&mut self) {
         while let Some(c) = self.peek() {
             let blank = c.is_whitespace() && c != '\n';
             if blank {
@@ -249,7 +265,7 @@ impl<'t> Lexer<'t> {
         true
     }
 
-    fn skip_comment(&mut self) {
+    pub(super) fn skip_comment(&mut self) {
         let length = self.rest.find('\n').unwrap_or(self.rest.len());
         self.rest = &self.rest[length..];
     }
@@ -259,7 +275,7 @@ impl<'t> Lexer<'t> {
         self.advance();
     }
 
-    fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         let Some(c) = self.peek() else { return };
         self.rest = &self.rest[c.len_utf8()..];
         if c == '\n' {

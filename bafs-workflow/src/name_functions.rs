@@ -141,6 +141,14 @@ mod tests {
     }
 
     #[test]
+    fn editors_grammar_has_all_functions() {
+        let grammar = include_str!("../../integrations/textmate/bafs.tmLanguage.json");
+        for function in NAME_FUNCTIONS {
+            assert!(grammar.contains(function.name), "{}", function.name);
+        }
+    }
+
+    #[test]
     fn functions_change_texts() {
         assert_eq!(apply("replace", &["a_1.fq", "_1", "_2"]), "a_2.fq");
         assert_eq!(apply("replace", &["ab", "", "x"]), "ab");

@@ -49,7 +49,7 @@ pub(super) fn find_reference_end(text: &str) -> Option<usize> {
     None
 }
 
-/// Whether a text begins with `$(NAME(`: then it is one piece, whatever blanks and quotes are in it.
+/// Whether a text begins with `$(NAME(`: then it is one piece with all its blanks and quotes.
 pub(super) fn is_call(text: &str) -> bool {
     let Some(inside) = text.strip_prefix("$(") else {
         return false;
@@ -143,9 +143,7 @@ fn parse_expression<'t>(
         *rest = &inside[end + 1..];
         return Ok(Expression::Text(&inside[..end]));
     }
-    let end = rest
-        .find(|c| matches!(c, '(' | ')' | ',' | ':'))
-        .unwrap_or(rest.len());
+    let end = rest.find(['(', ')', ',', ':']).unwrap_or(rest.len());
     let (name, behind) = rest.split_at(end);
     let Some(arguments) = behind.strip_prefix('(') else {
         *rest = behind;

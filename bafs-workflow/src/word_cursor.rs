@@ -1,5 +1,5 @@
-//! The words of one statement, read from left to right: names, sizes, URLs. Whether a name exists is
-//! `check.rs`.
+//! The words of one statement, read from left to right: names, sizes, URLs. Whether a name exists
+//! is `check.rs`.
 
 use bafs_proto::volume::LimitKind;
 

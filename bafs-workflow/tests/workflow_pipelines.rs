@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use bafs_workflow::{
-    Job, ListedEntry, Sources, VolumeKind, Workflow, WorkflowRejected, parse_workflow_with,
+    Job, ListedEntry, Sources, VolumeKind, Workflow, WorkflowRejected, format_workflow,
+    parse_workflow_with,
 };
 
 /// Files by their path, and what was asked for.
@@ -68,7 +69,8 @@ fn job_names(workflow: &Workflow) -> Vec<&str> {
 #[test]
 fn script_lines_become_a_shell_command() {
     let text = "for s in A\njob a$(s) {\n  script = <<END\n    x=$(s)\n    \
-                echo \"$x\" $(date) $((1 + 2)) $${y} $$(s)\n  END\n  arguments = one 'two three'\n}\nend\n";
+                echo \"$x\" $(date) $((1 + 2)) $${y} $$(s)\n  END\n  \
+                arguments = one 'two three'\n}\nend\n";
     let workflow = parse(text);
     assert_eq!(
         command(&workflow.jobs[0]),
@@ -187,7 +189,8 @@ fn globs_of_homes_match_in_order() {
 #[test]
 fn templates_fill_in_their_parameters() {
     let text = "template align sample threads=4 {\nexecutable = bwa\n\
-                arguments = -t $(threads) $(sample).fq $(i)\nrequest_cpus = $(threads)\nretry = 1\n}\n\
+                arguments = -t $(threads) $(sample).fq $(i)\n\
+                request_cpus = $(threads)\nretry = 1\n}\n\
                 for i in 1..2\njob a$(i) from align sample=s$(i:02)\nend\n\
                 for i in 7\njob b from align sample=\"x y\" threads=2\n{\nretry = 3\n}\n\
                 job c from align sample=z {\nscript = <<E\necho $(sample)\nE\n}\nend\n";
@@ -242,7 +245,8 @@ fn errors_of_includes_name_their_file() {
 #[test]
 fn job_files_are_absolute_paths() {
     let text = "volume v scratch 1 MB from bafs://home/in\nmount v a /w\n\
-                job a {\nexecutable = x\nrequires = in.txt /etc/passwd\nproduces = out/a.bam /w/b\n}\n";
+                job a {\nexecutable = x\nrequires = in.txt /etc/passwd\n\
+                produces = out/a.bam /w/b\n}\n";
     let workflow = parse(text);
     let command = &workflow.jobs[0].command;
     assert_eq!(command.required_files, ["/w/in.txt", "/etc/passwd"]);
@@ -259,4 +263,44 @@ fn quoted_words_of_loops_are_no_lists() {
         .expect_err("two jobs of one name")
         .to_string();
     assert!(said.contains("declared twice"), "{said}");
+}
+
+/// The examples of the reference and of `examples/`, each with the files that it names.
+fn shown_workflows() -> Vec<(&'static str, MemoryFiles)> {
+    let document = include_str!("../../docs/reference/workflow.md");
+    let blocks = document.split("```bafs\n").skip(1);
+    let mut shown: Vec<_> = blocks
+        .filter_map(|rest| rest.split("```").next())
+        .map(|text| {
+            let rows = "sample\treads\tlane\nA\tbafs://home/a.fq\t1\n";
+            (text, files(&[("dir/samples.tsv", rows)]))
+        })
+        .collect();
+    let rows = "sample\tfile\tgroup\nA\ta.fq\tg\n";
+    let templates = include_str!("../../examples/samples/templates.bafs");
+    for text in [
+        include_str!("../../examples/samples/samples.bafs"),
+        include_str!("../../examples/bwa/bwa.bafs"),
+        include_str!("../../examples/hmmer/hmmer.bafs"),
+        include_str!("../../examples/sweep/sweep.bafs"),
+        include_str!("../../examples/chain/chain.bafs"),
+    ] {
+        let named = [("dir/samples.tsv", rows), ("dir/templates.bafs", templates)];
+        shown.push((text, files(&named)));
+    }
+    shown
+}
+
+#[test]
+fn formatting_changes_no_meaning() {
+    let shown = shown_workflows();
+    assert!(shown.len() >= 12, "{} workflows", shown.len());
+    for (text, files) in shown {
+        let expected = parse_with(text, &files).unwrap_or_else(|error| panic!("{error}:\n{text}"));
+        let formatted = format_workflow("w.bafs", text).expect("it is right");
+        let again = format_workflow("w.bafs", &formatted).expect("it is right");
+        assert_eq!(formatted, again);
+        let parsed = parse_with(&formatted, &files).unwrap_or_else(|e| panic!("{e}:\n{formatted}"));
+        assert_eq!(parsed, expected, "{formatted}");
+    }
 }

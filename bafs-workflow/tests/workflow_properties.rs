@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use bafs_workflow::{CheckedWorkflow, Workflow, WorkflowRejected, parse_workflow};
+use bafs_workflow::{CheckedWorkflow, Workflow, WorkflowRejected, format_workflow, parse_workflow};
 use proptest::prelude::*;
 
 const VALID_WORKFLOW: &str = r#"# every statement once
@@ -119,6 +119,10 @@ fn exercise_parser(text: &str) {
         parse_text(text),
         "the same text gives the same result"
     );
+    if let (Ok(checked), Ok(formatted)) = (&result, format_workflow("t.bafs", text)) {
+        let parsed = parse_text(&formatted).map(|parsed| parsed.workflow);
+        assert_eq!(parsed.as_ref(), Ok(&checked.workflow), "{formatted}");
+    }
 }
 
 #[derive(Debug, Clone)]

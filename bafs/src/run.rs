@@ -27,6 +27,7 @@ use bafs_workflow::{Workflow, parse_duration};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
+use crate::home_view::HomeView;
 use crate::init;
 use crate::logs;
 use crate::metrics::{self, PublishedProgress};
@@ -80,7 +81,7 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
         .as_deref()
         .map(parse_timeout_ms)
         .transpose()?;
-    let workflow = workflow_file::load_workflow(&args.workflow)?;
+    let workflow = workflow_file::load_workflow(&args.workflow, &home_view(&args)?)?;
     let report = match args.local {
         Some(nodes) => run_on_throw_away_cluster(&args, workflow, nodes, output).await?,
         None => run_on_existing_cluster(&args, workflow, output).await?,
@@ -94,6 +95,18 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Where the workflow's patterns of paths look.
+fn home_view(args: &RunArgs) -> Result<HomeView> {
+    let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
+    match (args.local, &args.export, cluster) {
+        (Some(_), Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
+        // What is wrong with the cluster is told when the run connects.
+        (None, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
+            .or_else(|_| Ok(HomeView::beside(&args.workflow))),
+        _ => Ok(HomeView::beside(&args.workflow)),
+    }
 }
 
 /// The journal of a run on a cluster that is there.

@@ -113,18 +113,8 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         files_max: 1,
     },
     ConfinedDependency {
-        name: "csv",
-        allowed_paths: &["bafs-workflow/src/lists.rs"],
-        files_max: 1,
-    },
-    ConfinedDependency {
         name: "glob",
         allowed_paths: &["bafs-workflow/src/glob_pattern.rs"],
-        files_max: 1,
-    },
-    ConfinedDependency {
-        name: "strsim",
-        allowed_paths: &["bafs-workflow/src/spelling.rs"],
         files_max: 1,
     },
     ConfinedDependency {
