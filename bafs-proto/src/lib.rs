@@ -79,8 +79,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// what a job printed is read from its node;
 /// names in paths are bytes, volumes tell what they do not have as their source has it,
 /// directories that cannot be read are entries, a manifest has the top of its source;
-/// 20 = calls, fields and counters are named by the glossary of ARCHITECTURE.md.
-pub const PROTOCOL_VERSION: u32 = 20;
+/// 20 = calls, fields and counters are named by the glossary of ARCHITECTURE.md;
+/// 21 = a job says which files it requires and produces.
+pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";
