@@ -36,6 +36,7 @@
 //! Afterwards no process and no mount of the job is left. What follows is the scheduler's decision.
 
 mod job_end;
+mod job_files;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -51,6 +52,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use job_end::{classify_end, environment_code, interrupted_error};
+use job_files::{check_produced_files, find_missing, refuse_start, volume_places};
 
 use crate::agent::{Agent, TemporaryLocation};
 use crate::fuse::{FuseMount, MountKind};
@@ -168,24 +170,8 @@ pub async fn run_job(
         Ok(mounts) => mounts,
         Err(loss) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
     };
-    // What was asked before the job could hear it.
-    let asked = *request.borrow();
-    let stop_request = match asked {
-        StopRequest::None => request,
-        asked => watch::channel(asked.without_grace()).1,
-    };
-    let silence = silence_timeout(agent);
-    let temporary = agent.temporary.as_ref();
-    let (ended, collector) = match start_job(sandbox, &spec, &mounts, temporary, io, silence) {
-        Ok((running, collector, beating)) => {
-            let ended = supervise(running, &mut lost, stop_request, &mounts).await;
-            if let Some(beating) = beating {
-                beating.abort();
-            }
-            (ended, collector)
-        }
-        Err(error) => (Err(JobInterruption::Environment(error)), None),
-    };
+    let (ended, collector) =
+        execute_job(agent, sandbox, &spec, &mounts, io, (&mut lost, request)).await;
     let printed = match collector {
         Some(collector) => {
             let named = output_files(&spec.command, &mounts);
@@ -210,6 +196,55 @@ pub async fn run_job(
         }
     }
     end
+}
+
+/// What may end a job: losses of volumes, and requests of people.
+type JobNews<'l> = (
+    &'l mut mpsc::UnboundedReceiver<VolumeLoss>,
+    watch::Receiver<StopRequest>,
+);
+
+/// Starts the program of a job whose volumes are mounted and waits for its end, with what collects
+/// its output. The files that the job declares are looked for before and after.
+async fn execute_job(
+    agent: &Agent,
+    sandbox: &Sandbox,
+    spec: &JobSpec,
+    mounts: &[JobVolume],
+    io: JobIo,
+    news: JobNews<'_>,
+) -> (
+    Result<sandbox::SandboxReport, JobInterruption>,
+    Option<OutputCollector>,
+) {
+    // What was asked before the job could hear it.
+    let (lost, request) = news;
+    let asked = *request.borrow();
+    let stop_request = match asked {
+        StopRequest::None => request,
+        asked => watch::channel(asked.without_grace()).1,
+    };
+    let silence = silence_timeout(agent);
+    let temporary = agent.temporary.as_ref();
+    let required = &spec.command.required_files;
+    let missing = find_missing(required, volume_places(mounts)).await;
+    let started = match missing.is_empty() {
+        true => Some(start_job(sandbox, spec, mounts, temporary, io, silence)),
+        false => None,
+    };
+    let (mut ended, collector) = match started {
+        Some(Ok((running, collector, beating))) => {
+            let ended = supervise(running, lost, stop_request, mounts).await;
+            if let Some(beating) = beating {
+                beating.abort();
+            }
+            (ended, collector)
+        }
+        Some(Err(error)) => (Err(JobInterruption::Environment(error)), None),
+        None => (Ok(refuse_start(&missing)), None),
+    };
+    check_produced_files(&mut ended, &spec.command, mounts).await;
+    (ended, collector)
 }
 
 /// Why a job did not come to its own end.

@@ -596,6 +596,10 @@ pub struct JobCommand {
     pub stderr: Option<String>,
     /// Which of `/tmp`, `/var/tmp` and `/dev/shm` are the host's; the others are the job's own.
     pub shared_directories: Vec<String>,
+    /// Absolute paths of files without which the program does not start.
+    pub required_files: Vec<String>,
+    /// Absolute paths of files without which an end with 0 counts as a failure.
+    pub produced_files: Vec<String>,
 }
 
 /// A volume in a job's name space.

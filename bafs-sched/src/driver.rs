@@ -48,7 +48,7 @@ mod run_options;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
@@ -428,25 +428,6 @@ impl Driver {
             self.execute_action(action);
         }
         Ok(())
-    }
-
-    /// Does what follows for the driver itself from a fact that the core knows.
-    fn follow_event(&mut self, event: &Event) {
-        match event {
-            Event::JobStarted { execution } => {
-                if let Some((_, server)) = self.scheduler.execution(*execution) {
-                    self.watch_execution(server, *execution);
-                }
-            }
-            Event::NodesListed { .. } => self.update_addresses(),
-            Event::ServerSilent { server } => self.stop_watching(*server),
-            Event::HomeListed { .. } => {
-                let homes = self.servers.homes.lock();
-                let mut homes = homes.unwrap_or_else(PoisonError::into_inner);
-                homes.note_journaled(event);
-            }
-            _ => {}
-        }
     }
 
     /// Says why nothing seems to happen while something is tried again.

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::diagnostic::SourceLocation;
-use super::job_description::DescriptionKey;
 use super::model::VolumeKind;
 use super::url::Url;
 
@@ -29,6 +28,8 @@ pub(super) enum Keyword {
     Extract,
     Retry,
     Share,
+    Template,
+    Include,
     For,
     End,
 }
@@ -46,7 +47,7 @@ pub(super) struct Statement {
     pub(super) keyword: Keyword,
     /// All words with the keyword; never empty.
     pub(super) words: Vec<Word>,
-    /// What stands between the braces of an inline job.
+    /// What stands between the braces of an inline job or a template.
     pub(super) inline: Option<Rc<Description>>,
 }
 
@@ -60,19 +61,33 @@ pub(super) struct Loop {
     pub(super) body: Vec<SyntaxNode>,
 }
 
+/// A key of a job description.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DescriptionKey {
+    Executable,
+    Arguments,
+    Environment,
+    RequestCpus,
+    RequestMemory,
+    Runtime,
+    Output,
+    Error,
+    Directory,
+    Retry,
+    Priority,
+    Share,
+    Script,
+    Interpreter,
+    Requires,
+    Produces,
+}
+
 /// A job description before loop variables are substituted: each key at most once.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Description {
     pub(super) entries: Vec<DescriptionEntry>,
     /// Whether a line was refused, so that a key that is missing may have been meant by it.
     pub(super) has_rejected_lines: bool,
-}
-
-impl Description {
-    /// What it takes in memory, about.
-    pub(super) fn bytes(&self) -> u64 {
-        self.entries.iter().map(|it| bytes_of(&it.values)).sum()
-    }
 }
 
 /// What words take in memory, about.
@@ -82,7 +97,7 @@ pub(super) fn bytes_of(words: &[Word]) -> u64 {
 }
 
 /// A line `key = words` of a job description.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct DescriptionEntry {
     pub(super) key: DescriptionKey,
     pub(super) location: SourceLocation,
@@ -107,7 +122,7 @@ pub(super) struct Declarations {
 pub(super) struct JobDeclaration {
     pub(super) name: Word,
     pub(super) settings: JobSettings,
-    /// Whether a description was read and does not mention an executable.
+    /// Whether a description was read and mentions neither an executable nor a script.
     pub(super) is_missing_executable: bool,
 }
 
@@ -125,6 +140,12 @@ pub(super) struct JobSettings {
     pub(super) runtime_s: Option<u64>,
     pub(super) retries: Option<(u32, SourceLocation)>,
     pub(super) priority: Option<i32>,
+    pub(super) script: Option<Word>,
+    pub(super) interpreter: Option<Vec<Word>>,
+    /// Files that are there when the job starts.
+    pub(super) required_files: Vec<Word>,
+    /// Files that are there when the job has succeeded.
+    pub(super) produced_files: Vec<Word>,
     /// Directories of the host, ascending, each once.
     pub(super) shared_directories: Vec<String>,
 }

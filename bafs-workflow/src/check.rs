@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::access::{JobAccess, check_access};
 use super::ast::{
-    Access, Declarations, ExtractDeclaration, JobDeclaration, JobSettings, MountDeclaration,
-    ParentDeclaration, RetryDeclaration, SharedDirectoryDeclaration, VolumeDeclaration, Word,
+    Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
+    RetryDeclaration, SharedDirectoryDeclaration, VolumeDeclaration, Word,
 };
 use super::bounds::{check_cache_files, check_mount_count};
 use super::command::{CommandPaths, check_command_words, complete_command};
@@ -21,6 +21,7 @@ use super::model::{
 use super::names::NameTable;
 use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
+use super::script::{JobScript, check_program, complete_script};
 use super::targets::{check_nested_targets, check_target};
 use super::url::Url;
 
@@ -86,6 +87,9 @@ struct DeclaredEdge {
 /// What is known of a job and not part of the workflow.
 struct JobNotes {
     paths: CommandPaths,
+    script: Option<JobScript>,
+    /// Where its name is declared.
+    location: SourceLocation,
     /// Where the retries are given, if they are.
     retries_location: Option<SourceLocation>,
     /// Where each mount is declared, as long as the mounts are in the order of declaration.
@@ -107,41 +111,44 @@ struct WorkflowChecker<'d> {
 
 impl WorkflowChecker<'_> {
     fn declare_jobs(&mut self, declarations: Vec<JobDeclaration>) {
-        for JobDeclaration {
-            name,
-            settings,
-            is_missing_executable: lacks_executable,
-        } in declarations
-        {
-            if lacks_executable {
-                let message = format!("job '{}' has no executable", name.text);
-                let hint = "add a line 'executable = PROGRAM' to its description";
-                self.diagnostics.error_hint(name.location, message, hint);
-            }
+        for declaration in declarations {
+            check_program(&declaration, self.diagnostics);
+            let JobDeclaration { name, settings, .. } = declaration;
             if !self.jobs.declare(&name, self.diagnostics) {
                 self.is_complete = false;
                 continue;
             }
-            let JobSettings {
-                executable,
-                arguments,
-                environment,
-                shared_directories: share,
-                ..
-            } = settings;
-            let command = ProgramSpec {
-                executable: executable.map_or_else(String::new, |word| word.text),
-                arguments,
-                environment,
-                directory: String::new(),
-                stdout: None,
-                stderr: None,
-                shared_directories: share,
-            };
-            check_command_words(&name.text, &command, name.location, self.diagnostics);
+            self.notes.push(JobNotes {
+                paths: CommandPaths {
+                    directory: settings.directory,
+                    stdout: settings.stdout,
+                    stderr: settings.stderr,
+                    required: settings.required_files,
+                    produced: settings.produced_files,
+                },
+                script: settings.script.map(|text| JobScript {
+                    text,
+                    interpreter: settings.interpreter.unwrap_or_default(),
+                }),
+                location: name.location,
+                retries_location: settings.retries.map(|(_, place)| place),
+                mount_locations: vec![],
+            });
             self.workflow.jobs.push(Job {
                 name: name.text,
-                command,
+                command: ProgramSpec {
+                    executable: settings
+                        .executable
+                        .map_or_else(String::new, |word| word.text),
+                    arguments: settings.arguments,
+                    environment: settings.environment,
+                    directory: String::new(),
+                    stdout: None,
+                    stderr: None,
+                    required_files: vec![],
+                    produced_files: vec![],
+                    shared_directories: settings.shared_directories,
+                },
                 cpus: settings.cpus.unwrap_or(1),
                 memory_bytes: settings.memory_bytes.unwrap_or(0),
                 runtime_s: settings.runtime_s,
@@ -150,23 +157,6 @@ impl WorkflowChecker<'_> {
                 mounts: vec![],
                 parents: vec![],
                 children: vec![],
-            });
-            let JobSettings {
-                directory,
-                stdout,
-                stderr,
-                ..
-            } = settings;
-            let paths = CommandPaths {
-                directory,
-                stdout,
-                stderr,
-            };
-            let retries = settings.retries.map(|(_, place)| place);
-            self.notes.push(JobNotes {
-                paths,
-                retries_location: retries,
-                mount_locations: vec![],
             });
         }
     }
@@ -409,6 +399,10 @@ impl WorkflowChecker<'_> {
                 self.is_complete,
                 self.diagnostics,
             );
+            let script = notes.script.as_ref();
+            if script.is_none_or(|script| complete_script(job, script, self.diagnostics)) {
+                check_command_words(&job.name, &job.command, notes.location, self.diagnostics);
+            }
         }
     }
 

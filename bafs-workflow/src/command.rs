@@ -12,6 +12,10 @@ pub(super) struct CommandPaths {
     pub(super) directory: Option<Word>,
     pub(super) stdout: Option<Word>,
     pub(super) stderr: Option<Word>,
+    /// Files that are there before the job.
+    pub(super) required: Vec<Word>,
+    /// Files that are there after it.
+    pub(super) produced: Vec<Word>,
 }
 
 /// Fills in the paths of a job whose mounts are known. `complete` says whether all of them are.
@@ -44,6 +48,45 @@ pub(super) fn complete_command(
         output(&paths.stderr, "error"),
     );
     (job.command.stdout, job.command.stderr) = (stdout, stderr);
+    job.command.required_files = paths
+        .required
+        .iter()
+        .filter_map(|word| {
+            let joined = path::join_path(&job.command.directory, &word.text);
+            check_path(joined, word, "requires", diagnostics)
+        })
+        .collect();
+    job.command.produced_files = paths
+        .produced
+        .iter()
+        .filter_map(|word| {
+            let joined = path::join_path(&job.command.directory, &word.text);
+            let file = check_path(joined, word, "produces", diagnostics)?;
+            check_produced(job, &file, word, complete, diagnostics);
+            Some(file)
+        })
+        .collect();
+}
+
+/// Refuses a result that no volume keeps.
+fn check_produced(
+    job: &Job,
+    file: &str,
+    word: &Word,
+    complete: bool,
+    diagnostics: &mut Diagnostics,
+) {
+    let mut mounts = job.mounts.iter();
+    let is_there = |m: &&Mount| !m.path.is_empty() && path::is_inside(file, &m.path);
+    let why = match mounts.find(is_there) {
+        Some(mount) if !mount.writable => "which is mounted read-only",
+        Some(mount) if mount.path == file => "which is the top of a volume",
+        None if complete => "which is in no volume",
+        _ => return,
+    };
+    let message = format!("job '{}' produces '{file}', {why}", job.name);
+    let hint = "name a file below a path where a scratch volume is mounted 'rw'";
+    diagnostics.error_hint(word.location, message, hint);
 }
 
 /// Refuses arguments and an environment that no node can give to a program, and warns of those that

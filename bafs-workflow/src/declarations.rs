@@ -7,63 +7,59 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::ast::{
-    Access, Declarations, Description, ExtractDeclaration, JobDeclaration, JobSettings, Keyword,
-    MountDeclaration, ParentDeclaration, RetryDeclaration, SharedDirectoryDeclaration,
+    Declarations, Description, DescriptionEntry, DescriptionKey, JobDeclaration, Keyword,
     VolumeDeclaration, Word, bytes_of,
 };
-use super::diagnostic::{Diagnostics, SourceLocation};
-use super::expand::LoopScope;
-use super::job_description::{
-    DescriptionKey, build_settings, parse_description, parse_integer, parse_shared_directory,
-};
-use super::limits::{DESCRIPTION_BYTES_MAX, FILES_MAX, NAME_BYTES_MAX, RETRIES_MAX};
-use super::model::{CachePolicy, VolumeKind};
-use super::quantities::parse_size;
-use super::spelling::find_nearest;
-use super::url::Url;
-
-/// Options of a `volume` statement; a word that is one of them is no unit of size.
-const VOLUME_OPTIONS: [&str; 6] = ["files", "from", "lru", "mru", "warm", "watched"];
-
-/// In the place of the size of a scratch volume: it is measured.
-const UNKNOWN_SIZE: &str = "unknown";
+use super::diagnostic::Diagnostics;
+use super::job_description::{build_settings, parse_description};
+use super::limits::DESCRIPTION_BYTES_MAX;
+use super::model::VolumeKind;
+use super::scope::VariableScope;
+use super::sources::{Sources, directory_of, resolve_path};
+use super::templates::{TemplateUse, Templates, merge_entries};
+use super::word_cursor::{ParseResult, ReportedError, WordCursor};
 
 /// Turns statements into declarations and reads the description files that they name.
 pub(super) struct DeclarationBuilder<'r> {
     pub(super) declarations: Declarations,
-    read: &'r dyn Fn(&str) -> Result<String, String>,
-    /// The directory of the workflow file with a trailing slash, or nothing.
-    directory: &'r str,
+    sources: &'r dyn Sources,
+    /// The directory of each file with its trailing slash, or nothing, by the file's number.
+    directories: BTreeMap<u32, String>,
+    templates: Templates,
     /// Description files read so far; none for one that cannot be read, which is told once.
     descriptions: BTreeMap<String, Option<Rc<Description>>>,
     /// What all statements so far take in memory, about.
     pub(super) bytes: u64,
 }
 
-/// An error was found and reported.
-struct ReportedError;
-
-type ParseResult<T> = Result<T, ReportedError>;
-
-/// The words of one statement from left to right.
-struct WordCursor<'w, 'd> {
-    keyword: Keyword,
-    words: &'w [Word],
-    next: usize,
-    diagnostics: &'d mut Diagnostics,
-}
-
 impl<'r> DeclarationBuilder<'r> {
-    pub(super) fn new(file: &'r str, read: &'r dyn Fn(&str) -> Result<String, String>) -> Self {
-        let directory = &file[..file.rfind('/').map_or(0, |slash| slash + 1)];
-        let declarations = Declarations::default();
-        Self {
-            declarations,
-            read,
-            directory,
+    pub(super) fn new(file: &str, sources: &'r dyn Sources) -> Self {
+        let mut made = Self {
+            declarations: Declarations::default(),
+            sources,
+            directories: BTreeMap::new(),
+            templates: Templates::default(),
             descriptions: BTreeMap::new(),
             bytes: 0,
-        }
+        };
+        made.add_directory(0, file);
+        made
+    }
+
+    /// Where texts and listings come from.
+    pub(super) fn sources(&self) -> &'r dyn Sources {
+        self.sources
+    }
+
+    /// Remembers where a file of diagnostics is.
+    pub(super) fn add_directory(&mut self, file: u32, path: &str) {
+        let directory = directory_of(path).to_owned();
+        self.directories.insert(file, directory);
+    }
+
+    /// The directory of a file with its trailing slash, or nothing.
+    pub(super) fn directory(&self, file: u32) -> &str {
+        self.directories.get(&file).map_or("", String::as_str)
     }
 
     /// Takes one statement. One with an error is declared as far as it goes when its name is
@@ -72,8 +68,8 @@ impl<'r> DeclarationBuilder<'r> {
         &mut self,
         keyword: Keyword,
         words: &[Word],
-        inline: Option<&Description>,
-        scope: &LoopScope,
+        inline: Option<&Rc<Description>>,
+        scope: &VariableScope,
         diagnostics: &mut Diagnostics,
     ) {
         self.bytes = self.bytes.saturating_add(bytes_of(words));
@@ -91,7 +87,13 @@ impl<'r> DeclarationBuilder<'r> {
             Keyword::Extract => cursor.extract().map(|d| self.declarations.extracts.push(d)),
             Keyword::Retry => cursor.retry().map(|d| self.declarations.retries.push(d)),
             Keyword::Share => cursor.share().map(|d| self.declarations.shares.push(d)),
-            Keyword::For | Keyword::End => unreachable!("the parser makes loops of these"),
+            Keyword::Template => {
+                let is_in_loop = !scope.is_empty();
+                self.templates.declare(&mut cursor, inline, is_in_loop)
+            }
+            Keyword::For | Keyword::End | Keyword::Include => {
+                unreachable!("the expander takes these")
+            }
         };
         if parsed.is_err() {
             self.declarations.is_partial = true;
@@ -101,43 +103,65 @@ impl<'r> DeclarationBuilder<'r> {
     fn job(
         &mut self,
         cursor: &mut WordCursor<'_, '_>,
-        inline: Option<&Description>,
-        scope: &LoopScope,
+        inline: Option<&Rc<Description>>,
+        scope: &VariableScope,
     ) -> ParseResult<()> {
         let name = cursor.name("a job's name")?;
+        let end = cursor.words.len() - usize::from(inline.is_some());
+        let is_from = |word: &Word| word.text == "from" && word.quote.is_none();
+        if cursor.words.get(2).is_some_and(is_from) && end > 3 {
+            cursor.next += 1;
+            let used = self.templates.find_use(cursor, end).ok();
+            self.declare_job(name, used, inline, scope, cursor.diagnostics);
+            return Ok(());
+        }
         let file = match inline {
             Some(_) => None,
             None => cursor.description_file().ok(),
         };
-        let end = if inline.is_some() {
-            cursor.words.len() - 1
-        } else {
-            cursor.words.len()
-        };
         cursor.end_at(end);
         let diagnostics = &mut *cursor.diagnostics;
         let read = file.and_then(|file| self.description(&file, diagnostics));
-        let description = inline.or(read.as_deref());
-        self.bytes = self
-            .bytes
-            .saturating_add(description.map_or(0, Description::bytes));
-        let lacks_executable = description.is_some_and(|known| {
-            !known.has_rejected_lines
-                && known
-                    .entries
-                    .iter()
-                    .all(|entry| entry.key != DescriptionKey::Executable)
-        });
-        let settings = match description {
-            Some(description) => build_settings(description, scope, diagnostics),
-            None => JobSettings::default(),
+        let description = inline.or(read.as_ref());
+        self.declare_job(name, None, description, scope, diagnostics);
+        Ok(())
+    }
+
+    fn declare_job(
+        &mut self,
+        name: Word,
+        used: Option<TemplateUse>,
+        own: Option<&Rc<Description>>,
+        scope: &VariableScope,
+        diagnostics: &mut Diagnostics,
+    ) {
+        let own = own.map(Rc::as_ref);
+        let nothing = Description::default();
+        let (template, values) = match &used {
+            Some(used) => (used.template.description.as_ref(), used.values.clone()),
+            None => (&nothing, Vec::new()),
         };
+        let entries = merge_entries(template, own);
+        let size = |entry: &&DescriptionEntry| bytes_of(&entry.values);
+        let bytes: u64 = entries.iter().map(size).sum();
+        self.bytes = self.bytes.saturating_add(bytes);
+        let is_read = used.is_some() || own.is_some();
+        let has_rejected_lines =
+            template.has_rejected_lines || own.is_some_and(|own| own.has_rejected_lines);
+        let is_program = |entry: &&DescriptionEntry| {
+            matches!(
+                entry.key,
+                DescriptionKey::Executable | DescriptionKey::Script
+            )
+        };
+        let is_missing_executable =
+            is_read && !has_rejected_lines && !entries.iter().any(is_program);
+        let settings = build_settings(&entries, &scope.with_parameters(values), diagnostics);
         self.declarations.jobs.push(JobDeclaration {
             name,
             settings,
-            is_missing_executable: lacks_executable,
+            is_missing_executable,
         });
-        Ok(())
     }
 
     fn description(
@@ -145,16 +169,11 @@ impl<'r> DeclarationBuilder<'r> {
         file: &Word,
         diagnostics: &mut Diagnostics,
     ) -> Option<Rc<Description>> {
-        if let Some(known) = self.descriptions.get(&file.text) {
+        let path = resolve_path(self.directory(file.location.file), &file.text);
+        if let Some(known) = self.descriptions.get(&path) {
             return known.clone();
         }
-        let directory = if file.text.starts_with('/') {
-            ""
-        } else {
-            self.directory
-        };
-        let path = format!("{directory}{}", file.text);
-        let description = match (self.read)(&path) {
+        let description = match self.sources.read(&path, DESCRIPTION_BYTES_MAX) {
             Ok(text) if text.len() <= DESCRIPTION_BYTES_MAX => {
                 let index = diagnostics.add_file(&path);
                 Some(Rc::new(parse_description(index, &text, diagnostics)))
@@ -171,8 +190,7 @@ impl<'r> DeclarationBuilder<'r> {
                 None
             }
         };
-        self.descriptions
-            .insert(file.text.clone(), description.clone());
+        self.descriptions.insert(path, description.clone());
         description
     }
 
@@ -194,309 +212,5 @@ impl<'r> DeclarationBuilder<'r> {
                 }),
             );
         Ok(())
-    }
-}
-
-impl WordCursor<'_, '_> {
-    fn description_file(&mut self) -> ParseResult<Word> {
-        let file = self.word("a description file or '{'")?;
-        if file.text == "{" && file.quote.is_none() {
-            self.next = self.words.len();
-            let message = "expected the end of the line after '{'".to_owned();
-            return self.reject(file.location, message);
-        }
-        Ok(file)
-    }
-
-    fn parent(&mut self) -> ParseResult<ParentDeclaration> {
-        let is_child = |word: &Word| word.text.eq_ignore_ascii_case("child");
-        let Some(middle) = self.words.iter().position(is_child) else {
-            let last = self.words[self.words.len() - 1].location;
-            return self.reject(
-                last,
-                "expected 'child' and the jobs that come after".to_owned(),
-            );
-        };
-        let (parents, children) = (&self.words[1..middle], &self.words[middle + 1..]);
-        if parents.is_empty() || children.is_empty() {
-            let side = if parents.is_empty() {
-                "before"
-            } else {
-                "after"
-            };
-            let place = self.words[middle].location;
-            return self.reject(place, format!("expected a job {side} 'child'"));
-        }
-        Ok(ParentDeclaration {
-            parents: parents.to_vec(),
-            children: children.to_vec(),
-        })
-    }
-
-    fn mount(&mut self) -> ParseResult<MountDeclaration> {
-        let volume = self.name("a volume")?;
-        let job = self.name("a job")?;
-        let path = self.word("a path")?;
-        let option = self.words.get(self.next);
-        let access = option.and_then(|word| match word.text.to_ascii_lowercase().as_str() {
-            "ro" => Some((Access::ReadOnly, word.location)),
-            "rw" => Some((Access::ReadWrite, word.location)),
-            "write-back" => Some((Access::WriteBack, word.location)),
-            _ => None,
-        });
-        self.next += usize::from(access.is_some());
-        self.end();
-        Ok(MountDeclaration {
-            volume,
-            job,
-            path,
-            access,
-        })
-    }
-
-    fn extract(&mut self) -> ParseResult<ExtractDeclaration> {
-        let volume = self.name("a volume")?;
-        let path = self.word("a file of the volume")?;
-        let target_place = self.next_place();
-        let target = self.url()?;
-        self.end();
-        Ok(ExtractDeclaration {
-            volume,
-            path,
-            target,
-            target_location: target_place,
-        })
-    }
-
-    fn retry(&mut self) -> ParseResult<RetryDeclaration> {
-        let job = self.name("a job")?;
-        let count = self.word("a number")?;
-        let retries = parse_integer(&count, 0, RETRIES_MAX, "'retry'", self.diagnostics);
-        self.end();
-        retries
-            .map(|value| RetryDeclaration {
-                job,
-                retries: value as u32,
-            })
-            .ok_or(ReportedError)
-    }
-
-    fn share(&mut self) -> ParseResult<SharedDirectoryDeclaration> {
-        let path = self.word("'/tmp', '/var/tmp' or '/dev/shm'")?;
-        let path = parse_shared_directory(&path, self.diagnostics).ok_or(ReportedError)?;
-        let mut jobs = vec![self.name("a job")?];
-        while self.next < self.words.len() {
-            jobs.push(self.name("a job")?);
-        }
-        Ok(SharedDirectoryDeclaration { path, jobs })
-    }
-
-    /// What follows the name of a volume. The name comes back when there is an error.
-    fn parse_volume_rest(
-        &mut self,
-        name: Word,
-    ) -> Result<VolumeDeclaration, (Word, ReportedError)> {
-        match self.volume_kind() {
-            Ok((mut kind, size_bytes, size_place)) => {
-                let is_known = size_bytes.is_some();
-                let (size_files, limit) = self.volume_options(&mut kind, is_known);
-                Ok(VolumeDeclaration {
-                    name,
-                    kind,
-                    size_bytes,
-                    size_location: size_place,
-                    size_files,
-                    limit,
-                })
-            }
-            Err(reported) => Err((name, reported)),
-        }
-    }
-
-    fn volume_kind(&mut self) -> ParseResult<(VolumeKind, Option<u64>, SourceLocation)> {
-        let word = self.word("'scratch', 'cache' or a URL")?;
-        let kind = if word.text.eq_ignore_ascii_case("scratch") {
-            VolumeKind::Scratch { fill: None }
-        } else {
-            if word.text.contains("://") {
-                self.next -= 1;
-            } else if !word.text.eq_ignore_ascii_case("cache") {
-                let message = format!("unknown kind of volume '{}'", word.text);
-                return match find_nearest(&word.text, ["scratch", "cache"]) {
-                    Some(near) => {
-                        let hint = format!("did you mean '{near}'?");
-                        self.diagnostics.error_hint(word.location, message, hint);
-                        Err(ReportedError)
-                    }
-                    None => self.reject(word.location, message),
-                };
-            }
-            VolumeKind::Cache {
-                source: self.url()?,
-                policy: CachePolicy::Lru,
-                is_warmed: false,
-            }
-        };
-        let size_place = self.next_place();
-        let next = self.words.get(self.next);
-        let is_unknown = next.is_some_and(|word| word.text.eq_ignore_ascii_case(UNKNOWN_SIZE));
-        let is_scratch = matches!(kind, VolumeKind::Scratch { .. });
-        if is_unknown && is_scratch {
-            self.next += 1;
-            return Ok((kind, None, size_place));
-        }
-        if is_unknown {
-            let message = "only the size of a scratch volume may be 'unknown'";
-            let hint = "write how large the source is, or what of it may be kept near the jobs, \
-                        such as 10 MB";
-            self.diagnostics.error_hint(size_place, message, hint);
-            return Err(ReportedError);
-        }
-        let expected = match is_scratch {
-            true => "a size such as 10 MB, or 'unknown' to have it measured,",
-            false => "a size such as 10 MB",
-        };
-        Ok((kind, Some(self.size(expected)?), size_place))
-    }
-
-    /// Options in any order. One with an error is reported and left out.
-    fn volume_options(
-        &mut self,
-        kind: &mut VolumeKind,
-        is_known: bool,
-    ) -> (Option<u64>, LimitKind) {
-        let (mut files, mut limit) = (None, LimitKind::Exact);
-        while let Some(word) = self.words.get(self.next).cloned() {
-            self.next += 1;
-            let option = word.text.to_ascii_lowercase();
-            match (option.as_str(), &mut *kind) {
-                ("files", _) if files.is_none() => {
-                    let Ok(count) = self.word("a number of files") else {
-                        break;
-                    };
-                    files = parse_integer(&count, 1, FILES_MAX, "'files'", self.diagnostics);
-                }
-                ("from", VolumeKind::Scratch { fill: fill @ None }) => match self.url() {
-                    Ok(url) => *fill = Some(url),
-                    Err(ReportedError) => break,
-                },
-                ("watched", VolumeKind::Scratch { .. }) if is_known => limit = LimitKind::Watched,
-                ("watched", VolumeKind::Scratch { .. }) => {
-                    let hint = "what it held past its limit would be measured too";
-                    let message = "a volume whose size is 'unknown' cannot be 'watched'";
-                    self.diagnostics.error_hint(word.location, message, hint);
-                }
-                ("watched", VolumeKind::Cache { .. }) => {
-                    let hint = "a cache volume always keeps its size exactly";
-                    let message = "'watched' belongs to scratch volumes only";
-                    self.diagnostics.error_hint(word.location, message, hint);
-                }
-                ("lru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Lru,
-                ("mru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Mru,
-                ("warm", VolumeKind::Cache { is_warmed, .. }) => *is_warmed = true,
-                ("from", VolumeKind::Cache { .. }) => {
-                    let hint = "a cache volume names its source before the size";
-                    let message = "'from' belongs to scratch volumes only";
-                    self.diagnostics.error_hint(word.location, message, hint);
-                    break;
-                }
-                ("lru" | "mru" | "warm", VolumeKind::Scratch { .. }) => {
-                    let hint = "a scratch volume keeps everything that is written to it";
-                    let message = format!("'{option}' belongs to cache volumes only");
-                    self.diagnostics.error_hint(word.location, message, hint);
-                }
-                _ => {
-                    let _ = self.reject::<()>(word.location, format!("unexpected '{}'", word.text));
-                    break;
-                }
-            }
-        }
-        (files, limit)
-    }
-
-    /// A size of one word or two.
-    fn size(&mut self, expected: &str) -> ParseResult<u64> {
-        let number = self.word(expected)?;
-        let is_number = number
-            .text
-            .bytes()
-            .all(|byte| byte.is_ascii_digit() || byte == b'.');
-        let option = |word: &Word| {
-            VOLUME_OPTIONS
-                .iter()
-                .any(|o| word.text.eq_ignore_ascii_case(o))
-        };
-        let unit = self
-            .words
-            .get(self.next)
-            .filter(|word| is_number && !option(word));
-        let text = match unit {
-            Some(unit) => format!("{} {}", number.text, unit.text),
-            None => number.text,
-        };
-        self.next += usize::from(unit.is_some());
-        parse_size(&text).map_err(|error| {
-            error.report(number.location, self.diagnostics);
-            ReportedError
-        })
-    }
-
-    fn url(&mut self) -> ParseResult<Url> {
-        let word = self.word("a URL")?;
-        word.text.parse().map_err(|error: super::url::UrlError| {
-            match error.hint {
-                Some(hint) => self
-                    .diagnostics
-                    .error_hint(word.location, error.message, hint),
-                None => self.diagnostics.error(word.location, error.message),
-            }
-            ReportedError
-        })
-    }
-
-    /// A job's or volume's name. It becomes part of paths and messages, so its letters are few.
-    fn name(&mut self, expected: &str) -> ParseResult<Word> {
-        let word = self.word(expected)?;
-        let text = &word.text;
-        let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-        if begins && text.chars().all(is_letter) && text.len() <= NAME_BYTES_MAX {
-            return Ok(word);
-        }
-        let message = format!("expected {expected}, but '{text}' cannot be a name");
-        let hint = "names are letters, digits, '_', '-' and '.', and begin with a letter or digit";
-        self.diagnostics.error_hint(word.location, message, hint);
-        Err(ReportedError)
-    }
-
-    fn word(&mut self, expected: &str) -> ParseResult<Word> {
-        let Some(word) = self.words.get(self.next) else {
-            let last = self.words[self.words.len() - 1].location;
-            return self.reject(last, format!("expected {expected} after this"));
-        };
-        self.next += 1;
-        Ok(word.clone())
-    }
-
-    fn next_place(&self) -> SourceLocation {
-        let last = self.words.len() - 1;
-        self.words[self.next.min(last)].location
-    }
-
-    fn end(&mut self) {
-        self.end_at(self.words.len());
-    }
-
-    /// Reports a word between the next one and `end`. What came before it is still declared.
-    fn end_at(&mut self, end: usize) {
-        if let Some(extra) = self.words[..end].get(self.next) {
-            let _ = self.reject::<()>(extra.location, format!("unexpected '{}'", extra.text));
-        }
-    }
-
-    fn reject<T>(&mut self, at: SourceLocation, message: String) -> ParseResult<T> {
-        self.diagnostics
-            .error_hint(at, message, self.keyword.syntax());
-        Err(ReportedError)
     }
 }

@@ -1,33 +1,35 @@
-//! Runs the loops: substitutes their variables and hands every statement on, turn by turn. It does
-//! not know what a statement means.
+//! Runs the loops and the includes: substitutes variables and hands every statement on, turn by
+//! turn. It does not know what a statement means.
 
-use super::ast::{Loop, Statement, SyntaxNode, Word};
+use super::ast::{Keyword, Loop, Statement, SyntaxNode, Word};
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
-use super::limits::{DECLARED_BYTES_MAX, PAD_WIDTH_MAX, STATEMENTS_MAX};
+use super::includes::Includes;
+use super::limits::{DECLARED_BYTES_MAX, STATEMENTS_MAX};
+use super::lists::{ListCall, Lists};
 use super::parse::Parser;
-
-/// The loop variables with their values, outermost first.
-#[derive(Default)]
-pub(super) struct LoopScope {
-    bindings: Vec<(String, String)>,
-}
+use super::scope::{Value, VariableScope};
+use super::sources::resolve_path;
 
 /// There are too many statements; an error tells so.
 struct TooManyStatements;
 
-/// Takes every statement of a text to `declarer`, loops unrolled.
+/// Takes every statement of a text, which is file 0, to `declarer`: loops unrolled, and includes in
+/// their place.
 pub(super) fn expand_text(
+    file: &str,
     text: &str,
     declarer: &mut DeclarationBuilder<'_>,
     diagnostics: &mut Diagnostics,
 ) {
-    let mut parser = Parser::new(text);
+    let mut parser = Parser::new(0, text);
     let mut expander = Expander {
+        lists: Lists::new(declarer.sources()),
         declarer,
         diagnostics,
-        scope: LoopScope::default(),
+        scope: VariableScope::default(),
         statements_left: STATEMENTS_MAX,
+        includes: Includes::new(file),
     };
     while let Some(node) = parser.next_node(expander.diagnostics) {
         if expander.node(&node).is_err() {
@@ -40,7 +42,9 @@ pub(super) fn expand_text(
 struct Expander<'e, 'r> {
     declarer: &'e mut DeclarationBuilder<'r>,
     diagnostics: &'e mut Diagnostics,
-    scope: LoopScope,
+    scope: VariableScope,
+    lists: Lists<'r>,
+    includes: Includes,
     statements_left: u64,
 }
 
@@ -61,7 +65,10 @@ impl Expander<'_, '_> {
             self.declarer.declarations.is_partial = true;
             return Ok(());
         };
-        let inline = statement.inline.as_deref();
+        if statement.keyword == Keyword::Include {
+            return self.include(&words);
+        }
+        let inline = statement.inline.as_ref();
         self.declarer.declare_statement(
             statement.keyword,
             &words,
@@ -86,34 +93,71 @@ impl Expander<'_, '_> {
             self.declarer.declarations.is_partial = true;
             return Ok(());
         }
-        self.scope
-            .bindings
-            .push((repeated.variable.text.clone(), String::new()));
+        self.scope.open_loop(&repeated.variable.text);
         for item in items.iter().flatten() {
+            if let Some(call) = ListCall::parse(item, self.diagnostics) {
+                self.expand_list(repeated, item, &call)?;
+                continue;
+            }
             match parse_range(item, self.diagnostics) {
-                Ok(None) => self.expand_iteration(repeated, item.text.clone())?,
+                Ok(None) => self.expand_iteration(repeated, Value::Text(item.text.clone()))?,
                 Ok(Some((first, last))) => {
                     for number in first..=last {
-                        self.expand_iteration(repeated, number.to_string())?;
+                        self.expand_iteration(repeated, Value::Text(number.to_string()))?;
                     }
                 }
                 Err(RangeError) => self.declarer.declarations.is_partial = true,
             }
         }
-        self.scope.bindings.pop();
+        self.scope.close_loop();
         Ok(())
     }
 
-    fn expand_iteration(
+    fn expand_list(
         &mut self,
         repeated: &Loop,
-        value: String,
+        item: &Word,
+        call: &ListCall<'_>,
     ) -> Result<(), TooManyStatements> {
+        let directory = self.declarer.directory(item.location.file).to_owned();
+        let list = self.lists.load(call, &directory, item, self.diagnostics);
+        let Some(list) = list else {
+            self.declarer.declarations.is_partial = true;
+            return Ok(());
+        };
+        (0..list.len()).try_for_each(|at| self.expand_iteration(repeated, list.value(at)))
+    }
+
+    /// Takes the statements of another file, with the variables that are in force here.
+    fn include(&mut self, words: &[Word]) -> Result<(), TooManyStatements> {
+        let included = match words {
+            [_, file] => {
+                let directory = self.declarer.directory(file.location.file);
+                let path = resolve_path(directory, &file.text);
+                self.includes
+                    .open(&path, file, self.declarer, self.diagnostics)
+            }
+            _ => {
+                let at = words.get(2).unwrap_or(&words[0]).location;
+                let hint = Keyword::Include.syntax();
+                self.diagnostics
+                    .error_hint(at, "'include' takes one file", hint);
+                None
+            }
+        };
+        let Some(nodes) = included else {
+            self.declarer.declarations.is_partial = true;
+            return Ok(());
+        };
+        let expanded = nodes.iter().try_for_each(|node| self.node(node));
+        self.includes.close();
+        expanded
+    }
+
+    fn expand_iteration(&mut self, repeated: &Loop, value: Value) -> Result<(), TooManyStatements> {
         // Turns count too, or a long loop around nothing would run for ever.
         self.count_statement(repeated.location)?;
-        if let Some(innermost) = self.scope.bindings.last_mut() {
-            innermost.1 = value;
-        }
+        self.scope.set_loop_value(value);
         repeated.body.iter().try_for_each(|node| self.node(node))
     }
 
@@ -185,118 +229,10 @@ fn is_padded(text: &str) -> bool {
     text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-impl LoopScope {
-    /// The place, marked when it is inside a loop.
-    pub(super) fn locate(&self, at: SourceLocation) -> SourceLocation {
-        SourceLocation {
-            is_in_loop: !self.bindings.is_empty(),
-            ..at
-        }
-    }
-
-    /// All words with their variables substituted; none when one of them has an error.
-    pub(super) fn substitute_all(
-        &self,
-        words: &[Word],
-        diagnostics: &mut Diagnostics,
-    ) -> Option<Vec<Word>> {
-        let mut results = Vec::with_capacity(words.len());
-        for word in words {
-            results.push(self.substitute(word, diagnostics));
-        }
-        results.into_iter().collect()
-    }
-
-    fn substitute(&self, word: &Word, diagnostics: &mut Diagnostics) -> Option<Word> {
-        let place = self.locate(word.location);
-        if !word.text.contains('$') {
-            return Some(Word {
-                location: place,
-                ..word.clone()
-            });
-        }
-        let mut text = String::with_capacity(word.text.len());
-        let mut rest = word.text.as_str();
-        while let Some(start) = rest.find("$(") {
-            let (before, reference) = rest.split_at(start);
-            if let Some(before) = before.strip_suffix('$') {
-                text.push_str(before);
-                text.push_str("$(");
-                rest = &reference[2..];
-                continue;
-            }
-            text.push_str(before);
-            let Some(end) = reference.find(')') else {
-                let hint = "write $$( for a '$(' that is no variable";
-                diagnostics.error_hint(place, "this '$(' is never closed", hint);
-                return None;
-            };
-            match self.value(&reference[2..end]) {
-                Ok(value) => text.push_str(&value),
-                Err((message, hint)) => {
-                    diagnostics.error_hint(place, message, hint);
-                    return None;
-                }
-            }
-            rest = &reference[end + 1..];
-        }
-        text.push_str(rest);
-        Some(Word {
-            text,
-            location: place,
-            quote: word.quote,
-        })
-    }
-
-    /// The value of what stands between `$(` and `)`, or a message with a hint.
-    fn value(&self, reference: &str) -> Result<String, (String, String)> {
-        let (name, format) = match reference.split_once(':') {
-            Some((name, format)) => (name, Some(format)),
-            None => (reference, None),
-        };
-        let Some((_, value)) = self.bindings.iter().rev().find(|(known, _)| known == name) else {
-            let known: Vec<String> = self
-                .bindings
-                .iter()
-                .map(|(known, _)| format!("$({known})"))
-                .collect();
-            let hint = match known.as_slice() {
-                [] => "no loop is open here; write $$( for a '$(' that is no variable".to_owned(),
-                _ => format!("the variables here are {}", known.join(", ")),
-            };
-            return Err((format!("unknown variable '$({reference})'"), hint));
-        };
-        let Some(format) = format else {
-            return Ok(value.clone());
-        };
-        let width = format
-            .strip_prefix('0')
-            .and_then(|digits| digits.parse::<usize>().ok());
-        match width {
-            Some(width) if (1..=PAD_WIDTH_MAX).contains(&width) => {
-                if value.bytes().all(|byte| byte.is_ascii_digit()) {
-                    return Ok(format!("{value:0>width$}"));
-                }
-                let hint = format!("write $({name})");
-                Err((
-                    format!("'{value}' is not a number, and zeros cannot pad it"),
-                    hint,
-                ))
-            }
-            _ => {
-                let hint = format!("write $({name}:03) for three digits; at most {PAD_WIDTH_MAX}");
-                Err((
-                    format!("unknown format ':{format}' in '$({reference})'"),
-                    hint,
-                ))
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::DescriptionSource;
 
     #[test]
     fn expansion_stops_at_the_memory_limit() {
@@ -304,9 +240,10 @@ mod tests {
         let text = "for i in 1..5\njob a$(i) {\nexecutable = x\n}\nend\n";
         for (bytes, jobs) in [(0, 5), (DECLARED_BYTES_MAX - 1, 1)] {
             let mut diagnostics = Diagnostics::new("w.bafs");
-            let mut declarer = DeclarationBuilder::new("w.bafs", &none);
+            let source = DescriptionSource(&none);
+            let mut declarer = DeclarationBuilder::new("w.bafs", &source);
             declarer.bytes = bytes;
-            expand_text(text, &mut declarer, &mut diagnostics);
+            expand_text("w.bafs", text, &mut declarer, &mut diagnostics);
             assert_eq!(declarer.declarations.jobs.len(), jobs);
             assert_eq!(diagnostics.has_errors(), jobs < 5);
         }

@@ -1,33 +1,16 @@
 //! Job descriptions in the style of an HTCondor submit file: which keys there are and what their
 //! values mean. Where the text comes from, and in which job it ends up, is `declarations.rs`.
 
-use super::ast::{Description, DescriptionEntry, JobSettings, Word};
+use super::ast::{Description, DescriptionEntry, DescriptionKey, JobSettings, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};
-use super::expand::LoopScope;
 use super::lex::Lexer;
 use super::limits::{CPUS_MAX, PRIORITY_MAX, RETRIES_MAX};
 use super::model::SHARED_DIRECTORIES;
 use super::quantities::{QuantityError, parse_duration, parse_size};
+use super::scope::VariableScope;
 use super::spelling::find_nearest;
 
-/// A key that means something here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DescriptionKey {
-    Executable,
-    Arguments,
-    Environment,
-    RequestCpus,
-    RequestMemory,
-    Runtime,
-    Output,
-    Error,
-    Directory,
-    Retry,
-    Priority,
-    Share,
-}
-
-const KEYS: [(&str, DescriptionKey); 12] = [
+const KEYS: [(&str, DescriptionKey); 16] = [
     ("executable", DescriptionKey::Executable),
     ("arguments", DescriptionKey::Arguments),
     ("environment", DescriptionKey::Environment),
@@ -40,6 +23,10 @@ const KEYS: [(&str, DescriptionKey); 12] = [
     ("retry", DescriptionKey::Retry),
     ("priority", DescriptionKey::Priority),
     ("share", DescriptionKey::Share),
+    ("script", DescriptionKey::Script),
+    ("interpreter", DescriptionKey::Interpreter),
+    ("requires", DescriptionKey::Requires),
+    ("produces", DescriptionKey::Produces),
 ];
 
 /// Keys of HTCondor that mean nothing here, and what takes their place.
@@ -110,7 +97,16 @@ impl DescriptionReader {
         diagnostics: &mut Diagnostics,
     ) -> DescriptionLine {
         let key = lexer.key();
-        let words = lexer.words(diagnostics);
+        let takes_script = key.as_ref().is_some_and(is_script_key);
+        let words = match takes_script.then(|| lexer.script(diagnostics)).flatten() {
+            Some(script) => vec![script],
+            None if takes_script => {
+                let rest = lexer.words(diagnostics);
+                self.reject_script(key.as_ref(), rest.first(), diagnostics);
+                return DescriptionLine::Handled;
+            }
+            None => lexer.words(diagnostics),
+        };
         match (key, words.first()) {
             (Some(key), _) => self.add_entry(&key, words, diagnostics),
             // The only line of a submit file that has no `=`.
@@ -120,6 +116,19 @@ impl DescriptionReader {
             (None, _) => return DescriptionLine::Other(words),
         }
         DescriptionLine::Handled
+    }
+
+    fn reject_script(
+        &mut self,
+        key: Option<&Word>,
+        first: Option<&Word>,
+        diagnostics: &mut Diagnostics,
+    ) {
+        self.description.has_rejected_lines = true;
+        let Some(at) = first.or(key) else { return };
+        let hint = "write 'script = <<END', the lines of the script, and a line 'END'; a program \
+                    is an 'executable'";
+        diagnostics.error_hint(at.location, "a script begins with '<<' and a name", hint);
     }
 
     /// Reports a line that has no place in a description.
@@ -185,6 +194,11 @@ impl DescriptionReader {
     }
 }
 
+fn is_script_key(key: &Word) -> bool {
+    let name = key.text.to_ascii_lowercase();
+    KEYS.contains(&(name.as_str(), DescriptionKey::Script))
+}
+
 /// The directory of the host that a word names, if it is one that a job may share.
 pub(super) fn parse_shared_directory(word: &Word, diagnostics: &mut Diagnostics) -> Option<String> {
     let path = word.text.trim_end_matches('/');
@@ -216,15 +230,22 @@ pub(super) fn parse_description(
     reader.finish()
 }
 
-/// What a description says for one job, with the loop variables of that job.
+/// What a description says for one job, with the variables of that job.
 pub(super) fn build_settings(
-    description: &Description,
-    scope: &LoopScope,
+    entries: &[&DescriptionEntry],
+    scope: &VariableScope,
     diagnostics: &mut Diagnostics,
 ) -> JobSettings {
     let mut settings = JobSettings::default();
-    for entry in &description.entries {
-        if let Some(words) = scope.substitute_all(&entry.values, diagnostics) {
+    for entry in entries {
+        let words = match (entry.key, entry.values.as_slice()) {
+            (DescriptionKey::Script, [script]) => {
+                let script = scope.substitute_script(script, diagnostics);
+                script.map(|script| vec![script])
+            }
+            (_, values) => scope.substitute_all(values, diagnostics),
+        };
+        if let Some(words) = words {
             let place = scope.locate(entry.location);
             DescriptionValue {
                 key: entry.key,
@@ -262,6 +283,12 @@ impl DescriptionValue {
             }
             DescriptionKey::Priority => settings.priority = self.priority(diagnostics),
             DescriptionKey::Share => settings.shared_directories = self.share(diagnostics),
+            DescriptionKey::Script => settings.script = self.words.into_iter().next(),
+            DescriptionKey::Interpreter => {
+                settings.interpreter = Some(self.some_words(diagnostics));
+            }
+            DescriptionKey::Requires => settings.required_files = self.some_words(diagnostics),
+            DescriptionKey::Produces => settings.produced_files = self.some_words(diagnostics),
             DescriptionKey::RequestMemory => {
                 settings.memory_bytes = self.quantity(parse_size, "10 MB", diagnostics);
             }
@@ -296,6 +323,13 @@ impl DescriptionValue {
                 None
             }
         }
+    }
+
+    fn some_words(self, diagnostics: &mut Diagnostics) -> Vec<Word> {
+        if self.words.iter().all(|word| word.text.is_empty()) {
+            diagnostics.error(self.location, format!("'{}' has no value", self.name()));
+        }
+        self.words
     }
 
     fn arguments(self, diagnostics: &mut Diagnostics) -> Vec<String> {
@@ -445,4 +479,17 @@ impl QuantityError {
 
 fn list_keys() -> String {
     KEYS.map(|(name, _)| name).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn editors_grammar_has_all_keys() {
+        let grammar = include_str!("../../integrations/textmate/bafs.tmLanguage.json");
+        for (key, _) in KEYS {
+            assert!(grammar.contains(key), "{key}");
+        }
+    }
 }

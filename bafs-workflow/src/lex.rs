@@ -3,6 +3,7 @@
 
 use super::ast::Word;
 use super::diagnostic::{Diagnostics, SourceLocation};
+use super::reference::{find_reference_end, is_call};
 
 /// A position in a text. Cloning it is cheap and marks a point to come back to.
 #[derive(Clone)]
@@ -32,6 +33,22 @@ impl<'t> Lexer<'t> {
             column: self.column,
             is_in_loop: false,
         }
+    }
+
+    /// The text that is not read yet.
+    pub(super) fn rest(&self) -> &'t str {
+        self.rest
+    }
+
+    /// The next word of the statement as it is written; none at its end or at a comment.
+    pub(super) fn raw_word(&mut self, diagnostics: &mut Diagnostics) -> Option<&'t str> {
+        self.skip_blanks();
+        let start = self.rest;
+        match self.peek() {
+            None | Some('\n' | '#') => return None,
+            Some(_) => self.word(diagnostics),
+        };
+        Some(&start[..start.len() - self.rest.len()])
     }
 
     pub(super) fn peek(&self) -> Option<char> {
@@ -85,6 +102,66 @@ impl<'t> Lexer<'t> {
         }
     }
 
+    /// The lines between `<<NAME` and a line `NAME`, without the indentation that all of them
+    /// share, as a word that has a quote when the name has one; none when no `<<` comes next.
+    pub(super) fn script(&mut self, diagnostics: &mut Diagnostics) -> Option<Word> {
+        self.skip_blanks();
+        let open = self.location();
+        let behind = self.rest.strip_prefix("<<")?;
+        let line_end = behind.find('\n').unwrap_or(behind.len());
+        let header = behind[..line_end].trim();
+        let name = header.split(char::is_whitespace).next().unwrap_or("");
+        let comment = header[name.len()..].trim_start();
+        let quote = name.chars().next().filter(|c| matches!(c, '\'' | '"'));
+        let inner = quote.and_then(|quote| name.strip_prefix(quote)?.strip_suffix(quote));
+        let end = inner.unwrap_or(name);
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if end.is_empty()
+            || !end.chars().all(is_name)
+            || !(comment.is_empty() || comment.starts_with('#'))
+        {
+            let hint = "write 'script = <<END', the lines of the script, and a line 'END'";
+            diagnostics.error_hint(
+                open,
+                "expected a name after '<<' and the end of the line",
+                hint,
+            );
+        }
+        self.rest = &behind[line_end..];
+        self.advance();
+        let start = self.location();
+        let mut lines = Vec::new();
+        let is_closed = loop {
+            let line_end = self.rest.find('\n').unwrap_or(self.rest.len());
+            let line = self.rest[..line_end].trim_end_matches('\r');
+            self.rest = &self.rest[line_end..];
+            if line.trim() == end {
+                break true;
+            }
+            lines.push(line);
+            if self.rest.is_empty() {
+                break false;
+            }
+            self.advance();
+        };
+        if !is_closed {
+            let hint = format!("end it with a line '{end}'");
+            diagnostics.error_hint(open, "this script is never closed", hint);
+        }
+        let (text, indent) = remove_indentation(&lines);
+        if text.contains('\0') {
+            diagnostics.error(start, "a script contains a NUL character");
+        }
+        Some(Word {
+            text,
+            location: SourceLocation {
+                column: 1 + indent as u32,
+                ..start
+            },
+            quote,
+        })
+    }
+
     fn word(&mut self, diagnostics: &mut Diagnostics) -> Word {
         let place = self.location();
         let quote = self.peek().filter(|c| matches!(c, '\'' | '"'));
@@ -98,6 +175,7 @@ impl<'t> Lexer<'t> {
                     self.advance();
                     self.escaped(&mut text);
                 }
+                '$' if self.take_call(&mut text) => {}
                 _ => self.take_char(&mut text),
             }
         }
@@ -129,9 +207,25 @@ impl<'t> Lexer<'t> {
                         _ => text.push('\\'),
                     }
                 }
+                Some('$') if quote == '"' && self.take_call(text) => {}
                 Some(_) => self.take_char(text),
             }
         }
+    }
+
+    /// Takes a whole `$(NAME(...))`, in which blanks and quotes are the function's; false when none
+    /// begins here.
+    fn take_call(&mut self, text: &mut String) -> bool {
+        if text.ends_with('$') || !is_call(self.rest) {
+            return false;
+        }
+        let Some(length) = find_reference_end(self.rest) else {
+            return false;
+        };
+        text.push_str(&self.rest[..length]);
+        self.column += self.rest[..length].chars().count() as u32;
+        self.rest = &self.rest[length..];
+        true
     }
 
     /// The character behind a backslash. An escaped `$(` stays marked, as `$$(`, because loop
@@ -143,7 +237,7 @@ impl<'t> Lexer<'t> {
         self.take_char(text);
     }
 
-    fn skip_blanks(&mut self) {
+    pub(super) fn skip_blanks(&mut self) {
         while let Some(c) = self.peek() {
             let blank = c.is_whitespace() && c != '\n';
             if blank {
@@ -171,7 +265,7 @@ impl<'t> Lexer<'t> {
         true
     }
 
-    fn skip_comment(&mut self) {
+    pub(super) fn skip_comment(&mut self) {
         let length = self.rest.find('\n').unwrap_or(self.rest.len());
         self.rest = &self.rest[length..];
     }
@@ -181,7 +275,7 @@ impl<'t> Lexer<'t> {
         self.advance();
     }
 
-    fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         let Some(c) = self.peek() else { return };
         self.rest = &self.rest[c.len_utf8()..];
         if c == '\n' {
@@ -191,6 +285,27 @@ impl<'t> Lexer<'t> {
             self.column += 1;
         }
     }
+}
+
+/// Lines as one text without their common indentation, and how many characters that is. Blank lines
+/// have none.
+fn remove_indentation(lines: &[&str]) -> (String, usize) {
+    let blank = |c: char| c == ' ' || c == '\t';
+    let contents = || lines.iter().filter(|line| !line.trim().is_empty());
+    let mut common = contents().next().map_or("", |line| {
+        &line[..line.len() - line.trim_start_matches(blank).len()]
+    });
+    for line in contents() {
+        let shared = common.bytes().zip(line.bytes());
+        let length = shared.take_while(|(a, b)| a == b).count();
+        common = &common[..length];
+    }
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(line.strip_prefix(common).unwrap_or(""));
+        text.push('\n');
+    }
+    (text, common.len())
 }
 
 #[cfg(test)]
@@ -215,6 +330,37 @@ mod tests {
         assert_eq!(words("a \\\n b\\  \r\nc"), ["a", "bc"]);
         assert_eq!(words("a\u{a0}b\r\n"), ["a", "b"]);
         assert_eq!(words(r#"\$(x) "\$(x)" $(x)"#), ["$$(x)", "$$(x)", "$(x)"]);
+    }
+
+    #[test]
+    fn calls_are_part_of_their_word() {
+        let call = r#"a$(replace(s, "_1", '_2')).fq"#;
+        assert_eq!(words(&format!("{call} b")), [call, "b"]);
+        assert_eq!(words(&format!("\"{call} b\"")), [format!("{call} b")]);
+        assert_eq!(words("$$(f (x) y)"), ["$$(f", "(x)", "y)"]);
+        assert_eq!(words("$(i x)"), ["$(i", "x)"]);
+    }
+
+    #[test]
+    fn scripts_lose_their_common_indentation() {
+        let read = |text: &str| {
+            let mut diagnostics = Diagnostics::new("test");
+            let mut lexer = Lexer::new(0, text);
+            let script = lexer.script(&mut diagnostics).expect("a script");
+            assert!(!diagnostics.has_errors(), "{text}");
+            (
+                script.text,
+                script.quote,
+                script.location.column,
+                lexer.line,
+            )
+        };
+        assert_eq!(
+            read(" <<END # x\n  a\n\n    b\r\n  END\nc"),
+            ("a\n\n  b\n".to_owned(), None, 3, 5)
+        );
+        assert_eq!(read("<<'E'\n\ta\nE"), ("a\n".to_owned(), Some('\''), 2, 3));
+        assert_eq!(read("<<E\nE").0, "");
     }
 
     #[test]

@@ -6,16 +6,18 @@
 //!
 //! 1. `lex.rs` splits lines into words as a POSIX shell does. `parse.rs` makes statements, inline
 //!    job bodies and loops of them. After an error it goes on with the next statement.
-//! 2. `expand.rs` runs the loops and replaces their variables. `declarations.rs` turns each
-//!    statement into a declaration: names, sizes, URLs. `job_description.rs` reads descriptions in
-//!    the style of HTCondor submit files.
+//! 2. `expand.rs` runs the loops and includes. `lists.rs` reads what loops go through, and
+//!    `scope.rs` replaces variables. `declarations.rs` turns each statement into a declaration:
+//!    names, sizes, URLs. `templates.rs` and `job_description.rs` read the descriptions of jobs.
 //! 3. `check.rs` resolves names, and rejects what does not fit together: a cycle, two writers of a
 //!    volume without an order, a volume that is read before it is written.
 //!
-//! [`parse_workflow`] runs all stages. Its caller passes a function that reads job descriptions, so
-//! the result follows from the arguments alone. [`Workflow`] (`model.rs`) has indices instead of
-//! names: [`JobIndex`] and [`VolumeIndex`] count from 0 in the order of the text. The planner, the
-//! scheduler and the journal use it, and it is never changed.
+//! [`parse_workflow_with`] runs all stages. Its caller passes the [`Sources`] that read files and
+//! list directories, so the result follows from the arguments alone.
+//!
+//! [`Workflow`] (`model.rs`) has indices instead of names: [`JobIndex`] and [`VolumeIndex`] count
+//! from 0 in the order of the text. The planner, the scheduler and the journal use it, and it is
+//! never changed.
 //!
 //! **Units.** Sizes are bytes and numbers of files, times seconds, and all of them are exact
 //! integers.
@@ -38,26 +40,39 @@ mod command;
 mod declarations;
 mod diagnostic;
 mod expand;
+mod format;
+mod glob_pattern;
+mod includes;
 mod job_description;
 mod job_order;
+mod keywords;
 mod lex;
 mod limits;
+mod lists;
 mod load;
 mod model;
+mod name_functions;
 mod names;
 mod overlaps;
 mod parse;
 mod path;
 mod pipelines;
 mod quantities;
+mod reference;
+mod scope;
+mod script;
+mod sources;
 mod spelling;
 mod targets;
+mod templates;
 mod url;
+mod word_cursor;
 
 pub use diagnostic::{Diagnostic, Severity, WorkflowRejected};
+pub use format::format_workflow;
 pub use job_order::{OrderSearch, SearchTooLong};
 pub use limits::{DESCRIPTION_BYTES_MAX, EDGES_MAX, FILE_BYTES_MAX, FILES_MAX, RUNTIME_S_MAX};
-pub use load::{CheckedWorkflow, parse_workflow};
+pub use load::{CheckedWorkflow, parse_workflow, parse_workflow_with};
 pub use model::topological_sort;
 pub use model::{
     CachePolicy, Extract, FirstUsers, Job, JobIndex, Mount, ProgramSpec, SHARED_DIRECTORIES,
@@ -69,5 +84,6 @@ pub use overlaps::{
 pub use quantities::{
     QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size,
 };
+pub use sources::{ListedEntry, Sources};
 pub use spelling::find_nearest;
 pub use url::{Scheme, Url, UrlError};

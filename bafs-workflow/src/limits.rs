@@ -85,3 +85,18 @@ pub(super) const CYCLE_JOBS_SHOWN_MAX: usize = 12;
 
 /// Highest priority of a job; the lowest is as far below zero.
 pub(super) const PRIORITY_MAX: i32 = 1_000_000;
+
+/// Bytes of a file that a loop goes through: ten million lines with some letters each are fewer.
+pub(super) const LIST_BYTES_MAX: usize = 256 << 20;
+
+/// Values of one list: each makes a loop turn, which [`STATEMENTS_MAX`] bounds.
+pub(super) const LIST_ITEMS_MAX: usize = STATEMENTS_MAX as usize;
+
+/// Bytes of an included file, which is held in memory with its statements.
+pub(super) const INCLUDE_BYTES_MAX: usize = 64 << 20;
+
+/// Includes inside includes.
+pub(super) const INCLUDE_DEPTH_MAX: usize = 8;
+
+/// Bytes of a script: it is one argument of its interpreter.
+pub(super) const SCRIPT_BYTES_MAX: usize = WORD_BYTES_MAX;

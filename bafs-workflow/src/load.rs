@@ -7,6 +7,7 @@ use super::diagnostic::{Diagnostic, Diagnostics, SourceLocation, WorkflowRejecte
 use super::expand::expand_text;
 use super::limits::FILE_BYTES_MAX;
 use super::model::Workflow;
+use super::sources::{DescriptionSource, Sources};
 
 /// A workflow that may run, and what its author should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,20 +23,31 @@ pub struct CheckedWorkflow {
 /// `file` is the path of the workflow file: it names diagnostics and the workflow. `read` returns
 /// the text of a job description file, or why it cannot; it is given the path as the workflow
 /// writes it, with the directory of `file` in front unless it is absolute, and at most once for
-/// each path. Nothing else leaves this function: the same arguments give the same result.
+/// each path. Included files are read by it, too, and a glob is an error. Nothing else leaves this
+/// function: the same arguments give the same result.
 pub fn parse_workflow(
     file: &str,
     text: &str,
     read: &dyn Fn(&str) -> Result<String, String>,
 ) -> Result<CheckedWorkflow, WorkflowRejected> {
+    parse_workflow_with(file, text, &DescriptionSource(read))
+}
+
+/// The same of a workflow that may have lists and includes, which `sources` reads: at most once for
+/// each path.
+pub fn parse_workflow_with(
+    file: &str,
+    text: &str,
+    sources: &dyn Sources,
+) -> Result<CheckedWorkflow, WorkflowRejected> {
     let mut diagnostics = Diagnostics::new(file);
-    let mut declarer = DeclarationBuilder::new(file, read);
+    let mut declarer = DeclarationBuilder::new(file, sources);
     if text.len() > FILE_BYTES_MAX {
         let message = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
         let hint = "use loops, or split the workflow into several";
         diagnostics.error_hint(SourceLocation::START, message, hint);
     } else {
-        expand_text(text, &mut declarer, &mut diagnostics);
+        expand_text(file, text, &mut declarer, &mut diagnostics);
     }
     let workflow = check_workflow(workflow_name(file), declarer.declarations, &mut diagnostics);
     let warnings = diagnostics.finish()?;

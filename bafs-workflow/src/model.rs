@@ -88,6 +88,12 @@ pub struct ProgramSpec {
     pub stdout: Option<String>,
     /// The absolute path of the file that takes standard error, when the user wants one.
     pub stderr: Option<String>,
+    /// The absolute paths of files that must be there before the program starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub required_files: Vec<String>,
+    /// The absolute paths of files below writable mounts that a successful job leaves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub produced_files: Vec<String>,
     /// Which of [`SHARED_DIRECTORIES`] are the host's, ascending; the others are the job's own.
     #[serde(default)]
     pub shared_directories: Vec<String>,

@@ -6,49 +6,10 @@ use std::rc::Rc;
 use super::ast::{Keyword, Loop, Statement, SyntaxNode, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::job_description::{DescriptionLine, DescriptionReader};
+use super::keywords::KEYWORDS;
 use super::lex::Lexer;
 use super::limits::LOOP_DEPTH_MAX;
 use super::spelling::find_nearest;
-
-const KEYWORDS: [(&str, Keyword); 9] = [
-    ("job", Keyword::Job),
-    ("parent", Keyword::Parent),
-    ("volume", Keyword::Volume),
-    ("mount", Keyword::Mount),
-    ("extract", Keyword::Extract),
-    ("retry", Keyword::Retry),
-    ("share", Keyword::Share),
-    ("for", Keyword::For),
-    ("end", Keyword::End),
-];
-
-impl Keyword {
-    /// The keyword that a word is, in any case: files of HTCondor's DAGMan shout.
-    fn from_word(word: &str) -> Option<Self> {
-        let known = KEYWORDS
-            .iter()
-            .find(|(name, _)| name.eq_ignore_ascii_case(word));
-        known.map(|(_, keyword)| *keyword)
-    }
-
-    /// How the statement is written.
-    pub(super) fn syntax(self) -> &'static str {
-        match self {
-            Self::Job => "write 'job NAME FILE', or 'job NAME {' and 'key = value' lines up to '}'",
-            Self::Parent => "write 'parent JOB ... child JOB ...'",
-            Self::Volume => {
-                "write 'volume NAME scratch SIZE [files N] [from URL]' \
-                 or 'volume NAME [cache] URL SIZE [lru|mru] [warm] [files N]'"
-            }
-            Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw|write-back]'",
-            Self::Extract => "write 'extract VOLUME FILE URL'",
-            Self::Retry => "write 'retry JOB N'",
-            Self::Share => "write 'share /tmp JOB ...'; /var/tmp and /dev/shm can be shared, too",
-            Self::For => "write 'for NAME in FIRST..LAST' or 'for NAME in WORD ...'",
-            Self::End => "write 'end' on a line of its own",
-        }
-    }
-}
 
 /// Reads a workflow text node by node, so that a large file is never held as nodes.
 pub(super) struct Parser<'t> {
@@ -58,9 +19,10 @@ pub(super) struct Parser<'t> {
 }
 
 impl<'t> Parser<'t> {
-    pub(super) fn new(text: &'t str) -> Self {
+    /// A parser of the file that is number `file` in diagnostics.
+    pub(super) fn new(file: u32, text: &'t str) -> Self {
         Self {
-            lexer: Lexer::new(0, text),
+            lexer: Lexer::new(file, text),
             open_loops: Vec::new(),
         }
     }
@@ -184,11 +146,14 @@ impl<'t> Parser<'t> {
         diagnostics: &mut Diagnostics,
     ) -> Option<SyntaxNode> {
         let is_brace = |word: &Word| word.text == "{" && word.quote.is_none();
-        if keyword == Keyword::Job && words.len() == 2 {
+        let has_body = keyword.has_body();
+        let is_bare = words.len() == 2 || words.get(2).is_some_and(|word| word.text == "from");
+        let is_open = keyword == Keyword::Template || is_bare;
+        if has_body && is_open && !words.last().is_some_and(is_brace) {
             self.brace_on_next_line(&mut words, diagnostics);
         }
         let inline = match words.last() {
-            Some(last) if keyword == Keyword::Job && is_brace(last) => {
+            Some(last) if has_body && is_brace(last) => {
                 Some(Rc::new(self.inline_body(last.location, diagnostics)))
             }
             _ => None,
@@ -273,8 +238,9 @@ fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
                 return Keyword::from_word(name);
             }
             None => {
-                "a line begins with job, parent, volume, mount, extract, retry, share, for or end"
-                    .to_owned()
+                let names = KEYWORDS.map(|(name, _)| name);
+                let (last, others) = names.split_last().unwrap_or((&"", &[]));
+                format!("a line begins with {} or {last}", others.join(", "))
             }
         },
     };

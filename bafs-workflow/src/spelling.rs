@@ -7,20 +7,21 @@ pub fn find_nearest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    let word: Vec<char> = word.to_lowercase().chars().collect();
+    let word = word.to_lowercase();
+    let letters = word.chars().count();
     // None in a letter, one in a short name, up to three in a long one: more would be guessing.
-    let mut slips_max = if word.len() < 2 {
+    let mut slips_max = if letters < 2 {
         0
     } else {
-        (word.len() / 3).clamp(1, 3)
+        (letters / 3).clamp(1, 3)
     };
     let mut best: Option<&str> = None;
     for candidate in candidates {
-        let letters: Vec<char> = candidate.to_lowercase().chars().collect();
-        if letters.len().abs_diff(word.len()) > slips_max {
+        let lower = candidate.to_lowercase();
+        if lower.chars().count().abs_diff(letters) > slips_max {
             continue;
         }
-        let slips = edit_distance(&word, &letters);
+        let slips = strsim::osa_distance(&word, &lower);
         // Of equals the first by alphabet, so that the order of candidates does not matter.
         if slips < slips_max || (slips == slips_max && best.is_none_or(|b| candidate < b)) {
             slips_max = slips;
@@ -28,25 +29,6 @@ pub fn find_nearest<'a>(
         }
     }
     best
-}
-
-/// The optimal string alignment distance.
-fn edit_distance(a: &[char], b: &[char]) -> usize {
-    let mut before_last = vec![0; b.len() + 1];
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = vec![i; b.len() + 1];
-        for j in 1..=b.len() {
-            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            row[j] = replaced.min(last[j] + 1).min(row[j - 1] + 1);
-            let swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if swapped {
-                row[j] = row[j].min(before_last[j - 2] + 1);
-            }
-        }
-        before_last = std::mem::replace(&mut last, row);
-    }
-    last[b.len()]
 }
 
 #[cfg(test)]

@@ -2,4 +2,5 @@
 
 mod workflow;
 mod workflow_errors;
+mod workflow_pipelines;
 mod workflow_properties;

@@ -1,13 +1,13 @@
 //! Data-driven tests of what the workflow language says: `tests/workflow/*.txt` hold cases of
 //! input, `----` and the expected diagnostics. `BAFS_BLESS=1` writes what is said now.
 //!
-//! A case begins with `==== title`; a line `-- NAME` in its input begins a description file.
+//! A case begins with `==== title`; a line `-- NAME` in its input begins another file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use bafs_workflow::{Diagnostic, Severity, parse_workflow};
+use bafs_workflow::{Diagnostic, ListedEntry, Severity, Sources, parse_workflow_with};
 
 struct DiagnosticCase<'t> {
     title: &'t str,
@@ -41,16 +41,40 @@ fn read_cases(text: &str) -> Vec<DiagnosticCase<'_>> {
     cases
 }
 
-/// Everything that is said about a case, with all job description files that the case carries.
+/// The files that a case carries, by name.
+struct CaseFiles<'t>(BTreeMap<&'t str, &'t str>);
+
+impl Sources for CaseFiles<'_> {
+    fn read(&self, path: &str, _bytes_max: usize) -> Result<String, String> {
+        let text = self.0.get(path).map(|text| (*text).to_owned());
+        text.ok_or_else(|| "no such file".to_owned())
+    }
+
+    fn list(&self, directory: &str, _depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+        let below = self
+            .0
+            .keys()
+            .filter_map(|name| name.strip_prefix(directory));
+        let entries: Vec<_> = below
+            .map(|path| ListedEntry {
+                path: path.to_owned(),
+                is_directory: false,
+            })
+            .collect();
+        match entries.is_empty() {
+            true => Err("no such directory".to_owned()),
+            false => Ok(entries),
+        }
+    }
+}
+
+/// Everything that is said about a case, with all files that the case carries.
 fn describe_diagnostics(input: &str) -> String {
     let mut parts = input.split("\n-- ");
     let workflow = format!("{}\n", parts.next().unwrap_or_default().trim_end());
     let files: BTreeMap<&str, &str> = parts.filter_map(|part| part.split_once('\n')).collect();
-    let read = |name: &str| match files.get(name) {
-        Some(text) => Ok((*text).to_owned()),
-        None => Err("no such file".to_owned()),
-    };
-    let (diagnostics, end) = match parse_workflow("t.bafs", &workflow, &read) {
+    let parsed = parse_workflow_with("t.bafs", &workflow, &CaseFiles(files));
+    let (diagnostics, end) = match parsed {
         Ok(checked) => (checked.warnings, "ok\n".to_owned()),
         Err(rejected) => {
             assert!(

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use bafs_workflow::{CheckedWorkflow, Workflow, WorkflowRejected, parse_workflow};
+use bafs_workflow::{CheckedWorkflow, Workflow, WorkflowRejected, format_workflow, parse_workflow};
 use proptest::prelude::*;
 
 const VALID_WORKFLOW: &str = r#"# every statement once
@@ -33,10 +33,26 @@ for i in 1..3
     job end$(i)$(x) sum.job
   end
 end
+template run name threads=2 {
+  script = <<END
+    set -- $(name) $(date) $((1 + 2))
+    echo $(upper(name)) "$@"
+  END
+  environment = T=$(threads)
+  produces = /w/x
+}
+for s in A B
+  volume w$(s) scratch 1 MB
+  job run$(s) from run name=$(s) {
+    interpreter = bash -e
+  }
+  mount w$(s) run$(s) /w
+end
+include "more.bafs"
 retry sum1 3
 "#;
 
-const FRAGMENTS: [&str; 28] = [
+const FRAGMENTS: [&str; 34] = [
     "\n",
     " ",
     "\"",
@@ -65,10 +81,17 @@ const FRAGMENTS: [&str; 28] = [
     "/",
     " GB",
     "\r\n",
+    "<<END",
+    "END\n",
+    "$(stem(",
+    "script = <<",
+    " from run ",
+    "include ",
 ];
 
 fn parse_text(text: &str) -> Result<CheckedWorkflow, WorkflowRejected> {
     parse_workflow("t.bafs", text, &|name| match name {
+        "more.bafs" => Ok("retry sum2 1\n".to_owned()),
         "sum.job" => Ok("executable = sh\narguments = $(i)\nqueue\n".to_owned()),
         _ => Err("no such file".to_owned()),
     })
@@ -96,6 +119,10 @@ fn exercise_parser(text: &str) {
         parse_text(text),
         "the same text gives the same result"
     );
+    if let (Ok(checked), Ok(formatted)) = (&result, format_workflow("t.bafs", text)) {
+        let parsed = parse_text(&formatted).map(|parsed| parsed.workflow);
+        assert_eq!(parsed.as_ref(), Ok(&checked.workflow), "{formatted}");
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -223,7 +250,7 @@ fn reference_text_is_valid() {
     let checked = parse_text(VALID_WORKFLOW).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(
         (checked.workflow.jobs.len(), checked.workflow.volumes.len()),
-        (12, 5)
+        (14, 7)
     );
 }
 

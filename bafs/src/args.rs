@@ -1,5 +1,6 @@
 //! The command line: what can be said. Decides nothing.
 
+mod check;
 mod plan;
 mod policy;
 mod pool;
@@ -17,6 +18,7 @@ use bafs_proto::path::from_bytes;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use check::{CheckArgs, FmtArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
@@ -110,8 +112,10 @@ pub(crate) enum CliCommand {
     /// Start nodes as jobs of a batch system.
     #[command(subcommand)]
     Pool(PoolCommand),
-    /// Check a workflow file without running it.
+    /// Check a workflow file, and the files that it names, without running it.
     Check(CheckArgs),
+    /// Lay out a workflow file in the usual form.
+    Fmt(FmtArgs),
     /// Choose an allocation strategy for a workload, and explain the choice.
     Plan(PlanArgs),
     /// Simulate a workload under one strategy or all.
@@ -583,14 +587,6 @@ pub(crate) struct GraphArgs {
     /// Output file; defaults to `-`, standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  bafs check blast.bafs\n\n\
-Exit codes: 0 no errors (warnings are possible); 1 errors, or the file cannot be read.")]
-pub(crate) struct CheckArgs {
-    /// The workflow file.
-    pub(crate) workflow: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -12,6 +12,7 @@ use bafs_workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
 use crate::history;
+use crate::home_view::HomeView;
 use crate::output::{self, Printer};
 use crate::workflow_file;
 
@@ -37,7 +38,13 @@ pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
                 args.workflow.display()
             );
         }
-        (workflow_file::load_workflow(&args.workflow)?, None)
+        (
+            workflow_file::load_workflow(
+                &args.workflow,
+                &HomeView::from_environment(&args.workflow),
+            )?,
+            None,
+        )
     };
     let dot = render_dot(&workflow, states.as_deref())?;
     match &args.output {

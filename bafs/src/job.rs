@@ -98,6 +98,8 @@ fn prepare_job(
             stdout: None,
             stderr: None,
             shared_directories: args.share.clone(),
+            required_files: Vec::new(),
+            produced_files: Vec::new(),
         },
         mounts,
         op_deadline_ms: args.operation_timeout.saturating_mul(SECOND_MS),

@@ -11,6 +11,7 @@ mod drain;
 mod grant;
 mod graph;
 mod history;
+mod home_view;
 mod init;
 mod input_file;
 mod job;
@@ -37,6 +38,8 @@ mod terminal_text;
 mod units;
 mod volume;
 mod workflow_file;
+mod workflow_findings;
+mod workflow_format;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -123,7 +126,8 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Exec(args) => return job::run_exec(&args, output),
         CliCommand::Mount(args) => return job::run_mount(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
-        CliCommand::Check(args) => workflow_file::check_workflow(&args.workflow, output)?,
+        CliCommand::Check(args) => return workflow_file::check_workflow(&args, output),
+        CliCommand::Fmt(args) => return workflow_format::run(&args, output),
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
         CliCommand::Policies => policies::run(output)?,
         CliCommand::Prefer(args) => run_control::prefer_pipeline(&args, output)?,

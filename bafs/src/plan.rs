@@ -18,6 +18,7 @@ use bafs_workflow::Workflow;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
+use crate::home_view::HomeView;
 use crate::input_file;
 use crate::live_environment::{self, LinkRates};
 use crate::output::Printer;
@@ -224,7 +225,7 @@ fn parse_request(args: &PlanArgs) -> Result<PlanRequest> {
         (None, Some(path)) => path,
         (None, None) => bail!("give a workflow file or --canonical"),
     };
-    let workflow = workflow_file::load_workflow(path)?;
+    let workflow = workflow_file::load_workflow(path, &HomeView::from_environment(path))?;
     if workflow.jobs.is_empty() {
         bail!("{} has no jobs to plan", path.display());
     }

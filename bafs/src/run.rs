@@ -25,6 +25,7 @@ use bafs_workflow::{Workflow, parse_duration};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
+use crate::home_view::HomeView;
 use crate::init;
 use crate::logs;
 use crate::machine_check::check_machine;
@@ -85,7 +86,7 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
         .as_deref()
         .map(parse_timeout_ms)
         .transpose()?;
-    let workflow = workflow_file::load_workflow(&args.workflow)?;
+    let workflow = workflow_file::load_workflow(&args.workflow, &home_view(&args)?)?;
     let is_pool_of_its_own =
         args.pool.is_some() && (args.identity.is_none() || args.catalog.is_none());
     let report = if args.local.is_some() || is_pool_of_its_own {
@@ -103,6 +104,18 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Where the workflow's patterns of paths look.
+fn home_view(args: &RunArgs) -> Result<HomeView> {
+    let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
+    match (args.local, &args.export, cluster) {
+        (Some(_), Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
+        // What is wrong with the cluster is told when the run connects.
+        (None, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
+            .or_else(|_| Ok(HomeView::beside(&args.workflow))),
+        _ => Ok(HomeView::beside(&args.workflow)),
+    }
 }
 
 /// The journal of a run on a cluster that is there.

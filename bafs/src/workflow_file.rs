@@ -1,35 +1,52 @@
-//! Reads a workflow file and shows what is wrong with it.
+//! Reads a workflow file with all that it names, and shows what is wrong with it.
 
 use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use bafs_workflow::{
-    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Workflow, WorkflowRejected, parse_workflow,
+    CheckedWorkflow, DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, ListedEntry, Sources, Url,
+    Workflow, WorkflowRejected, parse_workflow_with,
 };
+use serde_json::{Value, json};
 
+use crate::args::CheckArgs;
+use crate::home_view::{HomeView, list_local};
 use crate::input_file;
 use crate::output::Printer;
 use crate::terminal_text;
+use crate::workflow_findings::{Finding, find_faults};
+
+/// What a workflow names: files of this machine, and listings of homes.
+struct WorkflowSources<'h> {
+    homes: &'h HomeView,
+}
+
+impl Sources for WorkflowSources<'_> {
+    fn read(&self, path: &str, bytes_max: usize) -> Result<String, String> {
+        let text = input_file::read_text(Path::new(path), bytes_max);
+        text.map_err(|error| format!("{error:#}"))
+    }
+
+    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+        if !directory.contains("://") {
+            return list_local(&Path::new(".").join(directory), depth_max);
+        }
+        let url: Url = directory.parse().map_err(|error| format!("{error}"))?;
+        self.homes.list(&url, depth_max)
+    }
+}
 
 /// Reads and checks a workflow; its warnings go to standard error.
-pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
-    let text = input_file::read_text(path, FILE_BYTES_MAX).context("the workflow")?;
-    let file = path.to_string_lossy();
-    match parse_workflow(&file, &text, &read_description) {
+pub(crate) fn load_workflow(path: &Path, homes: &HomeView) -> Result<Workflow> {
+    let (file, text, parsed) = parse_file(path, homes)?;
+    match parsed {
         Ok(checked) => {
-            for warning in &checked.warnings {
-                eprintln!(
-                    "{}",
-                    terminal_text::sanitize_lines(&format_diagnostic(warning, &file, &text))
-                );
-            }
+            print_diagnostics(&checked.warnings, &file, &text);
             Ok(checked.workflow)
         }
         Err(rejected) => {
-            eprintln!(
-                "{}",
-                terminal_text::sanitize_lines(&format_rejection(&rejected, &file, &text))
-            );
+            print_lines(&format_rejection(&rejected, &file, &text));
             bail!("{file} has errors; correct those listed above");
         }
     }
@@ -37,15 +54,28 @@ pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
 
 /// The same of one that is read for its names only: nothing is said of it.
 pub(crate) fn load_without_warnings(path: &Path) -> Option<Workflow> {
-    let text = input_file::read_text(path, FILE_BYTES_MAX).ok()?;
-    let checked = parse_workflow(&path.to_string_lossy(), &text, &read_description);
-    checked.ok().map(|checked| checked.workflow)
+    let (_, _, parsed) = parse_file(path, &HomeView::from_environment(path)).ok()?;
+    parsed.ok().map(|checked| checked.workflow)
 }
 
-/// A job description file.
-fn read_description(path: &str) -> Result<String, String> {
-    let text = input_file::read_text(Path::new(path), DESCRIPTION_BYTES_MAX);
-    text.map_err(|e| format!("{e:#}"))
+/// Name, text and meaning of a workflow file.
+type ParsedFile = (String, String, Result<CheckedWorkflow, WorkflowRejected>);
+
+fn parse_file(path: &Path, homes: &HomeView) -> Result<ParsedFile> {
+    let text = input_file::read_text(path, FILE_BYTES_MAX).context("the workflow")?;
+    let file = path.to_string_lossy().into_owned();
+    let parsed = parse_workflow_with(&file, &text, &WorkflowSources { homes });
+    Ok((file, text, parsed))
+}
+
+fn print_diagnostics(diagnostics: &[Diagnostic], file: &str, text: &str) {
+    for diagnostic in diagnostics {
+        print_lines(&format_diagnostic(diagnostic, file, text));
+    }
+}
+
+fn print_lines(text: &str) {
+    eprintln!("{}", terminal_text::sanitize_lines(text));
 }
 
 /// All that is listed of what is wrong, and how much more there is.
@@ -63,15 +93,68 @@ fn format_diagnostic(diagnostic: &Diagnostic, file: &str, text: &str) -> String 
     if diagnostic.file == file {
         return diagnostic.with_source(text);
     }
-    match read_description(&diagnostic.file) {
+    let other = input_file::read_text(Path::new(&diagnostic.file), DESCRIPTION_BYTES_MAX);
+    match other {
         Ok(other) => diagnostic.with_source(&other),
         Err(_) => diagnostic.to_string(),
     }
 }
 
-/// `bafs check`: says what a workflow consists of.
-pub(crate) fn check_workflow(path: &Path, output: Printer) -> Result<()> {
-    let workflow = load_workflow(path)?;
+/// `bafs check`: says what is wrong with a workflow and what it names, and of what it consists.
+pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCode> {
+    let path = &args.workflow;
+    let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
+    let export = args.export.as_ref().map(|export| export.to_owned());
+    let (homes, looks) = match (args.local || export.is_some(), cluster) {
+        (true, _) => (
+            export.map_or_else(|| HomeView::beside(path), HomeView::Directory),
+            true,
+        ),
+        (false, Some((identity, catalog))) => (HomeView::of_cluster(identity, catalog)?, true),
+        (false, None) => (HomeView::beside(path), false),
+    };
+    let (file, text, parsed) = parse_file(path, &homes)?;
+    let checked = match parsed {
+        Ok(checked) => checked,
+        Err(rejected) => {
+            if !output.is_json() {
+                print_lines(&format_rejection(&rejected, &file, &text));
+                bail!("{file} has errors; correct those listed above");
+            }
+            let result = json!({
+                "diagnostics": diagnostics_json(&rejected.diagnostics),
+                "errors_omitted": rejected.errors_omitted,
+                "findings": [],
+            });
+            output.print_result("", &result)?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    if !output.is_json() {
+        print_diagnostics(&checked.warnings, &file, &text);
+    }
+    let findings = match looks {
+        true => find_faults(
+            &checked.workflow,
+            &homes,
+            args.local || args.export.is_some(),
+        ),
+        false => Vec::new(),
+    };
+    report_check(&checked, &findings, output)?;
+    Ok(match findings.iter().any(|finding| finding.is_error) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+fn report_check(checked: &CheckedWorkflow, findings: &[Finding], output: Printer) -> Result<()> {
+    if !output.is_json() {
+        for finding in findings {
+            print_lines(&finding.describe());
+        }
+    }
+    let workflow = &checked.workflow;
     let (jobs, volumes) = (workflow.jobs.len(), workflow.volumes.len());
     let extracts = workflow.extracts.len();
     output.print_result(
@@ -79,12 +162,36 @@ pub(crate) fn check_workflow(path: &Path, output: Printer) -> Result<()> {
             "{}: {jobs} jobs, {volumes} volumes, {extracts} extracted files",
             workflow.name
         ),
-        &serde_json::json!({ "jobs": jobs, "volumes": volumes, "extracts": extracts }),
+        &json!({
+            "jobs": jobs,
+            "volumes": volumes,
+            "extracts": extracts,
+            "diagnostics": diagnostics_json(&checked.warnings),
+            "errors_omitted": 0,
+            "findings": findings,
+        }),
     )
+}
+
+/// Diagnostics as programs read them.
+fn diagnostics_json(diagnostics: &[Diagnostic]) -> Vec<Value> {
+    let one = |diagnostic: &Diagnostic| {
+        json!({
+            "file": diagnostic.file,
+            "line": diagnostic.line,
+            "column": diagnostic.column,
+            "severity": diagnostic.severity.to_string(),
+            "message": diagnostic.message,
+            "hint": diagnostic.hint,
+        })
+    };
+    diagnostics.iter().map(one).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use bafs_workflow::parse_workflow;
+
     use super::*;
 
     #[test]
@@ -92,7 +199,7 @@ mod tests {
         let told = |lines: usize| {
             let text = "nonsense here\n".repeat(lines);
             let rejected =
-                parse_workflow("w.bafs", &text, &read_description).expect_err("nonsense");
+                parse_workflow("w.bafs", &text, &|_| unreachable!()).expect_err("nonsense");
             let omitted = rejected.errors_omitted;
             (format_rejection(&rejected, "w.bafs", &text), omitted)
         };

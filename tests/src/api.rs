@@ -359,6 +359,8 @@ impl ApiClient {
             stdout: None,
             stderr: None,
             shared_directories: Vec::new(),
+            required_files: Vec::new(),
+            produced_files: Vec::new(),
         };
         let mount = MountSpec {
             name: "data".to_owned(),

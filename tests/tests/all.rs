@@ -17,6 +17,7 @@ mod cluster_homes;
 mod cluster_injection;
 mod cluster_logs;
 mod cluster_metrics;
+mod cluster_pipelines;
 mod cluster_plan;
 mod cluster_pool;
 mod cluster_report;

@@ -109,6 +109,11 @@ fn sweep_example_agrees_with_the_formula() -> Result<()> {
 }
 
 #[test]
+fn samples_example_counts_every_row() -> Result<()> {
+    run_example("samples_example_counts_every_row", "samples", &["awk"])
+}
+
+#[test]
 fn chain_example_reduces_a_large_intermediate() -> Result<()> {
     let name = "chain_example_reduces_a_large_intermediate";
     run_example(name, "chain", &["awk"])
@@ -161,6 +166,6 @@ fn every_example_has_scripts_and_a_test() -> Result<()> {
         let test = format!("fn {name}_example_");
         ensure!(tests.contains(&test), "{name} has no test");
     }
-    ensure!(examples_found >= 6, "{examples_found} examples");
+    ensure!(examples_found >= 7, "{examples_found} examples");
     Ok(())
 }

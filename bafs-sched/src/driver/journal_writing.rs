@@ -1,4 +1,5 @@
-//! Makes steps of the core durable, and what the next scheduler goes on with.
+//! Makes steps of the core durable, and what the next scheduler goes on with; then the driver
+//! follows the events itself.
 
 use std::sync::PoisonError;
 
@@ -6,7 +7,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 
 use super::Driver;
 use super::journal_opening::take_snapshot;
-use crate::RecordedStep;
+use crate::{Event, RecordedStep};
 
 impl Driver {
     /// Makes steps durable, with a snapshot when one is due.
@@ -37,6 +38,25 @@ impl Driver {
         match &mut self.journal {
             Some(journal) => journal.append_snapshot(&snapshot),
             None => Ok(()),
+        }
+    }
+
+    /// Does what follows for the driver itself from a fact that the core knows.
+    pub(super) fn follow_event(&mut self, event: &Event) {
+        match event {
+            Event::JobStarted { execution } => {
+                if let Some((_, server)) = self.scheduler.execution(*execution) {
+                    self.watch_execution(server, *execution);
+                }
+            }
+            Event::NodesListed { .. } => self.update_addresses(),
+            Event::ServerSilent { server } => self.stop_watching(*server),
+            Event::HomeListed { .. } => {
+                let homes = self.servers.homes.lock();
+                let mut homes = homes.unwrap_or_else(PoisonError::into_inner);
+                homes.note_journaled(event);
+            }
+            _ => {}
         }
     }
 }

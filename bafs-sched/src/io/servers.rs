@@ -22,7 +22,7 @@ use bafs_proto::volume::{
     ReplacementPolicy, VolumeKind as Kind, VolumeSource, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_workflow::{CachePolicy, JobIndex, ProgramSpec, VolumeIndex, VolumeKind, Workflow};
 
 use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
@@ -440,18 +440,9 @@ impl Servers {
                 },
             });
         }
-        let command = &job.command;
         Ok(JobSpec {
             name: job.name.clone(),
-            command: JobCommand {
-                executable: command.executable.clone(),
-                arguments: command.arguments.clone(),
-                environment: command.environment.iter().cloned().collect(),
-                directory: command.directory.clone(),
-                stdout: command.stdout.clone(),
-                stderr: command.stderr.clone(),
-                shared_directories: command.shared_directories.clone(),
-            },
+            command: build_command(&job.command),
             mounts,
             op_deadline_ms: self.settings.operation_timeout_ms,
         })
@@ -545,6 +536,21 @@ fn home_source(home: HomePath) -> VolumeSource {
         address: home.address,
         path: home.path,
         id: home.id,
+    }
+}
+
+/// A program as its node takes it.
+fn build_command(program: &ProgramSpec) -> JobCommand {
+    JobCommand {
+        executable: program.executable.clone(),
+        arguments: program.arguments.clone(),
+        environment: program.environment.iter().cloned().collect(),
+        directory: program.directory.clone(),
+        stdout: program.stdout.clone(),
+        stderr: program.stderr.clone(),
+        shared_directories: program.shared_directories.clone(),
+        required_files: program.required_files.clone(),
+        produced_files: program.produced_files.clone(),
     }
 }
 

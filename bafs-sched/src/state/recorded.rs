@@ -1,6 +1,6 @@
 //! What of the state is written to the journal, by fields and rows: a redo log (Mohan et al.,
-//! ARIES, ACM TODS 17, 1992). [`kept`] lists for each part of the state which fields are kept. Knows no
-//! collection; these are in `state/tracked.rs`.
+//! ARIES, ACM TODS 17, 1992). [`kept`] lists for each part of the state which fields are kept.
+//! Knows no collection; these are in `state/tracked.rs`.
 
 use std::fmt::Debug;
 

@@ -213,6 +213,8 @@ fn empty_command() -> ProgramSpec {
         directory: "/".to_owned(),
         stdout: None,
         stderr: None,
+        required_files: vec![],
+        produced_files: vec![],
         shared_directories: Vec::new(),
     }
 }

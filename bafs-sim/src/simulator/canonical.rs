@@ -109,6 +109,8 @@ fn build_job(
             directory: "/".to_owned(),
             stdout: None,
             stderr: None,
+            required_files: vec![],
+            produced_files: vec![],
             shared_directories: Vec::new(),
         },
         cpus: 1,

@@ -16,6 +16,7 @@ use bafs_workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_
 use serde::Serialize;
 
 use crate::args::SimArgs;
+use crate::home_view::HomeView;
 use crate::live_environment::LinkRates;
 use crate::{history, input_file, plan, workflow_file};
 
@@ -66,7 +67,7 @@ impl Workload {
             });
         }
         if let Some(path) = &args.workflow {
-            let workflow = workflow_file::load_workflow(path)?;
+            let workflow = workflow_file::load_workflow(path, &HomeView::from_environment(path))?;
             if workflow.jobs.is_empty() {
                 bail!("{} has no jobs to simulate", path.display());
             }

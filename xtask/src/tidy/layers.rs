@@ -124,6 +124,11 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         files_max: 1,
     },
     ConfinedDependency {
+        name: "glob",
+        allowed_paths: &["bafs-workflow/src/glob_pattern.rs"],
+        files_max: 1,
+    },
+    ConfinedDependency {
         name: "clap",
         allowed_paths: &["bafs/", "xtask/"],
         files_max: usize::MAX,

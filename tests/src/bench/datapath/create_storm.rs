@@ -102,6 +102,8 @@ fn measure_storm(
             stdout: None,
             stderr: None,
             shared_directories: Vec::new(),
+            required_files: Vec::new(),
+            produced_files: Vec::new(),
         },
         mounts: vec![mount],
         op_deadline_ms: OP_DEADLINE_MS_DEFAULT,

@@ -1,0 +1,341 @@
+//! Homes as a command looks at them before anything runs: a directory of this machine that stands
+//! for `bafs://home/`, or the home servers of a cluster. It changes nothing there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, anyhow};
+use bafs_proto::message::{ListSource, SourceKind, StatSource};
+use bafs_proto::volume::VolumeSource;
+use bafs_proto::{Error, ErrorCode};
+use bafs_workflow::{ListedEntry, Scheme, Url};
+use tokio::runtime::Runtime;
+
+use crate::client::ClusterClient;
+
+/// The host of `bafs://home/`, the home of a throw-away cluster.
+const LOCAL_HOME: &str = "home";
+
+/// Entries of one listing that are held: those that a volume may have.
+const ENTRIES_MAX: usize = bafs_proto::limits::MANIFEST_ENTRIES_MAX;
+
+/// What is at a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FoundPath {
+    pub(crate) is_directory: bool,
+    /// Permission bits.
+    pub(crate) mode: u32,
+}
+
+/// Why nothing is known of a place, or nothing good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LookupError {
+    /// Nothing is there.
+    Missing,
+    /// Something is there that the home may not read.
+    Unreadable,
+    /// The home cannot be asked, and why.
+    Unknown(String),
+}
+
+/// Where a command looks.
+pub(crate) enum HomeView {
+    /// The directory that a throw-away cluster exports, or would.
+    Directory(PathBuf),
+    /// The homes of a cluster.
+    Cluster(Box<ClusterView>),
+}
+
+/// Home servers with a runtime of their own: a command may ask from wherever it is.
+pub(crate) struct ClusterView {
+    client: ClusterClient,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+    /// Address and whether it is known, by the host of a URL.
+    addresses: Mutex<BTreeMap<String, Result<String, String>>>,
+}
+
+impl HomeView {
+    /// The directory of a workflow file stands for `bafs://home/`.
+    pub(crate) fn beside(workflow: &Path) -> Self {
+        let directory = workflow.parent().map(Path::to_owned).unwrap_or_default();
+        Self::Directory(directory)
+    }
+
+    /// The cluster that two variables name, else the directory of the workflow.
+    pub(crate) fn from_environment(workflow: &Path) -> Self {
+        let named = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let cluster = named("BAFS_IDENTITY").zip(named("BAFS_CATALOG"));
+        let view =
+            cluster.map(|(identity, catalog)| Self::of_cluster(Path::new(&identity), &catalog));
+        view.and_then(Result::ok)
+            .unwrap_or_else(|| Self::beside(workflow))
+    }
+
+    /// The homes of a cluster.
+    ///
+    /// # Errors
+    /// The identity cannot be read.
+    pub(crate) fn of_cluster(identity: &Path, catalog: &str) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let connected = {
+            let _entered = runtime.enter();
+            ClusterClient::connect(identity, catalog)
+        };
+        match connected {
+            Ok(client) => Ok(Self::Cluster(Box::new(ClusterView {
+                client,
+                runtime: Some(runtime),
+                addresses: Mutex::default(),
+            }))),
+            Err(error) => {
+                // To wait for its threads is not allowed in a runtime.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    /// The directory of this machine that a URL names, if it is one.
+    pub(crate) fn local_path(&self, url: &Url) -> Option<PathBuf> {
+        match (self, url.scheme) {
+            (Self::Directory(export), Scheme::Bafs) if url.host == LOCAL_HOME => {
+                let path = export.join(url.path.trim_start_matches('/'));
+                // The empty path is the working directory, which no call takes.
+                Some(Path::new(".").join(path))
+            }
+            (Self::Directory(_), Scheme::File) => Some(PathBuf::from(&url.path)),
+            _ => None,
+        }
+    }
+
+    /// What is at a place.
+    ///
+    /// # Errors
+    /// See [`LookupError`].
+    pub(crate) fn stat(&self, url: &Url) -> Result<FoundPath, LookupError> {
+        if let Some(path) = self.local_path(url) {
+            return stat_local(&path);
+        }
+        match self {
+            Self::Cluster(cluster) if url.scheme == Scheme::Bafs => cluster.stat(url),
+            _ => {
+                let text = format!("{url} cannot be looked at from here");
+                Err(LookupError::Unknown(text))
+            }
+        }
+    }
+
+    /// What is below a place, down to some levels.
+    ///
+    /// # Errors
+    /// Why it cannot be listed, as a person is told.
+    pub(crate) fn list(&self, url: &Url, depth: usize) -> Result<Vec<ListedEntry>, String> {
+        if let Some(path) = self.local_path(url) {
+            return list_local(&path, depth);
+        }
+        match self {
+            Self::Cluster(cluster) if url.scheme == Scheme::Bafs => {
+                cluster.list(url).map_err(|error| format!("{error:#}"))
+            }
+            Self::Directory(_) if url.scheme == Scheme::Bafs => Err(format!(
+                "home '{}' is asked with --identity and --catalog",
+                url.host
+            )),
+            _ => Err("only bafs: and file: homes are listed".to_owned()),
+        }
+    }
+}
+
+impl ClusterView {
+    fn stat(&self, url: &Url) -> Result<FoundPath, LookupError> {
+        let unknown = |error: anyhow::Error| LookupError::Unknown(format!("{error:#}"));
+        let address = self.address(url).map_err(unknown)?;
+        let call = StatSource {
+            path: url.path.trim_matches('/').to_owned(),
+        };
+        let found = self.run(async { self.client.call(&address, call).await });
+        match found {
+            Ok(entry) => match entry.kind {
+                SourceKind::UnreadableDirectory => Err(LookupError::Unreadable),
+                kind => Ok(FoundPath {
+                    is_directory: kind == SourceKind::Directory,
+                    mode: entry.mode,
+                }),
+            },
+            Err(error) => Err(
+                match error.downcast_ref::<Error>().map(|known| known.code) {
+                    Some(ErrorCode::NotFound) => LookupError::Missing,
+                    Some(ErrorCode::RightMissing) => LookupError::Unreadable,
+                    _ => unknown(error),
+                },
+            ),
+        }
+    }
+
+    fn list(&self, url: &Url) -> Result<Vec<ListedEntry>> {
+        let address = self.address(url)?;
+        let path = url.path.trim_matches('/').to_owned();
+        self.run(async {
+            let (mut entries, mut after) = (Vec::new(), None);
+            loop {
+                let call = ListSource {
+                    path: path.clone(),
+                    after: after.take(),
+                };
+                let page = self.client.call(&address, call).await?;
+                after = page.entries.last().map(|entry| entry.path.clone());
+                entries.extend(page.entries.into_iter().map(|entry| ListedEntry {
+                    is_directory: matches!(
+                        entry.kind,
+                        SourceKind::Directory | SourceKind::UnreadableDirectory
+                    ),
+                    path: entry.path,
+                }));
+                if entries.len() > ENTRIES_MAX {
+                    return Err(anyhow!("{url} has more than {ENTRIES_MAX} files below it"));
+                }
+                if !page.has_more || after.is_none() {
+                    return Ok(entries);
+                }
+            }
+        })
+    }
+
+    fn address(&self, url: &Url) -> Result<String> {
+        let known = self.addresses.lock();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        let address = known.entry(url.host.clone()).or_insert_with(|| {
+            let source = self.run(self.client.resolve_source(&url.to_string()));
+            match source {
+                Ok(VolumeSource::Home { address, .. }) => Ok(address),
+                Ok(VolumeSource::Volume { .. }) => Err(format!("{url} is no home")),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        });
+        address.clone().map_err(|text| anyhow!(text))
+    }
+
+    /// Waits on a thread of its own: the caller may be in a runtime, which must not block.
+    fn run<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let Some(runtime) = &self.runtime else {
+            return Err(anyhow!("the runtime has ended"));
+        };
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| runtime.block_on(work));
+            let ended = waiting.join();
+            ended.unwrap_or_else(|_| Err(anyhow!("a call to a home failed")))
+        })
+    }
+}
+
+impl Drop for ClusterView {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // To wait for its threads is not allowed in a runtime.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn stat_local(path: &Path) -> Result<FoundPath, LookupError> {
+    let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => LookupError::Missing,
+        io::ErrorKind::PermissionDenied => LookupError::Unreadable,
+        _ => LookupError::Unknown(format!("{}: {error}", path.display())),
+    })?;
+    let is_readable = match metadata.is_dir() {
+        true => fs::read_dir(path).is_ok(),
+        false => !metadata.is_file() || fs::File::open(path).is_ok(),
+    };
+    match is_readable {
+        true => Ok(FoundPath {
+            is_directory: metadata.is_dir(),
+            mode: metadata.permissions().mode() & 0o7777,
+        }),
+        false => Err(LookupError::Unreadable),
+    }
+}
+
+/// What is below a directory of this machine. A name that is no UTF-8 matches no pattern, and is
+/// left out.
+///
+/// # Errors
+/// Why it cannot be listed, as a person is told.
+pub(crate) fn list_local(directory: &Path, depth: usize) -> Result<Vec<ListedEntry>, String> {
+    let mut entries = Vec::new();
+    let mut open = vec![(directory.to_owned(), String::new(), depth)];
+    while let Some((path, prefix, levels)) = open.pop() {
+        let listed = match fs::read_dir(&path) {
+            Ok(listed) => listed,
+            // Below the top it may have gone, or be private: its names then match nothing.
+            Err(_) if !prefix.is_empty() => continue,
+            Err(error) => return Err(error.to_string()),
+        };
+        for entry in listed.flatten() {
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let is_directory = entry.path().is_dir();
+            let below = format!("{prefix}{name}");
+            if is_directory && levels > 1 {
+                open.push((entry.path(), format!("{below}/"), levels - 1));
+            }
+            entries.push(ListedEntry {
+                path: below,
+                is_directory,
+            });
+            if entries.len() > ENTRIES_MAX {
+                return Err(format!("it has more than {ENTRIES_MAX} files below it"));
+            }
+        }
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str) -> Url {
+        text.parse().expect("a URL")
+    }
+
+    #[test]
+    fn local_home_is_a_directory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let reads = directory.path().join("reads/deep");
+        fs::create_dir_all(&reads).expect("mkdir");
+        fs::write(reads.join("a.fq"), "x").expect("write");
+        let view = HomeView::Directory(directory.path().to_owned());
+        let found = view
+            .stat(&url("bafs://home/reads/deep/a.fq"))
+            .expect("a file");
+        assert!(!found.is_directory && found.mode & 0o400 != 0);
+        assert!(
+            view.stat(&url("bafs://home/reads"))
+                .expect("it")
+                .is_directory
+        );
+        assert_eq!(
+            view.stat(&url("bafs://home/none")),
+            Err(LookupError::Missing)
+        );
+        let unknown = view.stat(&url("s3://bucket/x"));
+        assert!(
+            matches!(unknown, Err(LookupError::Unknown(_))),
+            "{unknown:?}"
+        );
+        let listed = |depth| view.list(&url("bafs://home/reads"), depth).expect("a list");
+        assert_eq!(listed(1).len(), 1);
+        assert_eq!(listed(2)[1].path, "deep/a.fq");
+        assert!(view.list(&url("bafs://home/none"), 1).is_err());
+    }
+}
