@@ -175,10 +175,45 @@ pub(crate) fn unlike_nodes(view: View<'_>, job: JobIndex) -> Vec<ServerId> {
             of_job.troubles.refused_by.contains(&server) || of_job.troubles.avoids(server);
         let is_bare = node.busy == 0 && node.limit.is_none() && !view.volumes.has_any(server);
         let (space, slots) = (view.fleet.available(server), node.slots());
-        let kind = (&node.seen.group, space, slots, node.takes_work());
+        let ends = view.can_end_in_time(job, server);
+        let kind = (&node.seen.group, space, slots, node.takes_work(), ends);
         if !is_bare || is_told || known.insert(kind) {
             unlike.push(server);
         }
     }
     unlike
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+    use bafs_proto::time::Time;
+    use bafs_workflow::parse_workflow;
+
+    use super::*;
+    use crate::{NodeDeparture, NodeInfo, Scheduler, Settings, Space};
+
+    #[test]
+    fn nodes_that_leave_later_are_tried() {
+        let text = "job a {\nexecutable = x\nruntime = 60 s\n}\n";
+        let none = |_: &str| Err("no files".to_owned());
+        let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
+        let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
+        let space = Space {
+            bytes: 1_000_000,
+            files: 100,
+        };
+        for (id, at_ms) in [(1, 30_000), (2, 30_000), (3, 90_000)] {
+            let departure = NodeDeparture {
+                at: Some(Time(at_ms)),
+                is_draining: false,
+            };
+            scheduler.state.fleet.see(NodeInfo {
+                departure,
+                ..NodeInfo::single_group(ServerId(id), space, 1)
+            });
+        }
+        let tried = unlike_nodes(View::new(&scheduler.state), JobIndex(0));
+        assert_eq!(tried, [ServerId(1), ServerId(3)]);
+    }
 }
