@@ -1,5 +1,7 @@
 //! What we believe of each node: its space, its slots, whether it lives. Places nothing.
 
+mod departures;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
@@ -7,7 +9,7 @@ use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
-use crate::event::{NodeDeparture, NodeInfo};
+use crate::event::NodeInfo;
 use crate::space::{Space, scale_up};
 use crate::state::disk_fullness::Fullness;
 use crate::state::recorded::{Row, RowChanges, kept, whole_rows};
@@ -360,11 +362,7 @@ impl Fleet {
             probe: None,
         });
         let is_new = node.is_lost;
-        if seen.departure.is_draining {
-            self.draining.insert(server);
-        } else {
-            self.draining.remove(&server);
-        }
+        self.see_departure(&seen);
         self.alive += u64::from(is_new);
         self.update(server, |node| {
             node.seen = seen;
@@ -506,33 +504,6 @@ impl Fleet {
         }
         self.tally.add(2 * found.len() as u64);
         found
-    }
-
-    /// When a node leaves, as far as is known.
-    pub(crate) fn departure(&self, server: ServerId) -> NodeDeparture {
-        let node = self.nodes.get(&server);
-        node.map_or_else(NodeDeparture::default, |node| node.seen.departure)
-    }
-
-    /// Live nodes that drain.
-    pub(crate) fn draining(&self) -> impl Iterator<Item = ServerId> {
-        let draining = self.draining.iter().copied();
-        draining.filter(|server| self.get(*server).is_some_and(|node| !node.is_lost))
-    }
-
-    /// Whether a node drains.
-    pub(crate) fn is_draining(&self, server: ServerId) -> bool {
-        !self.draining.is_empty() && self.draining.contains(&server)
-    }
-
-    /// A node drains, by the report of a job.
-    pub(crate) fn note_draining(&mut self, server: ServerId) {
-        let drain = |node: &mut FleetNode| node.seen.departure.is_draining = true;
-        if self.update(server, drain).is_some() {
-            // What is seen of a node is not compared by an update.
-            self.nodes.note(&server);
-            self.draining.insert(server);
-        }
     }
 
     /// Whether a live node is not known to be unable to run jobs.
