@@ -12,7 +12,7 @@ use crate::state::limits::AllocationRules;
 use crate::state::planned_volumes::Create;
 
 /// One decision.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Decision {
     // Placement.
     /// A job starts.

@@ -4,7 +4,7 @@ use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::state::kept_state::StateChanges;
-use crate::{Action, Event};
+use crate::{Action, Decision, Event};
 
 /// One step. Fields that come later have a default, so that journals without them are read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +13,9 @@ pub struct RecordedStep {
     pub at: Time,
     /// The fact.
     pub event: Event,
+    /// What was decided because of it, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decisions: Vec<Decision>,
     /// What was to be done because of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<Action>,

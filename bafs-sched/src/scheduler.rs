@@ -23,7 +23,6 @@ pub struct Scheduler {
     pub(crate) state: State,
     /// Where steps are recorded: single values as they were last told.
     recorded: Option<Box<StateRows>>,
-    keeps_decisions: bool,
 }
 
 /// What was recorded of it says nothing of a scheduler.
@@ -52,12 +51,12 @@ impl Scheduler {
         Self {
             state,
             recorded: None,
-            keeps_decisions: false,
         }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
     pub fn step(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
+        self.state.decisions.clear();
         if self.state.phase == Phase::Over {
             return;
         }
@@ -67,20 +66,11 @@ impl Scheduler {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
-        if !self.keeps_decisions {
-            self.state.decisions.clear();
-        }
     }
 
-    /// What was decided since this was asked last, while decisions are kept.
-    pub fn take_decisions(&mut self) -> Vec<Decision> {
-        std::mem::take(&mut self.state.decisions)
-    }
-
-    /// Keeps what is decided from now on for [`Self::take_decisions`]. Without that it is
-    /// forgotten after each step.
-    pub fn keep_decisions(&mut self) {
-        self.keeps_decisions = true;
+    /// What the last step decided, in this order.
+    pub fn last_decisions(&self) -> &[Decision] {
+        &self.state.decisions
     }
 
     /// Notes from now on what steps write: [`Self::record_step`] needs it, and whoever takes
@@ -101,6 +91,7 @@ impl Scheduler {
         RecordedStep {
             at: now,
             event,
+            decisions: std::mem::take(&mut self.state.decisions),
             actions,
             changes: StateChanges::of(&changes),
         }

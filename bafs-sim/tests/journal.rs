@@ -147,6 +147,7 @@ fn tick(at: u64) -> RecordedStep {
     RecordedStep {
         at: Time(at),
         event: Event::Tick,
+        decisions: Vec::new(),
         actions: Vec::new(),
         changes: StateChanges::default(),
     }

@@ -174,6 +174,7 @@ fn run_begins_with_its_first_request_to_nodes() {
     let tick = RecordedStep {
         at: first,
         event: Event::Tick,
+        decisions: Vec::new(),
         actions: Vec::new(),
         changes: StateChanges::default(),
     };

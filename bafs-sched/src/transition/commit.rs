@@ -135,7 +135,6 @@ mod tests {
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
         let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
-        scheduler.keep_decisions();
         let space = Space {
             bytes: 1_000_000,
             files: 100,
@@ -143,19 +142,17 @@ mod tests {
         let node = NodeInfo::single_group(ServerId(1), space, 1);
         let mut actions = Vec::new();
         scheduler.step(Time(1), Event::nodes_listed(vec![node]), &mut actions);
-        scheduler.take_decisions();
         fail_execution(&mut scheduler, 2, &mut actions);
         let (job, pause_ms) = (JobIndex(0), Settings::default().pause_ms(1));
         let retry = Decision::Retry { job, pause_ms };
-        assert_eq!(scheduler.take_decisions()[..1], [retry]);
+        assert_eq!(scheduler.last_decisions()[..1], [retry]);
         scheduler.step(Time(2 + pause_ms), Event::Tick, &mut actions);
-        scheduler.take_decisions();
         fail_execution(&mut scheduler, 3 + pause_ms, &mut actions);
         let fail = Decision::Fail {
             job,
             reason: "exited with code 3".to_owned(),
             output_tail: "no".to_owned(),
         };
-        assert_eq!(scheduler.take_decisions()[..1], [fail]);
+        assert_eq!(scheduler.last_decisions()[..1], [fail]);
     }
 }

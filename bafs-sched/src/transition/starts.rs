@@ -165,19 +165,15 @@ mod tests {
     use bafs_proto::time::Time;
     use bafs_workflow::{JobIndex, VolumeIndex, parse_workflow};
 
-    use crate::{Action, Decision, Event, NodeInfo, Scheduler, Settings, Space};
+    use crate::{Decision, Event, NodeInfo, Scheduler, Settings, Space};
 
-    /// A job with a scratch volume, on a node that has room for it.
-    fn step_once(scheduler: &mut Scheduler) -> Vec<Action> {
+    /// A node with room for the job is there.
+    fn node_seen() -> Event {
         let space = Space {
             bytes: 10_000_000,
             files: 100_000,
         };
-        let node = NodeInfo::single_group(ServerId(1), space, 1);
-        let mut actions = Vec::new();
-        let seen = Event::nodes_listed(vec![node]);
-        scheduler.step(Time(1), seen, &mut actions);
-        actions
+        Event::nodes_listed(vec![NodeInfo::single_group(ServerId(1), space, 1)])
     }
 
     fn scheduler() -> Scheduler {
@@ -190,8 +186,9 @@ mod tests {
     #[test]
     fn starts_are_decisions_with_their_volumes() {
         let mut scheduler = scheduler();
-        scheduler.keep_decisions();
-        step_once(&mut scheduler);
+        let mut actions = Vec::new();
+        scheduler.step(Time(1), node_seen(), &mut actions);
+        assert!(!actions.is_empty(), "it starts a job");
         let size = scheduler.size_of(VolumeIndex(0));
         let start = Decision::Start {
             job: JobIndex(0),
@@ -199,18 +196,21 @@ mod tests {
             creates: vec![(VolumeIndex(0), Some(ServerId(1)), size)],
             borrows: Vec::new(),
         };
-        let decisions = scheduler.take_decisions();
+        let decisions = scheduler.last_decisions().to_vec();
         assert_eq!(decisions, [Decision::BeginRunning, start]);
-        assert!(scheduler.take_decisions().is_empty(), "taken once");
         let text = serde_json::to_string(&decisions).expect("it is plain data");
         let read: Vec<Decision> = serde_json::from_str(&text).expect("it was written so");
         assert_eq!(read, decisions);
     }
 
     #[test]
-    fn unwanted_decisions_are_forgotten_after_each_step() {
+    fn recorded_step_keeps_its_decisions() {
         let mut scheduler = scheduler();
-        assert!(!step_once(&mut scheduler).is_empty(), "it starts a job");
-        assert!(scheduler.take_decisions().is_empty());
+        let step = scheduler.record_step(Time(1), node_seen());
+        assert!(matches!(
+            step.decisions[..],
+            [Decision::BeginRunning, Decision::Start { .. }]
+        ));
+        assert_eq!(scheduler.last_decisions(), []);
     }
 }
