@@ -285,7 +285,8 @@ impl SimulatedCluster {
         node.has_failed = true;
         node.reports.clear();
         if is_wiped {
-            node.volumes.clear();
+            let ended: Vec<_> = node.volumes.keys().copied().collect();
+            ended.into_iter().for_each(|id| node.end_volume(id));
             node.started_executions.clear();
         }
         let away_ms = 500 + self.rng.next_below(15_000);
