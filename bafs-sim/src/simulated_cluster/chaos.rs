@@ -468,6 +468,7 @@ impl SimulatedCluster {
                 is_stopped: false,
                 full_until: Time(0),
                 volumes: BTreeMap::new(),
+                tombstones: BTreeSet::new(),
                 executions: BTreeMap::new(),
                 started_executions: BTreeSet::new(),
                 reports: BTreeMap::new(),
