@@ -41,8 +41,8 @@ impl Scheduler {
         Self::with_strategy_selector(run, workflow, settings, &NullSelector)
     }
 
-    /// The same with a selector, which is asked when the settings configure one. Recovery needs the
-    /// same selector: with another one the same facts lead to other decisions.
+    /// The same with a selector, which is asked when the settings configure one. With another one
+    /// the same facts may lead to other decisions; recovery decides nothing.
     pub fn with_strategy_selector(
         run: RunId,
         workflow: Workflow,
