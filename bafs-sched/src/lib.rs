@@ -6,7 +6,7 @@
 //! ```text
 //!  text ─▶ workflow ─▶ Workflow ─┐          ┌─▶ Action ─▶ io ─▶ calls to nodes and homes
 //!                                ▼          │                    │
-//!    StrategySelector, Settings ─▶ Scheduler::step ◀── Event, journaled first
+//!    StrategySelector, Settings ─▶ Scheduler::step ◀── Event
 //!                                           ▲
 //!    driver: the real cluster ──────────────┤
 //!    crate bafs-sim: simulated clusters ────┘
@@ -17,7 +17,7 @@
 //! * [`Scheduler`] decides. It has no clock, no I/O and no random numbers, so the same events lead
 //!   to the same decisions. It asks a [`StrategySelector`], which it does not know, for the
 //!   strategy of a run.
-//! * [`driver`] and [`io`] run the decisions: the journal, calls, waiting.
+//! * [`driver`] and [`io`] run the decisions: first they are in the journal, then calls are made.
 //! * [`report`], [`replay`], [`timeline`] and [`goodput`] say what a run did and why, from its
 //!   journal.
 //!

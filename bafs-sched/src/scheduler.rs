@@ -23,9 +23,11 @@ pub struct Scheduler {
     pub(crate) state: State,
     /// Where steps are recorded: single values as they were last told.
     recorded: Option<Box<StateRows>>,
+    /// Of the last step.
+    decisions: Vec<Decision>,
 }
 
-/// What was recorded of it says nothing of a scheduler.
+/// What was recorded of it, and what its last step decided, say nothing of a scheduler.
 impl PartialEq for Scheduler {
     fn eq(&self, other: &Self) -> bool {
         self.state == other.state
@@ -39,8 +41,8 @@ impl Scheduler {
         Self::with_strategy_selector(run, workflow, settings, &NullSelector)
     }
 
-    /// The same with a selector, which is asked when the settings configure one. Recovery needs the
-    /// same selector: with another one the same facts lead to other decisions.
+    /// The same with a selector, which is asked when the settings configure one. With another one
+    /// the same facts may lead to other decisions; recovery decides nothing.
     pub fn with_strategy_selector(
         run: RunId,
         workflow: Workflow,
@@ -51,12 +53,13 @@ impl Scheduler {
         Self {
             state,
             recorded: None,
+            decisions: Vec::new(),
         }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
     pub fn step(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
-        self.state.decisions.clear();
+        self.decisions.clear();
         if self.state.phase == Phase::Over {
             return;
         }
@@ -66,11 +69,12 @@ impl Scheduler {
             self.state.advance();
         }
         actions.append(&mut self.state.out);
+        self.decisions.append(&mut self.state.decisions);
     }
 
     /// What the last step decided, in this order.
     pub fn last_decisions(&self) -> &[Decision] {
-        &self.state.decisions
+        &self.decisions
     }
 
     /// Notes from now on what steps write: [`Self::record_step`] needs it, and whoever takes
@@ -91,7 +95,7 @@ impl Scheduler {
         RecordedStep {
             at: now,
             event,
-            decisions: std::mem::take(&mut self.state.decisions),
+            decisions: std::mem::take(&mut self.decisions),
             actions,
             changes: StateChanges::of(&changes),
         }

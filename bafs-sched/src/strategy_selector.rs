@@ -2,7 +2,7 @@
 //! `bafs-sim` has the one with model and simulation; this crate has none but the null selector.
 //!
 //! A selector is deterministic: equal questions have equal answers, on every machine. So a
-//! scheduler that is built anew from a journal, with the same selector, decides as before.
+//! scheduler that gets the events of a journal once more decides as before with the same selector.
 
 use std::fmt;
 use std::sync::Arc;

@@ -77,6 +77,9 @@ struct ClusterNode {
     full_until: Time,
     /// Volumes with the jobs whose output they hold.
     volumes: BTreeMap<VolumeId, (Space, VolumeIndex, VolumeWrites)>,
+    /// Volumes that ended, or were deleted before they were made: a delayed call creates none of
+    /// them, as at a server.
+    tombstones: BTreeSet<VolumeId>,
     executions: BTreeMap<ExecutionId, ClusterExecution>,
     /// Executions that it has started, or must never start: stored on disk, so they survive a
     /// restart.
@@ -180,6 +183,7 @@ impl SimulatedCluster {
                 is_stopped: false,
                 full_until: Time(0),
                 volumes: BTreeMap::new(),
+                tombstones: BTreeSet::new(),
                 executions: BTreeMap::new(),
                 started_executions: BTreeSet::new(),
                 reports: BTreeMap::new(),
@@ -377,7 +381,7 @@ impl SimulatedCluster {
                     self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(lost));
                     return;
                 }
-                self.node(server).volumes.remove(&id);
+                self.node(server).end_volume(id);
                 self.send_reply(Event::VolumeDeleted { volume: id }, lost);
             }
             Action::StartJob {
@@ -459,6 +463,9 @@ impl SimulatedCluster {
                 CALL_TIMEOUT_MS,
                 ClusterEvent::ApplyEvent(failed(unreachable_error())),
             );
+            return;
+        }
+        if self.refuse_ended(id, server) {
             return;
         }
         if self.now < self.nodes[&server].full_until {
@@ -558,7 +565,7 @@ impl SimulatedCluster {
             let ids: Vec<_> = self.nodes[&server].volumes.keys().copied().collect();
             for id in ids {
                 if self.has_fault(self.faults.volume_vanishes) {
-                    self.node(server).volumes.remove(&id);
+                    self.node(server).end_volume(id);
                     self.node(server).has_failed = true;
                 }
             }

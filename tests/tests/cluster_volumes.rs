@@ -200,7 +200,11 @@ fn cluster_volume_names_its_unresponsive_home() -> Result<()> {
     ensure!(shown["state"] == "creating", "{shown}");
     let text = world.bafs_command(&["volume", "show", "v"]).output()?;
     ensure!(text.status.success(), printed_text(&text));
-    for part in ["Creating", "waits up to ten minutes for home", &host] {
+    for part in [
+        "volume, creating,",
+        "waits up to ten minutes for home",
+        &host,
+    ] {
         ensure!(printed_text(&text).contains(part), printed_text(&text));
     }
     world.run_json(&["volume", "delete", "v"])?;

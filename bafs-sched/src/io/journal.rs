@@ -325,26 +325,19 @@ pub(crate) fn visit_steps(
     path: &Path,
     mut each: impl FnMut(&JournalHeader, RecordedStep),
 ) -> Result<()> {
-    let name = path.display().to_string();
-    let fault = |e: std::io::Error| io_error("read", &name, &e);
-    let file = File::open(path).map_err(fault)?;
-    let length = file.metadata().map_err(fault)?.len();
-    let opened = OpenedFile {
-        file: &file,
-        length,
-        name: &name,
-    };
-    let (_, header, mut at) = opened.read_start()?;
-    while at < length {
-        let bytes = opened.read_frame(at)?;
-        let Some(payload) = decode_frame(&bytes) else {
-            break;
-        };
-        let frame = decode_content(payload, at)?;
-        frame.steps.into_iter().for_each(|step| each(&header, step));
-        at += bytes.len() as u64;
-    }
-    Ok(())
+    read_parts(path, |opened| {
+        let (_, header, mut at) = opened.read_start()?;
+        while at < opened.length {
+            let bytes = opened.read_frame(at)?;
+            let Some(payload) = decode_frame(&bytes) else {
+                break;
+            };
+            let frame = decode_content(payload, at)?;
+            frame.steps.into_iter().for_each(|step| each(&header, step));
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    })
 }
 
 /// Reads what a journal is about, and nothing of what happened.
@@ -352,6 +345,11 @@ pub(crate) fn visit_steps(
 /// # Errors
 /// As [`Journal::open`].
 pub fn read_header(path: &Path) -> Result<JournalHeader> {
+    read_parts(path, |opened| Ok(opened.read_start()?.1))
+}
+
+/// Opens a journal to read parts of it; errors name it.
+fn read_parts<T>(path: &Path, read: impl FnOnce(OpenedFile<'_>) -> Result<T>) -> Result<T> {
     let name = path.display().to_string();
     let fault = |e: std::io::Error| io_error("read", &name, &e);
     let file = File::open(path).map_err(fault)?;
@@ -361,8 +359,7 @@ pub fn read_header(path: &Path) -> Result<JournalHeader> {
         length,
         name: &name,
     };
-    let read = opened.read_start().map(|(_, header, _)| header);
-    read.map_err(|e| e.context(format!("journal {name}")))
+    read(opened).map_err(|e| e.context(format!("journal {name}")))
 }
 
 /// A file of which parts are read.

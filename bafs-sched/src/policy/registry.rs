@@ -112,7 +112,7 @@ fn find<P: Policy + ?Sized>(
 ) -> &'static P {
     let first = policies.first().expect("a family has a policy");
     let Some(name) = names.get(family) else {
-        return *first;
+        return first;
     };
     let found = policies.iter().find(|policy| policy.name() == name);
     found.unwrap_or(first)

@@ -26,10 +26,7 @@ impl State {
                 beneficiary,
             } => self.preempt(victim, beneficiary),
             Decision::Unprotect => self.unprotect(),
-            Decision::GiveUp { reason } => {
-                self.messages.push(reason);
-                self.finish();
-            }
+            Decision::GiveUp { reason } => self.give_run_up(reason),
 
             // Cache space.
             Decision::EvictCache { volume } => self.retire_all(volume),
@@ -41,11 +38,7 @@ impl State {
             } => self.create(volume, Some(server), part),
 
             // Order.
-            Decision::PrioritiseChains { from, is_final } => {
-                let is_over = is_final || self.urgency.is_over;
-                self.urgency = Urgency { from, is_over };
-                self.requeue_all();
-            }
+            Decision::PrioritiseChains { from, is_final } => self.prioritise_chains(from, is_final),
 
             // Strategy.
             Decision::FollowStrategy {
@@ -99,6 +92,19 @@ impl State {
             Decision::DropVolume { id } => self.retire(id),
             Decision::SwitchToCopy { volume, id, copy } => self.switch_to_copy(volume, id, copy),
         }
+    }
+
+    /// Ends the run, since nothing helps.
+    fn give_run_up(&mut self, reason: String) {
+        self.messages.push(reason);
+        self.finish();
+    }
+
+    /// Jobs whose chain is at least so long, in seconds, go first from now on.
+    fn prioritise_chains(&mut self, from: u32, is_final: bool) {
+        let is_over = is_final || self.urgency.is_over;
+        self.urgency = Urgency { from, is_over };
+        self.requeue_all();
     }
 }
 

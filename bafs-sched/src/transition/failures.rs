@@ -1,6 +1,8 @@
 //! What follows from failures: attempts end, jobs run again or fail for good, and what depends on
 //! them is skipped. What a failure means says `policy/failure/attribution.rs`.
 
+use std::collections::BTreeMap;
+
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode};
 use bafs_workflow::{JobIndex, VolumeIndex};
@@ -158,17 +160,18 @@ impl State {
         self.commit(decision);
     }
 
-    /// Asks nodes whether they have these volumes.
+    /// Asks nodes whether they have these volumes, except those that are being made: an answer from
+    /// before a volume was made may arrive after the message about that, and would pass for a loss.
     fn probe_volumes(&mut self, uses: &[MountedVolume]) {
-        let mut servers: Vec<ServerId> = uses.iter().filter_map(|used| used.server).collect();
-        servers.sort_unstable();
-        servers.dedup();
-        for server in servers {
-            let ids = uses
-                .iter()
-                .filter(|used| used.server == Some(server))
-                .map(|used| used.id);
-            let volumes: Vec<VolumeId> = ids.collect();
+        let mut by_server: BTreeMap<ServerId, Vec<VolumeId>> = BTreeMap::new();
+        for used in uses {
+            let instance = self.volumes.get(used.id);
+            let is_being_made = instance.is_some_and(|instance| instance.state.is_being_made());
+            if let Some(server) = used.server.filter(|_| !is_being_made) {
+                by_server.entry(server).or_default().push(used.id);
+            }
+        }
+        for (server, volumes) in by_server {
             if !self.is_lost(server) {
                 self.out.push(Action::ProbeVolumes { server, volumes });
             }
@@ -358,5 +361,58 @@ impl State {
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{RunId, ServerId, VolumeId};
+    use bafs_proto::time::Time;
+    use bafs_proto::{Error, ErrorCode};
+    use bafs_workflow::parse_workflow;
+
+    use crate::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+
+    #[test]
+    fn volumes_being_created_are_not_probed() {
+        let text = "volume p scratch 1 MB\nvolume q scratch 1 MB\njob a {\nexecutable = x\n}\n\
+            mount p a /p\nmount q a /q\n";
+        let parsed = parse_workflow("w", text, &|_| unreachable!()).unwrap();
+        let settings = Settings {
+            fleet_settle_ms: 0,
+            ..Settings::default()
+        };
+        let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, settings);
+        let mut step = |now, event| {
+            let mut actions = Vec::new();
+            scheduler.step(Time(now), event, &mut actions);
+            actions
+        };
+        let capacity = Space {
+            bytes: 100_000_000,
+            files: 100_000,
+        };
+        let node = NodeInfo::single_group(ServerId(1), capacity, 1);
+        let actions = step(1, Event::nodes_listed(vec![node]));
+        let created = actions.iter().filter_map(|action| match action {
+            Action::CreateVolume { id, .. } => Some(*id),
+            _ => None,
+        });
+        let created: Vec<VolumeId> = created.collect();
+        let [_, failed] = created[..] else {
+            panic!("{actions:?}");
+        };
+        let error = Error::new(ErrorCode::ServerFault, "Input/output error");
+        let volume = failed;
+        let actions = step(2, Event::VolumeCreateFailed { volume, error });
+        let deleted = Action::DeleteVolume {
+            id: failed,
+            server: ServerId(1),
+        };
+        let probed = Action::ProbeVolumes {
+            server: ServerId(1),
+            volumes: vec![failed],
+        };
+        assert_eq!(actions, [deleted, probed]);
     }
 }

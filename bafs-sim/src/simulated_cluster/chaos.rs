@@ -285,7 +285,8 @@ impl SimulatedCluster {
         node.has_failed = true;
         node.reports.clear();
         if is_wiped {
-            node.volumes.clear();
+            let ended: Vec<_> = node.volumes.keys().copied().collect();
+            ended.into_iter().for_each(|id| node.end_volume(id));
             node.started_executions.clear();
         }
         let away_ms = 500 + self.rng.next_below(15_000);
@@ -467,6 +468,7 @@ impl SimulatedCluster {
                 is_stopped: false,
                 full_until: Time(0),
                 volumes: BTreeMap::new(),
+                tombstones: BTreeSet::new(),
                 executions: BTreeMap::new(),
                 started_executions: BTreeSet::new(),
                 reports: BTreeMap::new(),

@@ -24,6 +24,9 @@ pub(crate) struct CacheDivision<'r> {
     pub(crate) rooms: &'r [Room],
 }
 
+/// A job that starts, and the volumes that are made for it.
+pub(crate) type PlannedStart<'s> = (JobIndex, &'s [Create]);
+
 /// What the planning of caches takes from other rules.
 #[derive(Clone, Copy)]
 pub(crate) struct CachePlanning<'p> {
@@ -31,5 +34,5 @@ pub(crate) struct CachePlanning<'p> {
     pub(crate) partitioning: &'p dyn CachePartitioning,
     /// What a node must keep free, in bytes, so that the pipelines at home there can end, once a
     /// job has started there if one is given.
-    pub(crate) to_end: &'p dyn Fn(ServerId, Option<(JobIndex, &[Create])>) -> u64,
+    pub(crate) to_end: &'p dyn Fn(ServerId, Option<PlannedStart<'_>>) -> u64,
 }
