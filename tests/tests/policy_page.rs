@@ -1,6 +1,6 @@
-//! The page "How to add a policy", executed: its files and changes are made in a copy of the source,
-//! and its commands are run there. `file=PATH` after the language of a block names a file; a `diff`
-//! block has the lines of that file that go and those that come, beside lines that stay.
+//! The page "How to add a policy", executed: its files and changes are made in a copy of the
+//! source, and its commands are run there. `file=PATH` after the language of a block names a file.
+//! A `diff` block has the lines of that file that go and those that come, beside lines that stay.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! A home behind FTP: plain, so for public data and networks that are trusted, or over TLS. An
-//! upload is a file of another name beside its place: it is resumed where it ended, read back and compared, and
-//! renamed over what was there.
+//! upload is a file of another name beside its place: it is resumed where it ended, read back and
+//! compared, and renamed over what was there.
 //!
 //! A connection does one thing at a time, so there are as many as there are calls at once. What a
 //! file is, is asked before and after each read on the same connection.
