@@ -50,6 +50,9 @@ pub(crate) struct FleetNode {
     /// Slots that our own executions occupy. Rebuilt from these.
     #[serde(skip)]
     pub(crate) busy: u32,
+    /// Memory that our own executions asked for. Rebuilt from these.
+    #[serde(skip)]
+    pub(crate) busy_memory: u64,
     /// Since when the catalog does not list it.
     pub(crate) missing_since: Option<Time>,
     /// Given up: nothing of ours exists there any more.
@@ -114,6 +117,27 @@ impl FleetNode {
         self.seen.slots.min(limit)
     }
 
+    /// Memory that it has for jobs, in bytes: without bounds where it does not say.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        match self.seen.memory_bytes {
+            0 => u64::MAX,
+            bytes => bytes,
+        }
+    }
+
+    /// Memory that our own executions leave, in bytes.
+    pub(crate) fn free_memory(&self) -> u64 {
+        self.memory_bytes().saturating_sub(self.busy_memory)
+    }
+
+    /// What a job has for temporary files, in bytes: without bounds where it does not say.
+    pub(crate) fn temporary_bytes(&self) -> u64 {
+        match self.seen.temporary_bytes {
+            0 => u64::MAX,
+            bytes => bytes,
+        }
+    }
+
     /// Whether it gets new work and new volumes.
     pub(crate) fn takes_work(&self) -> bool {
         !self.is_lost
@@ -147,10 +171,11 @@ impl Row for FleetNode {
     type Kept = Self;
 
     fn kept(&self) -> Self {
-        let (reserved, busy) = (Space::ZERO, 0);
+        let (reserved, busy, busy_memory) = (Space::ZERO, 0, 0);
         Self {
             reserved,
             busy,
+            busy_memory,
             ..self.clone()
         }
     }
@@ -350,6 +375,7 @@ impl Fleet {
             seen: seen.clone(),
             reserved: Space::ZERO,
             busy: 0,
+            busy_memory: 0,
             missing_since: None,
             is_lost: true,
             aside_until: None,
@@ -398,6 +424,15 @@ impl Fleet {
     /// Slots that are free for new work, 0 when the node gets none.
     pub(crate) fn free_slots(&self, server: ServerId) -> u32 {
         self.get(server).map_or(0, free_slots)
+    }
+
+    /// The most memory that a live node with slots has for jobs, in bytes.
+    pub(crate) fn largest_memory(&self) -> u64 {
+        let nodes = self.live().filter(|(_, node)| node.seen.slots > 0);
+        nodes
+            .map(|(_, node)| node.memory_bytes())
+            .max()
+            .unwrap_or(0)
     }
 
     /// Space that can be reserved now.
