@@ -17,7 +17,7 @@ use crate::terminal_text;
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// A person is told why nothing is printed after so long, in milliseconds.
-const PATIENCE_MS: u64 = 5_000;
+const NOTICE_DELAY_MS: u64 = 5_000;
 
 /// Of what was printed, so many bytes must be found again to go on behind them.
 const OVERLAP_BYTES: usize = 1_024;
@@ -64,7 +64,9 @@ pub(crate) fn follow_job(
             eprintln!("bafs: the run has ended");
             return Ok(());
         }
-        if !is_told && shown.iter().all(Vec::is_empty) && clock::now().ms_since(began) > PATIENCE_MS
+        if !is_told
+            && shown.iter().all(Vec::is_empty)
+            && clock::now().ms_since(began) > NOTICE_DELAY_MS
         {
             eprintln!("bafs: job {job} has printed nothing yet, or does not run");
             is_told = true;

@@ -89,17 +89,17 @@ fn cluster_gives_jobs_the_disk_they_request() -> Result<()> {
     }
     let directory = tempfile::tempdir()?;
     let program =
-        "executable = sh\n arguments = -c 'head -c 60000000 /dev/zero > /tmp/x; sleep 5'\n";
+        "executable = sh\n arguments = -c 'head -c 30000000 /dev/zero > /tmp/x; sleep 5'\n";
     let small = run_job(
         directory.path(),
-        &format!("request_disk = 20 MB\n {program}"),
+        &format!("request_disk = 10 MB\n {program}"),
     )?;
     let said = printed_text(&small);
     ensure!(!small.status.success(), "{said}");
-    ensure!(said.contains("and may have 20 MB"), "{said}");
+    ensure!(said.contains("and may have 10 MB"), "{said}");
     let large = run_job(
         directory.path(),
-        &format!("request_disk = 100 MB\n {program}"),
+        &format!("request_disk = 60 MB\n {program}"),
     )?;
     ensure!(large.status.success(), "{}", printed_text(&large));
     let huge = run_job(

@@ -1,6 +1,7 @@
 //! What we believe of each node: its space, its slots, whether it lives. Places nothing.
 
 mod departures;
+mod resources;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -115,27 +116,6 @@ impl FleetNode {
     pub(crate) fn slots(&self) -> u32 {
         let limit = self.limit.map_or(u32::MAX, |limit| limit.slots);
         self.seen.slots.min(limit)
-    }
-
-    /// Memory that it has for jobs, in bytes: without bounds where it does not say.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        match self.seen.memory_bytes {
-            0 => u64::MAX,
-            bytes => bytes,
-        }
-    }
-
-    /// Memory that our own executions leave, in bytes.
-    pub(crate) fn free_memory(&self) -> u64 {
-        self.memory_bytes().saturating_sub(self.busy_memory)
-    }
-
-    /// What a job has for temporary files, in bytes: without bounds where it does not say.
-    pub(crate) fn temporary_bytes(&self) -> u64 {
-        match self.seen.temporary_bytes {
-            0 => u64::MAX,
-            bytes => bytes,
-        }
     }
 
     /// Whether it gets new work and new volumes.
@@ -424,15 +404,6 @@ impl Fleet {
     /// Slots that are free for new work, 0 when the node gets none.
     pub(crate) fn free_slots(&self, server: ServerId) -> u32 {
         self.get(server).map_or(0, free_slots)
-    }
-
-    /// The most memory that a live node with slots has for jobs, in bytes.
-    pub(crate) fn largest_memory(&self) -> u64 {
-        let nodes = self.live().filter(|(_, node)| node.seen.slots > 0);
-        nodes
-            .map(|(_, node)| node.memory_bytes())
-            .max()
-            .unwrap_or(0)
     }
 
     /// Space that can be reserved now.

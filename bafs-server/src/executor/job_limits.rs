@@ -2,8 +2,8 @@
 //!
 //! The memory of a job is what its processes have for themselves, and what they share by name
 //! (`/dev/shm`). Pages of files do not count: the kernel can drop them. A page that several
-//! processes share counts once. Without a control group nobody stops a process in the moment when it
-//! exceeds the limit, so it is looked at several times a second.
+//! processes share counts once. Without a control group nobody stops a process in the moment when
+//! it exceeds the limit, so it is looked at several times a second.
 
 use std::fs;
 use std::time::Duration;
