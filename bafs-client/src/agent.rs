@@ -85,6 +85,8 @@ pub struct Agent {
     pub options: AgentOptions,
     /// Where a job's temporary files go; the host's directories if `None`.
     pub temporary: Option<TemporaryLocation>,
+    /// Where the job's output is written while it runs, as the beginning of the files' names.
+    pub output_prefix: Option<PathBuf>,
 }
 
 /// Where a job's own directories for temporary files are.
@@ -199,6 +201,7 @@ impl Agent {
             mount_location: MountLocation::Job,
             options: AgentOptions::default(),
             temporary: None,
+            output_prefix: None,
         }
     }
 

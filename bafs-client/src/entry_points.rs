@@ -2,7 +2,7 @@
 //! arguments; each function is the rest of `main`.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -132,7 +132,7 @@ pub fn agent_main(
             privilege,
             JobIo::Captured,
             command,
-            (options, temporary),
+            (options, temporary, output_prefix.map(Path::to_owned)),
         )))
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment_failure(error, None));
@@ -180,7 +180,7 @@ pub fn exec_main(
             runtime.block_on(async {
                 let command = watch_stop_signals()?;
                 let (wished, io) = (command.clone(), JobIo::Inherited);
-                let chosen = (options, temporary.clone());
+                let chosen = (options, temporary.clone(), None);
                 let end = serve_job(spec, &identity, privilege, io, command, chosen).await;
                 if let StopRequest::AlreadySignaled(heard)
                 | StopRequest::Terminate(heard)
@@ -241,19 +241,23 @@ pub fn mount_main(
     }
 }
 
+/// How an agent works, where its job's temporary files go, and where its output does.
+type JobPlaces = (AgentOptions, Option<TemporaryLocation>, Option<PathBuf>);
+
 async fn serve_job(
     spec: JobSpec,
     identity: &Identity,
     privilege: Privilege,
     io: JobIo,
     request: watch::Receiver<StopRequest>,
-    (choices, temporary): (AgentOptions, Option<TemporaryLocation>),
+    (choices, temporary, output_prefix): JobPlaces,
 ) -> JobEnd {
     let prepared = build_pool(identity).and_then(|pool| {
         let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported_error(&error))?;
         let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
         agent.options = choices;
         agent.temporary = temporary;
+        agent.output_prefix = output_prefix;
         Ok((agent, sandbox))
     });
     match prepared {

@@ -34,7 +34,9 @@ pub(crate) fn errno_of(code: ErrorCode) -> Errno {
         | Code::Conflict
         | Code::WrongState
         | Code::TooLarge
-        | Code::TemporaryFull => libc::EIO,
+        | Code::TemporaryFull
+        | Code::MemoryExceeded
+        | Code::RuntimeExceeded => libc::EIO,
         Code::NotFound => libc::ENOENT,
         Code::Unsupported => libc::EOPNOTSUPP,
         // Damaged bytes must never reach the program, as bad as that is for it.

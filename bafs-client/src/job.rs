@@ -234,7 +234,16 @@ async fn execute_job(
     };
     let (mut ended, collector) = match started {
         Some(Ok((running, collector, beating))) => {
+            let prefix = agent.output_prefix.clone();
+            let shown = prefix.zip(collector.clone()).map(|(prefix, collector)| {
+                tokio::spawn(async move { collector.write_while_running(&prefix).await })
+            });
             let ended = supervise(running, lost, stop_request, mounts).await;
+            if let Some(shown) = shown {
+                shown.abort();
+                // What it was about to write is not to replace what is written at the end.
+                let _ = shown.await;
+            }
             if let Some(beating) = beating {
                 beating.abort();
             }

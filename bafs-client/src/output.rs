@@ -2,7 +2,7 @@
 //! messages, and as logs of the job. Interprets nothing.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -25,6 +25,9 @@ const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the files that took a job's output may take to be read: their server may be away.
 const FILE_READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How old what is shown of a running job's output may be.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pause after a look at the pipes that the kernel had no memory for.
 const NO_MEMORY_PAUSE: Duration = Duration::from_millis(10);
@@ -100,7 +103,8 @@ pub struct CapturedOutput {
 }
 
 impl CapturedOutput {
-    /// Leaves it in files that begin with `prefix`; none where nothing was printed.
+    /// Leaves it in files that begin with `prefix`; none where nothing was printed. Whoever reads
+    /// them meanwhile sees a file of before, or a whole one.
     ///
     /// # Errors
     /// What the disk answers.
@@ -109,13 +113,15 @@ impl CapturedOutput {
             if bytes.is_empty() {
                 continue;
             }
+            let draft = prefix.with_extension(format!("{ending}.new"));
             OpenOptions::new()
                 .write(true)
                 .create(true)
                 .truncate(true)
                 .mode(0o600)
-                .open(prefix.with_extension(ending))?
+                .open(&draft)?
                 .write_all(bytes)?;
+            fs::rename(draft, prefix.with_extension(ending))?;
         }
         Ok(())
     }
@@ -232,6 +238,37 @@ impl OutputCollector {
         push_bounded(&mut kept.tail, bytes, OUTPUT_TAIL_BYTES);
     }
 
+    /// Leaves what came so far in files that begin with `prefix`, again and again, as long as
+    /// nobody stops it. What a job writes into files of its volumes is not in it.
+    pub(crate) async fn write_while_running(&self, prefix: &Path) {
+        let mut written_bytes = 0;
+        loop {
+            tokio::time::sleep(SNAPSHOT_INTERVAL).await;
+            let (snapshot, bytes) = self.snapshot();
+            if bytes == written_bytes {
+                continue;
+            }
+            // Some 512 KiB at most, and not synced: it takes less than a turn of the scheduler.
+            if let Err(error) = snapshot.write(prefix) {
+                tracing::debug!(%error, "the output so far is not shown");
+            }
+            written_bytes = bytes;
+        }
+    }
+
+    /// What came so far, and how many bytes that was in all.
+    fn snapshot(&self) -> (CapturedOutput, u64) {
+        let kept = self.0.streams.lock();
+        let kept = kept.unwrap_or_else(PoisonError::into_inner);
+        let [stdout, stderr] = &kept.streams;
+        let bytes = stdout.total_bytes + stderr.total_bytes;
+        let snapshot = CapturedOutput {
+            stdout: stdout.bytes(),
+            stderr: stderr.bytes(),
+        };
+        (snapshot, bytes)
+    }
+
     /// What a job that is over printed, and its last words, at most 64 KiB; bytes that are no text
     /// are replaced there. `stream_files` are files that took a stream in place of the pipe; their
     /// last words are told of a job that failed.
@@ -313,6 +350,35 @@ mod tests {
             kept.push(&all[..length]);
             assert_eq!(kept.bytes(), all[..length], "{length} bytes");
         }
+    }
+
+    #[tokio::test]
+    async fn output_appears_while_the_job_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let prefix = directory.path().join("execution");
+        let (collector, [stdout, _stderr]) = OutputCollector::collect().unwrap();
+        let shown = collector.clone();
+        let showing = {
+            let prefix = prefix.clone();
+            tokio::spawn(async move { shown.write_while_running(&prefix).await })
+        };
+        let mut job = File::from(stdout);
+        for text in ["one\n", "one\ntwo\n"] {
+            job.write_all(&text.as_bytes()[text.len() - 4..]).unwrap();
+            let file = prefix.with_extension("out");
+            for _ in 0..100 {
+                if fs::read_to_string(&file).is_ok_and(|read| read == text) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            assert_eq!(fs::read_to_string(&file).unwrap(), text);
+        }
+        showing.abort();
+        assert!(
+            !prefix.with_extension("err").exists(),
+            "nothing was printed there"
+        );
     }
 
     #[test]

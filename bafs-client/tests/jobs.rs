@@ -23,7 +23,7 @@ use bafs_client::sandbox::{
 use bafs_client::signals::StopSignal;
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
-use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
+use bafs_proto::message::{JobCommand, JobLimits, JobOutcome, JobSpec, MountSpec, MountTarget};
 use bafs_proto::token::Token;
 use libtest_mimic::{Arguments, Trial};
 use test_server::{ADDRESS, FakeServer, Fault, VOLUME};
@@ -152,6 +152,7 @@ impl JobFixture {
                 mount("db", "/deep/data", cache, false),
             ],
             op_deadline_ms: OP_DEADLINE_MS,
+            limits: JobLimits::default(),
         };
         run_job(agent, &self.sandbox, spec, JobIo::Captured, request).await
     }

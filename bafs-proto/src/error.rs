@@ -120,6 +120,10 @@ error_codes! {
     TooLarge = 408, Invalid;
     /// A job's temporary files take more than its share of the node.
     TemporaryFull = 409, Invalid;
+    /// A job uses more memory than it asked for.
+    MemoryExceeded = 410, Invalid;
+    /// A job runs longer than it may.
+    RuntimeExceeded = 411, Invalid;
 
     /// Too few free bytes for the reservation.
     NoSpaceBytes = 500, NoSpace;

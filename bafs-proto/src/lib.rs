@@ -38,6 +38,7 @@ pub mod codec;
 pub mod error;
 pub mod fd_passing;
 pub mod file_op;
+pub mod file_set;
 pub mod hash;
 pub mod identity;
 pub mod ids;
@@ -88,7 +89,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// an open list of attributes, and the catalog is asked with a constraint; reads of blocks have a
 /// scope and a priority, and `Probe`, `Promote` and `Touch` are calls of their own; one call
 /// uploads small files, be it one or many; a job says which files it requires and produces; nodes
-/// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`).
+/// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`);
+/// sets of files go home with one call; a job says what it may use of its node, and a node that
+/// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`).
 pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Application-layer protocol name that both ends of a connection must offer.

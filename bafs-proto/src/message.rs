@@ -42,6 +42,7 @@ use crate::cache::{CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, 
 use crate::error::{Error, ErrorCode, Result};
 use crate::fd_passing::{GetHandoffTicket, HandoffTicket};
 use crate::file_op::{Caller, FileOp, FileResult};
+use crate::file_set::FileSelection;
 use crate::hash::Digest;
 use crate::ids::{
     AgentId, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId, VolumeId,
@@ -426,20 +427,24 @@ pub struct RenewVolumesReply {
     pub lost_volumes: Vec<VolumeId>,
 }
 
-/// Sends a file of a scratch volume home, exactly once, and answers with the receipt.
+/// Sends a file or a set of files of a scratch volume home, exactly once, and answers with the
+/// receipt. The receipt of a set has the path and the digest of its manifest, and the size of all
+/// its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtractFile {
     /// From this volume,
     pub volume: VolumeId,
-    /// this file,
+    /// this file; the words of the selections for a set,
     pub path: String,
+    /// or this set of files, each part of which finds at least one; none for one file,
+    pub selections: Vec<FileSelection>,
     /// as this upload,
     pub extraction: ExtractionId,
     /// to the home server at this address,
     pub home_address: String,
     /// which is this one; `None`: whoever is there,
     pub home_id: Option<ServerId>,
-    /// to this path,
+    /// to this path; a set goes below it,
     pub target_path: String,
     /// with this capability.
     pub home_token: Token,
@@ -658,6 +663,21 @@ pub struct JobSpec {
     pub mounts: Vec<MountSpec>,
     /// Deadline of each remote operation, in milliseconds.
     pub op_deadline_ms: u64,
+    /// What it may use of its node.
+    #[serde(default)]
+    pub limits: JobLimits,
+}
+
+/// What a job may use of its node, apart from its volumes. Its node ends a job that uses more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobLimits {
+    /// Memory of all its processes together, in bytes: what is private to them, and what they
+    /// share by name. `None`: as much as the node has.
+    pub memory_bytes: Option<u64>,
+    /// From the start of its agent, in milliseconds. `None`: as long as it wants.
+    pub runtime_ms: Option<u64>,
+    /// Of its private `/tmp` and `/var/tmp` together. `None`: the part of a slot of its node.
+    pub temporary_bytes: Option<u64>,
 }
 
 /// Starts a job on a node; starting the same execution again is harmless.

@@ -70,6 +70,8 @@ pub enum Action {
         /// Those that hold results when it has succeeded: files are to be extracted, and nobody
         /// else is to write.
         results: Vec<VolumeIndex>,
+        /// It may use so much memory, in bytes; 0 if the workflow does not say.
+        memory_bytes: u64,
     },
     /// Kill an execution; answered by `JobEnded` or `JobUnknown`.
     KillJob {

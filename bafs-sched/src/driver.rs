@@ -41,6 +41,7 @@
 
 mod clock;
 mod ended_attempt;
+mod followed_jobs;
 mod journal_opening;
 mod journal_writing;
 mod maintenance;
@@ -80,6 +81,7 @@ use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
+use crate::policy::failure::attribution::exceeds_limit;
 use crate::report::{RunReport, RunReportBuilder};
 use crate::{Action, Event, MountedVolume, Progress, RunWarning, Scheduler};
 
@@ -202,6 +204,8 @@ struct Driver {
     /// Parts of nodes, where others use them too.
     node_quotas: Option<NodeQuotas>,
     output_collector: OutputCollector,
+    /// Answers to who follows the output of jobs, as long as they are under way.
+    following: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Driver {
@@ -263,6 +267,7 @@ impl Driver {
             commands_read: 0,
             node_quotas: shares,
             output_collector: outputs,
+            following: None,
         };
         Ok((driver, receiver))
     }
@@ -380,6 +385,7 @@ impl Driver {
             DriverMessage::CatalogRefused(error) => self.catalog_refusal = Some(error),
             DriverMessage::RenewalDue => self.renew_volumes(),
             DriverMessage::PeriodicCheckDue => {
+                self.show_followed_jobs();
                 batch.extend(self.read_commands());
                 batch.extend(self.check_silent_nodes());
             }
@@ -424,7 +430,8 @@ impl Driver {
     fn report_failure(&mut self, now: Time, event: &Event) {
         let error = match event {
             Event::JobEnded { report, .. } => match &report.outcome {
-                JobOutcome::EnvironmentFailed(error) => error,
+                // A job that used too much is told of as such.
+                JobOutcome::EnvironmentFailed(error) if !exceeds_limit(error) => error,
                 _ => return,
             },
             Event::VolumeCreateFailed { error, .. } | Event::JobStartFailed { error, .. } => error,
@@ -473,7 +480,7 @@ impl Driver {
         job: JobIndex,
         server: ServerId,
         volumes: Vec<MountedVolume>,
-        results: Vec<VolumeIndex>,
+        demand: (Vec<VolumeIndex>, u64),
     ) {
         let (servers, notes, now) = (self.servers.clone(), self.messages.clone(), wall_time_now());
         let place = self.server_address(server);
@@ -482,7 +489,7 @@ impl Driver {
             .map(|v| (v, v.server.map(|server| self.server_address(server))));
         let volumes: Vec<_> = with_place.collect();
         self.tasks.spawn(async move {
-            let started = servers.start_job(now, execution, job, &place, volumes, &results);
+            let started = servers.start_job(now, execution, job, &place, volumes, demand);
             let started = started.await;
             send_event(&notes, Some(started)).await;
         });
@@ -535,7 +542,11 @@ impl Driver {
                 server,
                 volumes,
                 results,
-            } => self.start_job(execution, job, server, volumes, results),
+                memory_bytes,
+            } => {
+                let demand = (results, memory_bytes);
+                self.start_job(execution, job, server, volumes, demand);
+            }
             Action::KillJob { execution, server } => {
                 let place = self.server_address(server);
                 self.tasks.spawn(async move {

@@ -216,6 +216,20 @@ pub struct NodeInfo {
     /// When it leaves.
     #[serde(default)]
     pub departure: NodeDeparture,
+    /// Its memory, in bytes; 0 if it does not say.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory_bytes: u64,
+    /// What a job has there for temporary files, in bytes; 0 if it does not say.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub temporary_bytes: u64,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// When a node leaves, by its own account.
@@ -241,6 +255,8 @@ impl NodeInfo {
             foreign_space: Space::ZERO,
             slots,
             departure: NodeDeparture::default(),
+            memory_bytes: 0,
+            temporary_bytes: 0,
         }
     }
 }

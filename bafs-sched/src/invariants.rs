@@ -206,15 +206,11 @@ impl State {
                 node.seen.capacity.can_hold(node.reserved),
                 "{name} is over-committed"
             );
-            let here = self
-                .attempts
-                .values()
-                .filter(|attempt| attempt.server == server);
-            assert_eq!(
-                node.busy,
-                here.map(|attempt| attempt.slots).sum::<u32>(),
-                "{name}: slots"
-            );
+            let here = self.attempts.values();
+            let here = here.filter(|attempt| attempt.server == server);
+            let used = here.map(|attempt| (attempt.slots, attempt.memory_bytes));
+            let (slots, memory) = used.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+            assert_eq!((node.busy, node.busy_memory), (slots, memory), "{name}");
         }
     }
 }

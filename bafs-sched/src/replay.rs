@@ -363,8 +363,12 @@ impl HistoryWriter {
             return;
         };
         let spec = &self.scheduler.workflow().extracts[index as usize];
-        let (path, volume) = (spec.path.clone(), self.volume_name(spec.volume));
-        self.add_line(&[&volume], format!("file {path} of volume {volume} {what}"));
+        let (noun, path) = (spec.noun(), spec.path.clone());
+        let volume = self.volume_name(spec.volume);
+        self.add_line(
+            &[&volume],
+            format!("{noun} {path} of volume {volume} {what}"),
+        );
     }
 
     fn write_action(&mut self, action: &Action) {

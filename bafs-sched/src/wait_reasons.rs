@@ -5,7 +5,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 
-use crate::describe::describe;
+use crate::describe::{bytes_only, describe, describe_bytes};
 use crate::event::Event;
 use crate::policy::View;
 use crate::policy::admission::node_gathering::no_node;
@@ -136,6 +136,13 @@ impl State {
             return format!(
                 "it takes {seconds} s by its description, and every node that can run it leaves \
                  before that"
+            );
+        }
+        let has_memory = |server: &ServerId| View::new(self).has_room_for_job(job, *server);
+        if !able.iter().any(has_memory) {
+            return format!(
+                "it asks for {} of memory, and other jobs use that of the nodes that can run it",
+                describe_bytes(bytes_only(self.memory_of(job)))
             );
         }
         let has_slot = |server: &ServerId| self.fleet.free_slots(*server) >= slots;

@@ -48,6 +48,8 @@ fn strategy_rules_hold_before_node_quotas_are_known() {
         foreign_space: Space::ZERO,
         slots: 2,
         departure: NodeDeparture::default(),
+        memory_bytes: 0,
+        temporary_bytes: 0,
     });
     let seen = Event::nodes_listed(nodes.to_vec());
     scheduler.step(Time(0), seen, &mut asked);
@@ -110,6 +112,8 @@ fn run_waits_for_space_released_by_ended_runs() {
             foreign_space: Space::ZERO,
             slots: 1,
             departure: NodeDeparture::default(),
+            memory_bytes: 0,
+            temporary_bytes: 0,
         };
         let shares = Event::QuotasChanged {
             quotas: vec![share],

@@ -32,6 +32,8 @@
 
 mod agent;
 mod agent_log;
+mod job_limits;
+mod job_processes;
 mod started_executions;
 mod temporary_directory;
 mod unlinked_files;

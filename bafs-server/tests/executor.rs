@@ -8,8 +8,8 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ExecutionId, VolumeId};
 use bafs_proto::message::{
-    JobCommand, JobOutcome, JobReport, JobSpec, JobState, KillJob, MountSpec, MountTarget,
-    ReadJobOutput, StartJob, WatchJobs,
+    JobCommand, JobLimits, JobOutcome, JobReport, JobSpec, JobState, KillJob, MountSpec,
+    MountTarget, ReadJobOutput, StartJob, WatchJobs,
 };
 use bafs_proto::time::Deadline;
 use bafs_server::counters::Counters;
@@ -65,6 +65,7 @@ fn start_call(id: u128) -> StartJob {
         command,
         mounts: Vec::new(),
         op_deadline_ms: 1_000,
+        limits: JobLimits::default(),
     };
     StartJob {
         execution: ExecutionId(id),

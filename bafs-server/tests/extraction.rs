@@ -20,6 +20,7 @@ fn extract(id: u128, volume: u128, path: &str, target: &str, world: &NodeCluster
     ExtractFile {
         volume: VolumeId(volume),
         path: path.to_owned(),
+        selections: Vec::new(),
         extraction: ExtractionId(id),
         home_address: HOME.to_owned(),
         home_id: None,

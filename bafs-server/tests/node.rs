@@ -12,8 +12,8 @@ use bafs_proto::ids::{
 };
 use bafs_proto::message::{
     BlockRange, CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, FetchPriority,
-    FetchScope, GetVolume, InvalidateVolume, JobCommand, JobSpec, KillJob, ListSource, OpenTree,
-    Probe, ProbePurpose, Promote, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
+    FetchScope, GetVolume, InvalidateVolume, JobCommand, JobLimits, JobSpec, KillJob, ListSource,
+    OpenTree, Probe, ProbePurpose, Promote, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
     RenewVolumes, Reply, Request, RunFileOps, SourceIdentity, StartJob, Touch, TreeRef, WatchJobs,
 };
 use bafs_proto::net::{Cancellation, IncomingRequest, Peer, Service};
@@ -99,6 +99,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     let extract = ExtractFile {
         volume: V,
         path: "f".to_owned(),
+        selections: Vec::new(),
         extraction: ExtractionId(1),
         home_address: "h:1".to_owned(),
         home_id: None,
@@ -132,6 +133,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         command,
         mounts: Vec::new(),
         op_deadline_ms: 1_000,
+        limits: JobLimits::default(),
     };
     let job = StartJob {
         execution: ExecutionId(1),

@@ -479,6 +479,7 @@ async fn names_with_deceptive_characters_are_refused() {
     let call = ExtractFile {
         volume: VolumeId(1),
         path: "f".to_owned(),
+        selections: Vec::new(),
         extraction: ExtractionId(1),
         home_address: HOME.to_owned(),
         home_id: None,

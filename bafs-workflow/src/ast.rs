@@ -69,7 +69,9 @@ pub(super) enum DescriptionKey {
     Environment,
     RequestCpus,
     RequestMemory,
+    RequestDisk,
     Runtime,
+    MaxRuntime,
     Output,
     Error,
     Directory,
@@ -136,8 +138,11 @@ pub(super) struct JobSettings {
     pub(super) stdout: Option<Word>,
     pub(super) stderr: Option<Word>,
     pub(super) cpus: Option<u32>,
-    pub(super) memory_bytes: Option<u64>,
+    /// Ascending; each but the first is for another try.
+    pub(super) memory_bytes: Vec<u64>,
+    pub(super) temporary_bytes: Option<u64>,
     pub(super) runtime_s: Option<u64>,
+    pub(super) runtime_s_max: Option<u64>,
     pub(super) retries: Option<(u32, SourceLocation)>,
     pub(super) priority: Option<i32>,
     pub(super) script: Option<Word>,
@@ -188,8 +193,11 @@ pub(super) enum Access {
 #[derive(Debug)]
 pub(super) struct ExtractDeclaration {
     pub(super) volume: Word,
-    pub(super) path: Word,
+    /// At least one.
+    pub(super) paths: Vec<Word>,
     pub(super) target: Url,
+    /// Whether the target was written as a directory, with a `/` at its end.
+    pub(super) is_directory: bool,
     pub(super) target_location: SourceLocation,
 }
 

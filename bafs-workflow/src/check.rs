@@ -16,13 +16,14 @@ use super::limits::{
     BYTES_PER_FILE_DEFAULT, CACHE_FILES_MAX, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN,
 };
 use super::model::{
-    Extract, Job, JobIndex, Mount, ProgramSpec, Volume, VolumeIndex, VolumeKind, Workflow,
+    Extract, Job, JobIndex, JobLimits, Mount, ProgramSpec, Volume, VolumeIndex, VolumeKind,
+    Workflow,
 };
 use super::names::NameTable;
 use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
 use super::script::{JobScript, check_program, complete_script};
-use super::targets::{check_nested_targets, check_target};
+use super::targets::{TargetPlace, check_nested_targets, check_target, read_selections};
 use super::url::Url;
 
 /// Makes the workflow. It is valid only if `diagnostics` has no error afterwards.
@@ -150,7 +151,12 @@ impl WorkflowChecker<'_> {
                     shared_directories: settings.shared_directories,
                 },
                 cpus: settings.cpus.unwrap_or(1),
-                memory_bytes: settings.memory_bytes.unwrap_or(0),
+                memory_bytes: settings.memory_bytes.first().copied().unwrap_or(0),
+                limits: JobLimits {
+                    more_memory_bytes: settings.memory_bytes.into_iter().skip(1).collect(),
+                    temporary_bytes: settings.temporary_bytes,
+                    runtime_s: settings.runtime_s_max,
+                },
                 runtime_s: settings.runtime_s,
                 retries: settings.retries.map_or(0, |(retries, _)| retries),
                 priority: settings.priority.unwrap_or(0),
@@ -453,22 +459,22 @@ impl WorkflowChecker<'_> {
     }
 
     fn declare_extracts(&mut self, declarations: Vec<ExtractDeclaration>) {
-        let mut targets: BTreeMap<Url, SourceLocation> = BTreeMap::new();
+        let mut targets: BTreeMap<Url, TargetPlace> = BTreeMap::new();
         let mut sources: BTreeMap<Url, LocatedTarget> = BTreeMap::new();
-        for ExtractDeclaration {
-            volume,
-            path,
-            target,
-            target_location: target_place,
-        } in declarations
-        {
-            check_target(&target, target_place, &mut targets, self.diagnostics);
-            let file = path::parse_relative(&path.text).unwrap_or_else(|error| {
-                let message = format!("the path '{}' {}", path.text, error.description());
-                let hint = "write the file's path inside the volume, such as out/result.txt";
-                self.diagnostics.error_hint(path.location, message, hint);
-                String::new()
-            });
+        for declaration in declarations {
+            let (path, selections) = read_selections(&declaration, self.diagnostics);
+            let ExtractDeclaration {
+                volume,
+                target,
+                target_location: target_place,
+                is_directory,
+                ..
+            } = declaration;
+            let place = TargetPlace {
+                location: target_place,
+                is_directory,
+            };
+            check_target(&target, place, &mut targets, self.diagnostics);
             let Some(index) = self.find_volume(&volume) else {
                 continue;
             };
@@ -488,12 +494,13 @@ impl WorkflowChecker<'_> {
                 self.diagnostics.error_hint(volume.location, message, hint);
             } else if self.is_complete && !declared.users.iter().any(is_written) {
                 let message = format!("no job writes to volume '{}'", volume.text);
-                let hint = format!("mount it 'rw' in the job that makes '{}'", path.text);
+                let hint = format!("mount it 'rw' in the job that makes '{path}'");
                 self.diagnostics.error_hint(volume.location, message, hint);
             }
             self.workflow.extracts.push(Extract {
                 volume: index,
-                path: file,
+                path,
+                selections,
                 target,
             });
         }

@@ -10,13 +10,15 @@ use super::quantities::{QuantityError, parse_duration, parse_size};
 use super::scope::VariableScope;
 use super::spelling::find_nearest;
 
-const KEYS: [(&str, DescriptionKey); 16] = [
+const KEYS: [(&str, DescriptionKey); 18] = [
     ("executable", DescriptionKey::Executable),
     ("arguments", DescriptionKey::Arguments),
     ("environment", DescriptionKey::Environment),
     ("request_cpus", DescriptionKey::RequestCpus),
     ("request_memory", DescriptionKey::RequestMemory),
+    ("request_disk", DescriptionKey::RequestDisk),
     ("runtime", DescriptionKey::Runtime),
+    ("max_runtime", DescriptionKey::MaxRuntime),
     ("output", DescriptionKey::Output),
     ("error", DescriptionKey::Error),
     ("directory", DescriptionKey::Directory),
@@ -30,7 +32,7 @@ const KEYS: [(&str, DescriptionKey); 16] = [
 ];
 
 /// Keys of HTCondor that mean nothing here, and what takes their place.
-const IGNORED_KEYS: [(&str, &str); 7] = [
+const IGNORED_KEYS: [(&str, &str); 6] = [
     ("universe", "every job runs as an ordinary program"),
     ("log", "the scheduler's journal records what happens"),
     (
@@ -44,10 +46,6 @@ const IGNORED_KEYS: [(&str, &str); 7] = [
     (
         "when_to_transfer_output",
         "files leave a job through 'extract'",
-    ),
-    (
-        "request_disk",
-        "disk space is the size of the job's scratch volumes",
     ),
     (
         "notification",
@@ -71,9 +69,8 @@ const FOREIGN_KEYS: [(&str, &str); 6] = [
     ("requirements", "use 'request_cpus'"),
 ];
 
-/// Why a key is accepted that nothing heeds: no node knows what memory it has for jobs.
-const MEMORY_IGNORED_HINT: &str =
-    "limit the jobs of a node by 'request_cpus' or 'bafs node --slots'";
+/// Most values of `request_memory`.
+const MEMORY_VALUES_MAX: usize = 8;
 
 /// What one line of a description was.
 pub(super) enum DescriptionLine {
@@ -179,13 +176,6 @@ impl DescriptionReader {
             let message = format!("'{name}' is given twice, first in {before}");
             return diagnostics.error(word.location, message);
         }
-        if key == DescriptionKey::RequestMemory {
-            diagnostics.warn(
-                word.location,
-                format!("'{name}' has no effect"),
-                MEMORY_IGNORED_HINT,
-            );
-        }
         self.description.entries.push(DescriptionEntry {
             key,
             location: word.location,
@@ -289,8 +279,12 @@ impl DescriptionValue {
             }
             DescriptionKey::Requires => settings.required_files = self.some_words(diagnostics),
             DescriptionKey::Produces => settings.produced_files = self.some_words(diagnostics),
-            DescriptionKey::RequestMemory => {
-                settings.memory_bytes = self.quantity(parse_size, "10 MB", diagnostics);
+            DescriptionKey::RequestMemory => settings.memory_bytes = self.memory(diagnostics),
+            DescriptionKey::RequestDisk => {
+                settings.temporary_bytes = self.quantity(parse_size, "10 MB", diagnostics);
+            }
+            DescriptionKey::MaxRuntime => {
+                settings.runtime_s_max = self.quantity(parse_duration, "5 min", diagnostics);
             }
             DescriptionKey::Runtime => {
                 settings.runtime_s = self.quantity(parse_duration, "5 min", diagnostics);
@@ -421,6 +415,37 @@ impl DescriptionValue {
             diagnostics.error(self.location, message);
         }
         value
+    }
+
+    /// Sizes between commas, each larger than the one before.
+    fn memory(&self, diagnostics: &mut Diagnostics) -> Vec<u64> {
+        let Some(first) = self.words.first() else {
+            self.quantity(parse_size, "2 GB", diagnostics);
+            return Vec::new();
+        };
+        let texts: Vec<&str> = self.words.iter().map(|word| word.text.as_str()).collect();
+        let text = texts.join(" ");
+        let mut sizes: Vec<u64> = Vec::new();
+        for part in text.split(',').map(str::trim) {
+            let last = sizes.last().copied().unwrap_or(0);
+            match parse_size(part) {
+                Ok(0) => {
+                    diagnostics.error(first.location, format!("'{}' is zero", self.name()));
+                }
+                Ok(size) if size > last => sizes.push(size),
+                Ok(_) => {
+                    let message = format!("'{part}' is no more than the value before it");
+                    let hint = "each value is for another try with more memory: 2 GB, 8 GB";
+                    diagnostics.error_hint(first.location, message, hint);
+                }
+                Err(error) => error.report(first.location, diagnostics),
+            }
+        }
+        if sizes.len() > MEMORY_VALUES_MAX {
+            let message = format!("'{}' has more than {MEMORY_VALUES_MAX} values", self.name());
+            diagnostics.error(first.location, message);
+        }
+        sizes
     }
 
     fn quantity(

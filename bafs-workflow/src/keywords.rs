@@ -41,7 +41,7 @@ impl Keyword {
                  or 'volume NAME [cache] URL SIZE [lru|mru] [warm] [files N]'"
             }
             Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw|write-back]'",
-            Self::Extract => "write 'extract VOLUME FILE URL'",
+            Self::Extract => "write 'extract VOLUME FILE URL', or 'extract VOLUME FILES ... URL/'",
             Self::Retry => "write 'retry JOB N'",
             Self::Share => "write 'share /tmp JOB ...'; /var/tmp and /dev/shm can be shared, too",
             Self::Template => {

@@ -75,8 +75,8 @@ pub use limits::{DESCRIPTION_BYTES_MAX, EDGES_MAX, FILE_BYTES_MAX, FILES_MAX, RU
 pub use load::{CheckedWorkflow, parse_workflow, parse_workflow_with};
 pub use model::topological_sort;
 pub use model::{
-    CachePolicy, Extract, FirstUsers, Job, JobIndex, Mount, ProgramSpec, SHARED_DIRECTORIES,
-    Volume, VolumeIndex, VolumeKind, Workflow,
+    CachePolicy, Extract, FirstUsers, Job, JobIndex, JobLimits, Mount, ProgramSpec,
+    SHARED_DIRECTORIES, Volume, VolumeIndex, VolumeKind, Workflow,
 };
 pub use overlaps::{
     ExtractTarget, HomePathKey, Overlap, find_overlaps, overlap_hint, split_parts, textual_key,

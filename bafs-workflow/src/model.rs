@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use bafs_proto::file_set::FileSelection;
 use bafs_proto::volume::LimitKind;
 use serde::{Deserialize, Serialize};
 
@@ -56,8 +57,11 @@ pub struct Job {
     pub command: ProgramSpec,
     /// Processors that the job occupies, at least one.
     pub cpus: u32,
-    /// Memory that the job asks for; 0 when the workflow does not say.
+    /// Memory that the job asks for, in bytes; 0 when the workflow does not say.
     pub memory_bytes: u64,
+    /// What else the job may use of its node.
+    #[serde(default, skip_serializing_if = "JobLimits::is_empty")]
+    pub limits: JobLimits,
     /// The user's estimate of the run time, when there is one.
     pub runtime_s: Option<u64>,
     /// How often the job is run again after it failed by its own fault.
@@ -71,6 +75,38 @@ pub struct Job {
     pub parents: Vec<JobIndex>,
     /// The jobs that wait for this one, ascending, each once.
     pub children: Vec<JobIndex>,
+}
+
+/// What a job may use of its node, beside what it asks for at first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobLimits {
+    /// Memory for further tries, in bytes, ascending: each for a try that used up the one before.
+    #[serde(default)]
+    pub more_memory_bytes: Vec<u64>,
+    /// The size of its private `/tmp` and `/var/tmp` together, if the workflow says.
+    #[serde(default)]
+    pub temporary_bytes: Option<u64>,
+    /// How long a try may run, in seconds, if the workflow says.
+    #[serde(default)]
+    pub runtime_s: Option<u64>,
+}
+
+impl JobLimits {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Job {
+    /// Memory of a try, in bytes, after so many that used up theirs; 0 when the workflow does not
+    /// say.
+    pub fn memory_of_try(&self, tries: u32) -> u64 {
+        let more = &self.limits.more_memory_bytes;
+        match (tries as usize).min(more.len()) {
+            0 => self.memory_bytes,
+            tries => more[tries - 1],
+        }
+    }
 }
 
 /// A program with its surroundings, all paths as the job sees them.
@@ -164,15 +200,31 @@ pub enum CachePolicy {
     Mru,
 }
 
-/// A result: a file of a scratch volume that goes home when the last writer of the volume is done.
+/// A result: a file of a scratch volume, or a set of files, that goes home when the last writer of
+/// the volume is done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extract {
     /// The scratch volume that holds the file; some job mounts it writable.
     pub volume: VolumeIndex,
-    /// The file's normalised path inside the volume, without a leading `/`.
+    /// The file's normalised path inside the volume, without a leading `/`; the words of a set.
     pub path: String,
-    /// Where it goes; no two extracts have the same target.
+    /// The parts of a set; none for one file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub selections: Vec<FileSelection>,
+    /// Where it goes, a directory for a set; no two extracts have the same target.
     pub target: Url,
+}
+
+impl Extract {
+    /// Whether it is a set of files, whose target is a directory.
+    pub fn is_set(&self) -> bool {
+        !self.selections.is_empty()
+    }
+
+    /// What messages call it: `file` or `files`.
+    pub fn noun(&self) -> &'static str {
+        if self.is_set() { "files" } else { "file" }
+    }
 }
 
 /// For each volume of a workflow its first user and the second one.

@@ -93,14 +93,23 @@ impl WordCursor<'_, '_> {
 
     pub(super) fn extract(&mut self) -> ParseResult<ExtractDeclaration> {
         let volume = self.name("a volume")?;
-        let path = self.word("a file of the volume")?;
+        let mut paths = vec![self.word("a file of the volume")?];
+        let rest = &self.words[self.next..];
+        // Without a URL, the next word is told to be none.
+        let urls = rest.iter().position(|word| word.text.contains("://"));
+        for _ in 0..urls.unwrap_or(0) {
+            paths.push(self.word("a file of the volume")?);
+        }
         let target_place = self.next_place();
+        let next = self.words.get(self.next);
+        let is_directory = next.is_some_and(|word| word.text.ends_with('/'));
         let target = self.url()?;
         self.end();
         Ok(ExtractDeclaration {
             volume,
-            path,
+            paths,
             target,
+            is_directory,
             target_location: target_place,
         })
     }

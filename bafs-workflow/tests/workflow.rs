@@ -1,6 +1,7 @@
 //! The workflow language on valid input: what a text becomes. What it says about errors is tested
 //! in `workflow_errors.rs`.
 
+use bafs_proto::file_set::FileSelection;
 use bafs_proto::volume::LimitKind;
 use bafs_workflow::{
     CachePolicy, CheckedWorkflow, Diagnostic, JobIndex, Scheme, Severity, VolumeIndex, VolumeKind,
@@ -88,6 +89,28 @@ fn the_published_sample_is_unchanged() {
 }
 
 #[test]
+fn extracts_of_directories_and_patterns_are_sets() {
+    let text = "volume w scratch 1 MB\njob a {\nexecutable = x\n}\nmount w a /w\n\
+        extract w *.bam 'a*b' res//deep/ bafs://h/out/\nextract w one bafs://h/one\n\
+        extract w 'x*' bafs://h/x\nextract w ./ bafs://h/all/\n";
+    let workflow = parse_text(text);
+    let [set, one, quoted, all] = workflow.extracts.as_slice() else {
+        panic!("{:?}", workflow.extracts)
+    };
+    let selections = [
+        FileSelection::Pattern("*.bam".to_owned()),
+        FileSelection::File("a*b".to_owned()),
+        FileSelection::Directory("res/deep".to_owned()),
+    ];
+    assert_eq!(set.selections, selections);
+    assert_eq!(set.path, "*.bam a*b res/deep/");
+    assert_eq!(set.target.to_string(), "bafs://h/out");
+    assert!(!one.is_set() && !quoted.is_set());
+    assert_eq!(quoted.path, "x*");
+    assert_eq!(all.selections, [FileSelection::Directory(String::new())]);
+}
+
+#[test]
 fn a_watched_volume_has_its_margin_reserved() {
     let text = "volume w scratch 100 GB files 1000000 watched\nvolume small scratch 1 MB watched\n\
         job a {\nexecutable = x\n}\nmount w a /w\nmount small a /small";
@@ -132,7 +155,9 @@ job a {
                      -fmt 6 '' a=b #x
     environment    = A=1 B="x y" C=
     request_cpus   = 4
-    request_memory = 1.5 GB
+    request_memory = 1.5 GB, 6GB
+    request_disk = 20 GB
+    max_runtime = 3 h
     runtime        = 2 h
     directory      = /out/w
     output         = log/stdout
@@ -168,6 +193,10 @@ fn every_key_and_option_is_parsed() {
         environment.map(|(n, v)| (n.to_owned(), v.to_owned()))
     );
     assert_eq!((job.cpus, job.memory_bytes), (4, 1_500_000_000));
+    let memory = [0, 1, 2].map(|tries| job.memory_of_try(tries));
+    assert_eq!(memory, [1_500_000_000, 6_000_000_000, 6_000_000_000]);
+    assert_eq!(job.limits.temporary_bytes, Some(20_000_000_000));
+    assert_eq!(job.limits.runtime_s, Some(10_800));
     assert_eq!((job.runtime_s, job.retries), (Some(7_200), 2));
     assert_eq!(job.command.directory, "/out/w");
     assert_eq!(job.command.stdout.as_deref(), Some("/out/w/log/stdout"));

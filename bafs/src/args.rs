@@ -364,10 +364,10 @@ pub(crate) struct VolumeExtractArgs {
     pub(crate) client: ClientArgs,
     /// Id or name of the volume.
     pub(crate) volume: String,
-    /// Path of the file in the volume.
-    #[arg(value_parser = path_text())]
-    pub(crate) path: String,
-    /// URL of the target at home.
+    /// Path of the file in the volume. For a set: files, directories (DIR/) and patterns ('*.txt').
+    #[arg(value_name = "PATH", required = true, num_args = 1.., value_parser = path_text())]
+    pub(crate) paths: Vec<String>,
+    /// URL of the target at home. A set needs one that ends with /.
     #[arg(value_parser = path_text())]
     pub(crate) target: String,
 }
@@ -515,6 +515,12 @@ pub(crate) struct LogsArgs {
     /// Number of an ended attempt, from 1; defaults to the last.
     #[arg(long, value_name = "N")]
     pub(crate) attempt: Option<u32>,
+    /// Only attempts on the node of this name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+    /// Print what the job prints while it runs, until it ends.
+    #[arg(long, conflicts_with_all = ["attempt", "node"])]
+    pub(crate) follow: bool,
     /// Only standard output.
     #[arg(long)]
     pub(crate) stdout: bool,

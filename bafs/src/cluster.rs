@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::net::channel;
-use bafs_server::executor::{DiskSpace, TemporaryQuota};
+use bafs_server::executor::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use bafs_server::{clock, home_server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -111,6 +111,9 @@ impl Cluster {
             format!("{} B", share.bytes),
             format!("{} B", share.memory_bytes),
         );
+        // They are on one machine.
+        let nodes = spec.node_sizes.len().max(1) as u64;
+        let attribute = format!("memory_bytes={}", machine_memory_bytes() / nodes);
         for (index, size) in spec.node_sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
             let store = path_text(&self.directory.path().join(&name))?;
@@ -118,6 +121,7 @@ impl Cluster {
                 to_strings(&["node", "--store", &store, "--size", size, "--name", &name]);
             args.extend(to_strings(&["--slots", &slots, "--catalog", &catalog]));
             args.extend(to_strings(&["--tmp", &tmp, "--shared-memory", &memory]));
+            args.extend(to_strings(&["--attribute", &attribute]));
             self.spawn_server(&name, args)?;
         }
         Ok(())

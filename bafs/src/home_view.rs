@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, anyhow};
-use bafs_proto::message::{ListSource, SourceKind, StatSource};
+use bafs_proto::attributes::AttributeValue;
+use bafs_proto::message::{Advert, ListSource, ServerKind, SourceKind, StatSource};
 use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode};
+use bafs_server::executor::machine_memory_bytes;
 use bafs_workflow::{ListedEntry, Scheme, Url};
 use tokio::runtime::Runtime;
 
@@ -29,6 +31,13 @@ pub(crate) struct FoundPath {
     pub(crate) is_directory: bool,
     /// Permission bits.
     pub(crate) mode: u32,
+}
+
+/// What a node has for jobs, apart from volumes; nothing where it does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeResources {
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) temporary_bytes: Option<u64>,
 }
 
 /// Why nothing is known of a place, or nothing good.
@@ -133,6 +142,17 @@ impl HomeView {
         }
     }
 
+    /// What the node has that has most of it; nothing if no node says so.
+    pub(crate) fn largest_node(&self) -> Option<NodeResources> {
+        match self {
+            Self::Directory(_) => Some(NodeResources {
+                memory_bytes: Some(machine_memory_bytes()),
+                temporary_bytes: None,
+            }),
+            Self::Cluster(cluster) => cluster.largest_node(),
+        }
+    }
+
     /// What is below a place, down to some levels.
     ///
     /// # Errors
@@ -178,6 +198,27 @@ impl ClusterView {
                 },
             ),
         }
+    }
+
+    fn largest_node(&self) -> Option<NodeResources> {
+        let nodes = self.run(self.client.list_servers(Some(ServerKind::Node)));
+        let nodes = nodes.ok()?;
+        let runs_jobs = |node: &&Advert| node.slots > 0;
+        // One that does not say it may have any.
+        let most = |name: &str| {
+            let bytes = nodes
+                .iter()
+                .filter(runs_jobs)
+                .map(|node| match node.attribute(name) {
+                    Some(AttributeValue::Integer(bytes)) => u64::try_from(bytes).ok(),
+                    _ => None,
+                });
+            bytes.collect::<Option<Vec<u64>>>()?.into_iter().max()
+        };
+        Some(NodeResources {
+            memory_bytes: most("memory_bytes"),
+            temporary_bytes: most("temporary_bytes"),
+        })
     }
 
     fn list(&self, url: &Url) -> Result<Vec<ListedEntry>> {

@@ -13,7 +13,7 @@ use bafs_client::sandbox::{self, DirectoryRemover, JobPlan, JobSession, VolumeBi
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
-use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
+use bafs_proto::message::{Advert, JobCommand, JobLimits, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 use bafs_server::executor::machine_memory_bytes;
@@ -103,6 +103,7 @@ fn prepare_job(
         },
         mounts,
         op_deadline_ms: args.operation_timeout.saturating_mul(SECOND_MS),
+        limits: JobLimits::default(),
     };
     Ok((
         spec,

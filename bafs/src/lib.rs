@@ -8,6 +8,8 @@ pub mod cluster;
 pub mod demo;
 mod doctor;
 mod drain;
+mod failure_groups;
+mod followed_log;
 mod grant;
 mod graph;
 mod history;

@@ -5,15 +5,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_sched::JobState;
-use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, read_index};
+use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, is_in_use, read_index};
 use bafs_sched::io::{journal, user_commands};
 use bafs_sched::replay::{describe_status, replay_history};
+use bafs_sched::{JobState, Scheduler};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::find_nearest;
 use serde::Serialize;
 
 use crate::args::LogsArgs;
+use crate::followed_log::follow_job;
 use crate::history;
 use crate::output::Printer;
 use crate::workflow_file;
@@ -65,12 +66,23 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
         [job] => (find_only_run()?, job),
         _ => bail!("name a run and a job of it: bafs logs WORKFLOW JOB"),
     };
+    let all = !(args.stdout || args.stderr);
+    if args.follow && is_in_use(&run.logs).unwrap_or(false) {
+        check_job_name(&run, name)?;
+        let wanted = [args.stdout || all, args.stderr || all];
+        return follow_job(&run.logs, name, wanted, || is_job_over(&run, name));
+    }
     let attempts = match read_index(&run.logs) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         read => read.with_context(|| format!("cannot read {}", run.logs.display()))?,
     };
-    let of_job: Vec<&LoggedAttempt> = attempts.iter().filter(|it| it.job == *name).collect();
+    let is_there = |it: &&LoggedAttempt| args.node.as_ref().is_none_or(|node| *node == it.node);
+    let of_job = attempts.iter().filter(|it| it.job == *name);
+    let of_job: Vec<&LoggedAttempt> = of_job.filter(is_there).collect();
     let Some(last) = of_job.last() else {
+        if let Some(node) = args.node.as_ref().filter(|_| !attempts.is_empty()) {
+            bail!("no attempt of job '{name}' has ended on node '{node}'");
+        }
         return Err(anyhow!(explain_missing_log(&run, name, &attempts)?));
     };
     let attempt = match args.attempt {
@@ -83,7 +95,6 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
                 format!("job '{name}' has no ended attempt {number}; the last is {count}")
             })?,
     };
-    let all = !(args.stdout || args.stderr);
     let [stdout, stderr] = attempt.log_paths(&run.logs);
     let read = |wanted: bool, file: &Path, bytes: u64| match wanted || all {
         true => read_log(file, bytes).map(Some),
@@ -100,7 +111,7 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
     };
     output.print_result(&format_attempt(&told), &told)?;
     if args.attempt.is_none() && is_job_running(&run, name) {
-        eprintln!("bafs: job '{name}' runs again now; its new output is available when it ends");
+        eprintln!("bafs: job '{name}' runs again now; --follow prints its new output");
     }
     Ok(())
 }
@@ -217,7 +228,7 @@ fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[LoggedAttempt]) -
         };
         return Ok(match scheduler.job_state(job) {
             JobState::Active => {
-                format!("job '{name}' still runs; its output is available when it ends")
+                format!("job '{name}' still runs; `bafs logs --follow` prints its output now")
             }
             JobState::Done | JobState::Failed => format!(
                 "the output of job '{name}' is not kept: its node did not deliver it, or {} could \
@@ -261,6 +272,38 @@ fn unknown_job_message(name: &str, mut names: Vec<&str>) -> String {
         }
     };
     format!("the run has no job '{name}': {hint}")
+}
+
+/// Rejects a name that no job of the run has, as far as anybody knows.
+fn check_job_name(run: &RunFiles, name: &str) -> Result<()> {
+    let workflow = match (&run.journal, &run.workflow) {
+        (Some(path), _) => Some(replay_run(path)?.workflow().clone()),
+        (None, Some(path)) => workflow_file::load_without_warnings(path),
+        (None, None) => None,
+    };
+    let Some(workflow) = workflow else {
+        return Ok(());
+    };
+    if user_commands::find_job(&workflow, name).is_some() {
+        return Ok(());
+    }
+    let names = workflow.jobs.iter().map(|job| job.name.as_str());
+    bail!(unknown_job_message(name, names.collect()))
+}
+
+fn replay_run(journal: &Path) -> Result<Scheduler> {
+    Ok(replay_history(journal::read_history(journal)?, &ModelSelector).1)
+}
+
+/// Whether a job is done or given up, if the run has a journal.
+fn is_job_over(run: &RunFiles, name: &str) -> Option<bool> {
+    let scheduler = replay_run(run.journal.as_deref()?).ok()?;
+    let job = user_commands::find_job(scheduler.workflow(), name)?;
+    let state = scheduler.job_state(job);
+    Some(matches!(
+        state,
+        JobState::Done | JobState::Failed | JobState::Skipped
+    ))
 }
 
 /// Whether a job of a run that goes on is under way.

@@ -26,6 +26,7 @@ use bafs_workflow::{Workflow, parse_duration};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
+use crate::failure_groups::describe_failures;
 use crate::home_view::HomeView;
 use crate::init;
 use crate::logs;
@@ -36,7 +37,6 @@ use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
-use crate::terminal_text;
 use crate::units::{parse_bytes, parse_rate_limit};
 use crate::workflow_file;
 
@@ -48,10 +48,6 @@ const NODE_SIZE_DEFAULT: &str = "10 GB";
 
 /// A run waits so long for nodes that a batch system starts: longer than most queues.
 const QUEUE_TIMEOUT_MS: u64 = 7 * 24 * 3_600_000;
-
-/// Most lines, and characters of each, that a report shows of a failed job's output.
-const LINES_SHOWN_MAX: usize = 20;
-const COLUMNS_SHOWN_MAX: usize = 500;
 
 /// Most warnings about declarations that a report shows.
 const WARNINGS_SHOWN_MAX: usize = 20;
@@ -520,12 +516,7 @@ pub(crate) fn describe_outcome(report: &RunReport) -> String {
         text += &format!("\n{} further warnings", more + report.warnings_omitted);
     }
     if let Outcome::Failed { jobs, messages } = &report.outcome {
-        for failure in jobs {
-            text += &format!("\n{failure}");
-            for line in last_lines(&failure.output_tail) {
-                text += &format!("\n    {line}");
-            }
-        }
+        text += &describe_failures(jobs);
         for message in messages {
             text += &format!("\n{message}");
         }
@@ -542,18 +533,6 @@ pub(crate) fn describe_outcome(report: &RunReport) -> String {
         }
     }
     text
-}
-
-/// The last lines of a job's output, short and without what would steer a terminal; `--json` has
-/// all that was kept.
-fn last_lines(output: &str) -> Vec<String> {
-    let lines: Vec<&str> = output.lines().collect();
-    lines[lines.len().saturating_sub(LINES_SHOWN_MAX)..]
-        .iter()
-        .map(|line| {
-            terminal_text::sanitize_lines(&line.chars().take(COLUMNS_SHOWN_MAX).collect::<String>())
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -608,15 +587,5 @@ mod tests {
     fn local_option_is_accepted_beside_a_cluster() {
         let args = parse_run_args(&["--local", "4", "--identity", "x", "--catalog", "y:1"]);
         assert_eq!(args.local, Some(4));
-    }
-
-    #[test]
-    fn report_shortens_output_and_escapes_control_characters() {
-        let flood = "x".repeat(60_000);
-        let output = format!("{}{flood}\n\u{1b}[2Jthe end\n", "line\n".repeat(1_000));
-        let shown = last_lines(&output);
-        assert_eq!(shown.len(), LINES_SHOWN_MAX);
-        assert_eq!(shown[LINES_SHOWN_MAX - 2].len(), COLUMNS_SHOWN_MAX);
-        assert_eq!(shown[LINES_SHOWN_MAX - 1], "\u{fffd}[2Jthe end");
     }
 }

@@ -11,6 +11,7 @@ use bafs_workflow::{Job, Mount, Url, Volume, VolumeKind, Workflow};
 use serde::Serialize;
 
 use crate::home_view::{FoundPath, HomeView, LookupError};
+use crate::units::format_bytes;
 
 /// Places of one kind of finding that a person is shown.
 const PLACES_SHOWN_MAX: usize = 5;
@@ -34,7 +35,10 @@ pub(crate) enum FindingKind {
     RequiredFileMissing,
     ArgumentMissing,
     TargetIsDirectory,
+    TargetIsFile,
     TargetBelowFile,
+    TooMuchMemory,
+    TooMuchDisk,
     NotLookedAt,
 }
 
@@ -64,7 +68,10 @@ impl FindingKind {
             Self::RequiredFileMissing => "required files do not exist",
             Self::ArgumentMissing => "arguments name files that do not exist",
             Self::TargetIsDirectory => "extracts would replace directories",
+            Self::TargetIsFile => "directories of sets are files",
             Self::TargetBelowFile => "extracts go below files",
+            Self::TooMuchMemory => "jobs ask for more memory than any node has",
+            Self::TooMuchDisk => "jobs ask for more space in /tmp than any node has",
             Self::NotLookedAt => "places could not be looked at",
         }
     }
@@ -79,8 +86,11 @@ impl FindingKind {
             Self::InterpreterMissing => "correct the '#!' line, or install the interpreter",
             Self::RequiredFileMissing => "correct 'requires', or put the files there",
             Self::ArgumentMissing => "correct the words, if they are meant as paths",
-            Self::TargetIsDirectory => "name a file: an extract sends one",
+            Self::TargetIsDirectory => "name a file, or end the URL with '/' to send a set",
+            Self::TargetIsFile => "choose a directory, or remove the file",
             Self::TargetBelowFile => "choose a directory, or remove the file",
+            Self::TooMuchMemory => "ask for less, or add a larger node",
+            Self::TooMuchDisk => "ask for less, or start nodes with a larger --tmp",
             Self::NotLookedAt => "give --local, or --identity and --catalog of a live cluster",
         }
     }
@@ -88,7 +98,11 @@ impl FindingKind {
     fn is_error(self) -> bool {
         !matches!(
             self,
-            Self::InterpreterMissing | Self::ArgumentMissing | Self::NotLookedAt
+            Self::InterpreterMissing
+                | Self::ArgumentMissing
+                | Self::TooMuchMemory
+                | Self::TooMuchDisk
+                | Self::NotLookedAt
         )
     }
 }
@@ -123,6 +137,7 @@ pub(crate) fn find_faults(workflow: &Workflow, homes: &HomeView, runs_here: bool
         search.check_files(job);
     }
     search.check_targets();
+    search.check_resources();
     let findings = search.found.into_iter().map(|(kind, places)| Finding {
         kind,
         is_error: kind.is_error(),
@@ -240,9 +255,13 @@ impl FaultSearch<'_> {
         for extract in &self.workflow.extracts {
             let target = &extract.target;
             if let Some(Ok(found)) = self.look_up(target)
-                && found.is_directory
+                && found.is_directory != extract.is_set()
             {
-                self.add(FindingKind::TargetIsDirectory, target.to_string());
+                let kind = match extract.is_set() {
+                    true => FindingKind::TargetIsFile,
+                    false => FindingKind::TargetIsDirectory,
+                };
+                self.add(kind, target.to_string());
             }
             let Some((parent, _)) = target
                 .path
@@ -259,6 +278,30 @@ impl FaultSearch<'_> {
                 && !found.is_directory
             {
                 self.add(FindingKind::TargetBelowFile, target.to_string());
+            }
+        }
+    }
+
+    /// Nodes may be added later: what no node has now is no error.
+    fn check_resources(&mut self) {
+        let limits = |job: &Job| (job.memory_bytes, job.limits.temporary_bytes.unwrap_or(0));
+        // Most workflows ask for nothing, and then no cluster is asked.
+        if self.workflow.jobs.iter().all(|job| limits(job) == (0, 0)) {
+            return;
+        }
+        let Some(most) = self.homes.largest_node() else {
+            return;
+        };
+        for job in &self.workflow.jobs {
+            let (memory, temporary) = limits(job);
+            let name = &job.name;
+            if most.memory_bytes.is_some_and(|most| memory > most) {
+                let place = format!("{} (job {name})", format_bytes(memory.into()));
+                self.add(FindingKind::TooMuchMemory, place);
+            }
+            if most.temporary_bytes.is_some_and(|most| temporary > most) {
+                let place = format!("{} (job {name})", format_bytes(temporary.into()));
+                self.add(FindingKind::TooMuchDisk, place);
             }
         }
     }
@@ -461,22 +504,35 @@ mod tests {
     }
 
     #[test]
+    fn memory_beyond_all_nodes_is_found() {
+        let home = tempfile::tempdir().expect("a directory");
+        let text = "job a {\nexecutable = sh\nrequest_memory = 900 PB\n}\n\
+                    job b {\nexecutable = sh\nrequest_memory = 1 MB, 900 PB\n}\n";
+        let found = faults_of(text, home.path());
+        assert_eq!(kinds(&found), [FindingKind::TooMuchMemory]);
+        assert_eq!(found[0].places.len(), 1, "the first value counts");
+        assert!(!found[0].is_error);
+    }
+
+    #[test]
     fn targets_must_be_files_in_directories() {
         let home = tempfile::tempdir().expect("a directory");
         fs::create_dir(home.path().join("dir")).expect("mkdir");
         fs::write(home.path().join("file"), "x").expect("write");
+        fs::write(home.path().join("file2"), "x").expect("write");
         let text = "volume w scratch 1 MB\nmount w a /w\njob a {\nexecutable = sh\n}\n\
-                    extract w x bafs://home/dir\nextract w y bafs://home/file/y\n\
-                    extract w q s3://bucket/q\n";
+                    extract w x bafs://home/dir\nextract w y bafs://home/file2/y\n\
+                    extract w q s3://bucket/q\nextract w *.z bafs://home/file/\n";
         let found = faults_of(text, home.path());
         assert_eq!(
             kinds(&found),
             [
                 FindingKind::TargetIsDirectory,
+                FindingKind::TargetIsFile,
                 FindingKind::TargetBelowFile,
                 FindingKind::NotLookedAt,
             ]
         );
-        assert_eq!(found[2].places, ["s3://bucket"]);
+        assert_eq!(found[3].places, ["s3://bucket"]);
     }
 }

@@ -13,8 +13,8 @@ use bafs_proto::ids::{BlockIndex, ExecutionId, FileIndex, VolumeId};
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, OP_DEADLINE_MS_DEFAULT};
 use bafs_proto::message::{
     BlockRange, CacheRef, Call, CreateVolume, DeleteVolume, FetchPriority, FetchScope, GetVolume,
-    InvalidateVolume, JobCommand, JobReport, JobSpec, JobState, MountSpec, MountTarget, ReadBlocks,
-    ReadCounters, ReadManifest, Role, SourceEntry, SourceKind, StartJob, WatchJobs,
+    InvalidateVolume, JobCommand, JobLimits, JobReport, JobSpec, JobState, MountSpec, MountTarget,
+    ReadBlocks, ReadCounters, ReadManifest, Role, SourceEntry, SourceKind, StartJob, WatchJobs,
 };
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
@@ -376,6 +376,7 @@ impl ApiClient {
             command,
             mounts: vec![mount],
             op_deadline_ms: OP_DEADLINE_MS_DEFAULT,
+            limits: JobLimits::default(),
         };
         change(&mut job);
         self.call(node, StartJob { execution, job }).await?;

@@ -1,7 +1,9 @@
 //! What jobs print: in messages, at home, and by `bafs logs`.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{bafs_program, mount_obstacle, printed_text, report_skip};
@@ -141,9 +143,68 @@ fn cluster_keeps_the_output_of_jobs() -> Result<()> {
     ensure!(unknown.contains("did you mean 'large'?"), "{unknown}");
     let none = printed_text(&run_logs(directory.path(), &["first", "--attempt", "9"])?);
     ensure!(none.contains("the last is 2"), "{none}");
+    ensure!(
+        printed(&["first", "--node", "n1"])?.contains("attempt 2"),
+        "of its node"
+    );
+    let none = printed_text(&run_logs(directory.path(), &["first", "--node", "n2"])?);
+    ensure!(none.contains("has ended on node 'n2'"), "{none}");
     // What is kept of one is removed: it is said.
     std::fs::remove_file(directory.path().join("w.bafs.logs/files.1.out"))?;
     ensure!(printed(&["files"])?.contains("[removed"), "its absence");
+    Ok(())
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test waits for real processes")]
+fn cluster_shows_output_of_running_jobs() -> Result<()> {
+    if is_skipped("cluster_shows_output_of_running_jobs") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let release = directory.path().join("release");
+    // It ends when somebody has seen what it printed.
+    let text = format!(
+        "job a {{\n executable = sh\n share = /tmp\n arguments = -c 'echo begun; echo warning >&2; \
+         while ! test -e {}; do sleep 0.1; done; echo end'\n}}\n",
+        release.display()
+    );
+    std::fs::write(directory.path().join("w.bafs"), text)?;
+    let mut run = Command::new(bafs_program());
+    run.current_dir(directory.path())
+        .args(["run", "w.bafs", "--local", "1"]);
+    run.stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut run = run.spawn()?;
+    let logs = directory.path().join("w.bafs.logs/index");
+    let began = Instant::now();
+    while !logs.exists() && began.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut follow = Command::new(bafs_program());
+    follow
+        .current_dir(directory.path())
+        .args(["logs", "w.bafs", "a", "--follow"]);
+    follow.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut follow = follow.spawn()?;
+    let mut printed = BufReader::new(follow.stdout.take().context("a pipe")?);
+    let mut line = String::new();
+    printed.read_line(&mut line)?;
+    let is_early = line == "begun\n" && !release.exists();
+    std::fs::write(&release, "")?;
+    printed.read_to_string(&mut line)?;
+    let output = follow.wait_with_output()?;
+    ensure!(run.wait()?.success(), "the run");
+    ensure!(is_early, "{line:?}: {}", printed_text(&output));
+    ensure!(output.status.success(), "{}", printed_text(&output));
+    ensure!(line == "begun\nend\n", "each line once: {line:?}");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(told.starts_with("warning\n"), "{told}");
+    ensure!(
+        told.contains("job a, attempt 1 on node n1: is done"),
+        "{told}"
+    );
     Ok(())
 }
 

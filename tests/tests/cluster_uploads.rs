@@ -108,6 +108,7 @@ impl UploadNode {
         let call = ExtractFile {
             volume: self.volume,
             path: "result".to_owned(),
+            selections: Vec::new(),
             extraction: ExtractionId::random(),
             home_address: place.address.clone(),
             home_id: None,

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ const EARLIER_OUTPUTS_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(super) struct OutputCollector {
     logs: Option<Arc<Mutex<JobLogs>>>,
+    directory: Option<PathBuf>,
     tasks: JoinSet<()>,
     permits: Arc<Semaphore>,
     /// The last attempts that ended, of earlier schedulers too.
@@ -46,12 +47,19 @@ impl OutputCollector {
             });
             told.ok().map(|logs| Arc::new(Mutex::new(logs)))
         });
+        let directory = directory.filter(|_| logs.is_some()).map(Path::to_owned);
         Self {
             logs,
+            directory,
             tasks: JoinSet::new(),
             permits: Arc::new(Semaphore::new(CONCURRENT_READS_MAX)),
             ended_attempts: VecDeque::new(),
         }
+    }
+
+    /// Where outputs are kept, if they are.
+    pub(super) fn directory(&self) -> Option<PathBuf> {
+        self.directory.clone()
     }
 
     /// Takes note of an attempt that has ended.

@@ -37,6 +37,10 @@ impl Servers {
                     let text = "remote I/O can extract only to the home of the scratch volumes";
                     return Err(Error::new(ErrorCode::Unsupported, text));
                 }
+                if spec.is_set() {
+                    let text = "remote I/O extracts single files only";
+                    return Err(Error::new(ErrorCode::Unsupported, text));
+                }
                 let source = format!("{}/{}", from.path, spec.path);
                 return remote_io::link_file(self, &home.address, &source, &home.path, extract)
                     .await;
@@ -44,6 +48,7 @@ impl Servers {
             let call = ExtractFile {
                 volume: source.id,
                 path: spec.path.clone(),
+                selections: spec.selections.clone(),
                 extraction: extract,
                 home_token: self.narrow_home_token(
                     now,

@@ -95,6 +95,20 @@ impl LoggedAttempt {
         }
     }
 
+    /// An attempt that has not ended.
+    pub(super) fn running(job: String, attempt: u32) -> Self {
+        Self {
+            job,
+            attempt,
+            node: String::new(),
+            end_description: String::new(),
+            has_failed: false,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            missing_reason: None,
+        }
+    }
+
     /// Where its standard output is kept, and its standard error.
     #[must_use]
     pub fn log_paths(&self, directory: &Path) -> [PathBuf; 2] {
@@ -122,12 +136,12 @@ impl LoggedAttempt {
 /// What an execution printed, as its node keeps it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ExecutionOutput {
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: Vec<u8>,
 }
 
 impl Servers {
-    /// Asks a node what an execution printed that has ended there.
+    /// Asks a node what an execution printed; one that runs, so far.
     pub(crate) async fn read_output(
         &self,
         address: &str,
@@ -312,7 +326,7 @@ impl JobLogs {
 }
 
 /// Opens what only its owner reads.
-fn private_options() -> OpenOptions {
+pub(super) fn private_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
     options
@@ -321,7 +335,7 @@ fn private_options() -> OpenOptions {
 /// Makes the directory, or takes one that is ours: what another one put there might lead elsewhere.
 /// One with files in it that are no logs keeps the rights that its owner gave it; the logs in it
 /// are readable to him alone all the same.
-fn create_directory(directory: &Path) -> io::Result<()> {
+pub(super) fn create_directory(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -368,6 +382,22 @@ fn parse_index(index: &File) -> io::Result<(Option<IndexHeader>, Vec<LoggedAttem
 /// What the disk answers.
 pub fn read_index(directory: &Path) -> io::Result<Vec<LoggedAttempt>> {
     Ok(parse_index(&File::open(directory.join(INDEX_FILE))?)?.1)
+}
+
+/// Whether a run that goes on keeps its logs in a directory.
+///
+/// # Errors
+/// What the disk answers.
+pub fn is_in_use(directory: &Path) -> io::Result<bool> {
+    let index = match File::open(directory.join(INDEX_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    match index.try_lock() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use bafs_proto::attributes::AttributeValue;
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, Lifetime, ServerKind};
 use bafs_proto::time::Time;
@@ -69,6 +70,8 @@ impl ListingTracker {
             };
             let known = scheduler.node(advert.id).map(|known| known.departure);
             nodes.push(NodeInfo {
+                memory_bytes: read_bytes(&advert, "memory_bytes"),
+                temporary_bytes: read_bytes(&advert, "temporary_bytes"),
                 departure: read_departure(advert.lifetime, now, known.unwrap_or_default()),
                 id: advert.id,
                 name: advert.name,
@@ -117,6 +120,14 @@ impl ListingTracker {
             nodes,
             unlisted: missed,
         })
+    }
+}
+
+/// A size that a node publishes as an attribute; 0 if it does not.
+fn read_bytes(advert: &Advert, name: &str) -> u64 {
+    match advert.attribute(name) {
+        Some(AttributeValue::Integer(bytes)) => u64::try_from(bytes).unwrap_or(0),
+        _ => 0,
     }
 }
 

@@ -29,6 +29,7 @@
 pub(crate) mod calls;
 pub mod connectivity;
 mod file_extraction;
+pub mod followed_output;
 pub(crate) mod home_aliases;
 mod home_lookup;
 pub mod homes;

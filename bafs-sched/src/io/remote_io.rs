@@ -44,6 +44,13 @@ pub(crate) fn why_unsupported(workflow: &Workflow) -> Option<String> {
             VolumeKind::Scratch { fill: Some(_) }
         )
     };
+    if let Some(set) = workflow.extracts.iter().find(|extract| extract.is_set()) {
+        return Some(format!(
+            "files '{}' go to {}/ as a set: remote I/O extracts single files only; name each file, \
+             or run without --remote-io",
+            set.path, set.target
+        ));
+    }
     let mounts = workflow
         .jobs
         .iter()

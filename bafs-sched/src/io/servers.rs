@@ -10,8 +10,8 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
-    Advert, CreateVolume, DeleteVolume, JobCommand, JobOutcome, JobReport, JobSpec, KillJob,
-    MountSpec, MountTarget, QueryServers, RenewVolumes, StartJob,
+    Advert, CreateVolume, DeleteVolume, JobCommand, JobLimits, JobOutcome, JobReport, JobSpec,
+    KillJob, MountSpec, MountTarget, QueryServers, RenewVolumes, StartJob,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
@@ -356,12 +356,13 @@ impl Servers {
         job: JobIndex,
         location: &ServerAddress,
         volumes: Vec<(MountedVolume, Option<ServerAddress>)>,
-        results: &[VolumeIndex],
+        (results, memory_bytes): (Vec<VolumeIndex>, u64),
     ) -> Event {
-        let mut spec = match self.build_job_spec(now, job, volumes, results).await {
+        let mut spec = match self.build_job_spec(now, job, volumes, &results).await {
             Ok(spec) => spec,
             Err(error) => return Event::JobStartFailed { execution, error },
         };
+        spec.limits.memory_bytes = (memory_bytes > 0).then_some(memory_bytes);
         let Ok(words) = spec.command.move_arguments_to_body() else {
             // No node could start it: it ends as one that Linux refuses.
             let report = start_failure_report(too_long_message(&spec.command.executable));
@@ -445,6 +446,11 @@ impl Servers {
             command: build_command(&job.command),
             mounts,
             op_deadline_ms: self.settings.operation_timeout_ms,
+            limits: JobLimits {
+                memory_bytes: None,
+                runtime_ms: job.limits.runtime_s.map(|s| s.saturating_mul(1_000)),
+                temporary_bytes: job.limits.temporary_bytes,
+            },
         })
     }
 

@@ -49,7 +49,8 @@ impl View<'_> {
                 let is_refused = self.graph.job(job).troubles.refused_by.contains(&server);
                 let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
                 let is_too_long = !self.can_end_in_time(job, server);
-                let is_unfit = is_refused || !has_slots || is_too_long;
+                let is_small = !self.has_room_for_job(job, server);
+                let is_unfit = is_refused || !has_slots || is_too_long || is_small;
                 if is_unfit || self.begins_above_quota(job, server) {
                     continue;
                 }
@@ -159,7 +160,9 @@ impl View<'_> {
     /// nothing of its like.
     pub(crate) fn stands_for_its_kind(&self, job: JobIndex) -> bool {
         let node = self.graph.job(job);
-        let is_choosy = node.troubles.avoids_any() || !node.troubles.refused_by.is_empty();
+        let is_choosy = node.troubles.avoids_any()
+            || !node.troubles.refused_by.is_empty()
+            || node.troubles.used_up_memory > 0;
         self.may_start(job) && !self.is_held_back && !is_choosy
     }
 }
@@ -176,7 +179,8 @@ pub(crate) fn unlike_nodes(view: View<'_>, job: JobIndex) -> Vec<ServerId> {
         let is_bare = node.busy == 0 && node.limit.is_none() && !view.volumes.has_any(server);
         let (space, slots) = (view.fleet.available(server), node.slots());
         let ends = view.can_end_in_time(job, server);
-        let kind = (&node.seen.group, space, slots, node.takes_work(), ends);
+        let fits = (ends, view.has_room_for_job(job, server));
+        let kind = (&node.seen.group, space, slots, node.takes_work(), fits);
         if !is_bare || is_told || known.insert(kind) {
             unlike.push(server);
         }

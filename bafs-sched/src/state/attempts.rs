@@ -30,6 +30,9 @@ pub(crate) struct Attempt {
     pub(crate) execution: ExecutionId,
     pub(crate) server: ServerId,
     pub(crate) slots: u32,
+    /// Memory that it asked for, in bytes; 0 if it did not.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) memory_bytes: u64,
     /// When it took its slots.
     pub(crate) since: Time,
     pub(crate) stage: AttemptState,
@@ -47,6 +50,14 @@ pub(crate) struct Attempt {
     /// Volumes that it surely left as they were, once its report is there.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) unchanged: BTreeSet<VolumeIndex>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Row for Attempt {

@@ -39,6 +39,9 @@ pub(crate) struct Trouble {
     /// Failures by its own fault.
     #[serde(default)]
     pub(crate) own_faults: u32,
+    /// Tries that used up the memory which they asked for.
+    #[serde(default)]
+    pub(crate) used_up_memory: u32,
     #[serde(default)]
     pub(crate) environment: EnvironmentFaults,
     /// Nodes that cannot run it, however often they try.
@@ -63,6 +66,7 @@ pub(crate) struct Trouble {
 
 const NONE: Trouble = Trouble {
     own_faults: 0,
+    used_up_memory: 0,
     environment: EnvironmentFaults {
         count: 0,
         last: Time(0),

@@ -4,6 +4,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use crate::space::Space;
+use crate::state::nodes::FleetNode;
 use crate::state::scheduler_state::State;
 
 impl State {
@@ -17,6 +18,20 @@ impl State {
 
     pub(crate) fn slots_of(&self, job: JobIndex) -> u32 {
         self.graph.workflow.job(job).cpus.max(1)
+    }
+
+    /// Memory that the next try of a job asks for, in bytes; 0 if the workflow does not say.
+    pub(crate) fn memory_of(&self, job: JobIndex) -> u64 {
+        let tries = self.graph.job(job).troubles.used_up_memory;
+        self.graph.workflow.job(job).memory_of_try(tries)
+    }
+
+    /// Whether a node could run a job by its memory and its room for temporary files, when nothing
+    /// else ran there.
+    pub(crate) fn has_job_resources(&self, job: JobIndex, node: &FleetNode) -> bool {
+        let temporary = self.graph.workflow.job(job).limits.temporary_bytes;
+        self.memory_of(job) <= node.memory_bytes()
+            && temporary.unwrap_or(0) <= node.temporary_bytes()
     }
 
     /// What those volumes of a job need that do not exist.
@@ -106,8 +121,8 @@ impl State {
     /// not failed there, nor met a full disk.
     pub(crate) fn could_run(&self, job: JobIndex, server: ServerId, need: Space) -> bool {
         let (node, slots) = (self.graph.job(job), self.slots_of(job));
-        let seen = self.fleet.get(server).map(|node| &node.seen);
-        seen.is_some_and(|seen| seen.slots >= slots)
+        let found = self.fleet.get(server);
+        found.is_some_and(|it| it.seen.slots >= slots && self.has_job_resources(job, it))
             && !node.troubles.refused_by.contains(&server)
             && !node.troubles.avoids(server)
             && self.can_ever_hold(job, server, need)

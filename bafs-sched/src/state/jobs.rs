@@ -558,14 +558,15 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
     volumes
 }
 
-/// For each job the first that reads the same caches and asks for as many slots.
+/// For each job the first that reads the same caches and asks for as much of a node.
 fn kinds(workflow: &Workflow, volumes: &[VolumeNode]) -> Vec<u32> {
     let mut first = BTreeMap::new();
     let jobs = workflow.jobs.iter().enumerate();
     let kinds = jobs.map(|(position, job)| {
         let mounted = job.mounts.iter().map(|mount| mount.volume);
         let caches = mounted.filter(|volume| volumes[volume.as_usize()].is_cache);
-        let kind = (job.cpus, caches.collect::<Vec<_>>());
+        let node_needs = (job.cpus, job.memory_bytes, job.limits.temporary_bytes);
+        let kind = (node_needs, caches.collect::<Vec<_>>());
         *first.entry(kind).or_insert_with(|| count(position))
     });
     kinds.collect()

@@ -244,6 +244,7 @@ impl State {
         self.executions.remove(&attempt.execution);
         self.fleet.update(attempt.server, |node| {
             node.busy = node.busy.saturating_sub(attempt.slots);
+            node.busy_memory = node.busy_memory.saturating_sub(attempt.memory_bytes);
         });
         for id in &attempt.missing {
             if let Some(waiters) = self.volumes.restored_waiters(*id) {
@@ -254,10 +255,13 @@ impl State {
 
     fn put_attempt(&mut self, job: JobIndex, mut attempt: Attempt) {
         let caches = self.parts_of(&attempt);
-        let (server, slots) = (attempt.server, attempt.slots);
+        let (server, slots, memory) = (attempt.server, attempt.slots, attempt.memory_bytes);
         self.under_way.begin(job, server, caches.into_iter());
         self.executions.insert(attempt.execution, job);
-        self.fleet.update(server, |node| node.busy += slots);
+        self.fleet.update(server, |node| {
+            node.busy += slots;
+            node.busy_memory = node.busy_memory.saturating_add(memory);
+        });
         for used in &attempt.uses {
             let instance = self.volumes.get(used.id);
             let is_creating = instance.is_some_and(|it| it.state == InstanceState::Creating);

@@ -1,6 +1,7 @@
 //! What we believe of each node: its space, its slots, whether it lives. Places nothing.
 
 mod departures;
+mod resources;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +51,9 @@ pub(crate) struct FleetNode {
     /// Slots that our own executions occupy. Rebuilt from these.
     #[serde(skip)]
     pub(crate) busy: u32,
+    /// Memory that our own executions asked for. Rebuilt from these.
+    #[serde(skip)]
+    pub(crate) busy_memory: u64,
     /// Since when the catalog does not list it.
     pub(crate) missing_since: Option<Time>,
     /// Given up: nothing of ours exists there any more.
@@ -147,10 +151,11 @@ impl Row for FleetNode {
     type Kept = Self;
 
     fn kept(&self) -> Self {
-        let (reserved, busy) = (Space::ZERO, 0);
+        let (reserved, busy, busy_memory) = (Space::ZERO, 0, 0);
         Self {
             reserved,
             busy,
+            busy_memory,
             ..self.clone()
         }
     }
@@ -350,6 +355,7 @@ impl Fleet {
             seen: seen.clone(),
             reserved: Space::ZERO,
             busy: 0,
+            busy_memory: 0,
             missing_since: None,
             is_lost: true,
             aside_until: None,

@@ -372,6 +372,12 @@ impl State {
             .map(|attempt| (attempt.execution, attempt.server))
     }
 
+    /// The execution of a job that runs, and its node.
+    pub fn running_attempt(&self, job: JobIndex) -> Option<(ExecutionId, ServerId)> {
+        let attempt = self.attempts.get(&job)?;
+        (attempt.stage == AttemptState::Running).then_some((attempt.execution, attempt.server))
+    }
+
     /// Volumes that are ready, by server: what must be kept alive.
     pub fn ready_volumes(&self) -> BTreeMap<ServerId, Vec<VolumeId>> {
         let mut ready: BTreeMap<ServerId, Vec<VolumeId>> = BTreeMap::new();

@@ -55,10 +55,11 @@ impl State {
                 self.graph.volume_mut(mount.volume).writer = Some(job);
             }
         }
-        let slots = self.slots_of(job);
+        let (slots, memory_bytes) = (self.slots_of(job), self.memory_of(job));
         let is_probe = is_probe(View::new(self), job, server, &made_on);
         self.fleet.update(server, |node| {
             node.busy += slots;
+            node.busy_memory = node.busy_memory.saturating_add(memory_bytes);
             if is_probe {
                 node.probe = Some(job);
             }
@@ -69,6 +70,7 @@ impl State {
             execution,
             server,
             slots,
+            memory_bytes,
             stage,
             uses,
             missing,
@@ -169,6 +171,7 @@ impl State {
             server: attempt.server,
             volumes: attempt.uses.clone(),
             results: written.map(|(v, _)| v).filter(holds_results).collect(),
+            memory_bytes: attempt.memory_bytes,
         }
     }
 
@@ -245,6 +248,7 @@ impl State {
             self.succeed(job);
         } else if let Some((server, lack)) = find_full_disk(View::new(self), job, &report) {
             self.pass_by_full_disk(job, server, &lack);
+        } else if self.retry_with_more_memory(job, &report) {
         } else if !(found_no_space(View::new(self), job, &report) && self.grow(job, &report)) {
             self.look_for_refused_writes(job, &report);
             self.end_unsuccessful(job, report);
@@ -338,6 +342,7 @@ impl State {
         self.executions.remove(&attempt.execution);
         self.fleet.update(attempt.server, |node| {
             node.busy = node.busy.saturating_sub(attempt.slots);
+            node.busy_memory = node.busy_memory.saturating_sub(attempt.memory_bytes);
             node.probe.take_if(|probe| *probe == job);
         });
         for id in &attempt.missing {

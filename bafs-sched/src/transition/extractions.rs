@@ -1,9 +1,10 @@
 //! Files on their way home: when each is sent, and what follows from its success or failure. What a
 //! failure means says `policy/failure/extraction_failures.rs`.
 
+use bafs_proto::file_set::FileSelection;
 use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::{Error, ErrorCode};
-use bafs_workflow::{JobIndex, VolumeIndex};
+use bafs_workflow::{Extract, JobIndex, VolumeIndex};
 
 use crate::action::{Action, MountedVolume};
 use crate::decision::Decision;
@@ -162,7 +163,7 @@ impl State {
         self.extractions.told.insert(error.code);
         let spec = &self.graph.workflow.extracts[index as usize];
         let volume = &self.graph.workflow.volume(spec.volume).name;
-        let (path, target) = (&spec.path, &spec.target);
+        let (noun, path, target) = (spec.noun(), &spec.path, &spec.target);
         let next = match extraction_failures::is_hopeless(error) {
             true => "the scheduler does not retry it".to_owned(),
             false => {
@@ -171,7 +172,7 @@ impl State {
             }
         };
         let text = format!(
-            "file '{path}' of volume '{volume}' cannot be sent to {target}: {error}; {next}"
+            "{noun} '{path}' of volume '{volume}' cannot be sent to {target}: {error}; {next}"
         );
         let volume = Some(spec.volume);
         self.tell(RunWarning {
@@ -193,7 +194,6 @@ impl State {
         self.extractions.stages[index as usize] = ExtractionState::Kept(id);
         self.extractions.failed += 1;
         let spec = &self.graph.workflow.extracts[index as usize];
-        let (path, target) = (&spec.path, &spec.target);
         let failing = self.extractions.failing.get(&index);
         let is_of_file = failing.is_some_and(|it| it.error.code == ErrorCode::BadPath);
         let failure = self.describe_unsent(index);
@@ -209,9 +209,8 @@ impl State {
                     // Nor would that command send it.
                     true => format!(" in volume {id}"),
                     false => format!(
-                        "; correct the cause, then run: bafs volume extract {id} {} {}",
-                        shell_word(path),
-                        shell_word(&target.to_string())
+                        "; correct the cause, then run: bafs volume extract {id} {}",
+                        extract_words(spec)
                     ),
                 };
                 let kept = describe_ms(kept_ms);
@@ -236,7 +235,8 @@ impl State {
         let (path, target) = (&spec.path, &spec.target);
         let failing = self.extractions.failing.get(&index);
         let error = failing.map_or_else(String::new, |failing| failing.error.to_string());
-        format!("file '{path}' of volume '{name}' failed to reach {target}: {error}")
+        let noun = spec.noun();
+        format!("{noun} '{path}' of volume '{name}' failed to reach {target}: {error}")
     }
 
     /// Results that could not be sent, in the order of the workflow.
@@ -348,6 +348,17 @@ impl State {
             self.release_kept(pipeline);
         }
     }
+}
+
+/// What `bafs volume extract` sends, and where.
+fn extract_words(spec: &Extract) -> String {
+    let mut words: Vec<String> = spec.selections.iter().map(FileSelection::to_word).collect();
+    match spec.is_set() {
+        true => words.push(format!("{}/", spec.target)),
+        false => words.extend([spec.path.clone(), spec.target.to_string()]),
+    }
+    let quoted: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
+    quoted.join(" ")
 }
 
 /// One word of a command that can be pasted into a shell.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bafs_proto::Error;
 use bafs_proto::ids::{ExtractionId, VolumeId};
-use bafs_workflow::JobIndex;
+use bafs_workflow::{Extract, JobIndex};
 
 use crate::action::{Action, MountedVolume};
 use crate::policy::View;
@@ -80,7 +80,9 @@ impl State {
                 };
                 let extracts = self.graph.volume(mount.volume).extracts.iter().copied();
                 let of = |index: &u32| &self.graph.workflow.extracts[*index as usize];
-                logs.extend(extracts.filter(|index| Path::new(&of(index).path) == inner));
+                // The set of a job that failed is not whole.
+                let is_log = |it: &Extract| !it.is_set() && Path::new(&it.path) == inner;
+                logs.extend(extracts.filter(|index| is_log(of(index))));
             }
         }
         logs.sort_unstable();

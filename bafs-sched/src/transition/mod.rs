@@ -28,5 +28,6 @@ pub(crate) mod small_volumes;
 pub(crate) mod starts;
 pub(crate) mod strategy;
 pub(crate) mod strategy_limits;
+pub(crate) mod used_up_memory;
 pub(crate) mod user_commands;
 pub(crate) mod volume_sizes;

@@ -13,6 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
+use super::job_limits::JobWatch;
 use super::temporary_directory::TemporaryDirectory;
 use super::unlinked_files::UnlinkedFiles;
 use super::{ExecutorConfig, agent_log, minimal_report};
@@ -63,7 +64,7 @@ async fn run_agent(
         &config.temporary_directory,
         call.execution,
         name,
-        config.temporary_quota,
+        config.temporary_quota.for_job(&call.job)?,
     )?;
     let (mut child, input, output) = spawn(config, call, &temporary)?;
     let path = config.log_directory.join(format!("{}.log", call.execution));
@@ -73,8 +74,13 @@ async fn run_agent(
         .map(|errors| tokio::spawn(agent_log::copy_stderr(errors, path)));
     let (stop, mut stopped) = watch::channel(false);
     let unlinked = UnlinkedFiles::of_agent(child.id(), visible_paths(call));
+    let watch = JobWatch {
+        job: name.clone(),
+        limits: call.job.limits,
+        agent: child.id(),
+    };
     let running = run_spawned(child, input, output, call, &mut stopped);
-    let watched = (&temporary, unlinked);
+    let watched = (&temporary, unlinked, watch);
     let result = run_within_quota(running, watched, killed, &stop).await;
     if let Some(logging) = logging {
         // The report's reader may read the log next.
@@ -92,10 +98,11 @@ fn visible_paths(call: &StartJob) -> Vec<PathBuf> {
     paths.map(PathBuf::from).collect()
 }
 
-/// Waits for the end of a job; ends it on request, or when its temporary files exceed its quota.
+/// Waits for the end of a job; ends it on request, or when it exceeds a limit: then the report has
+/// that error, with what the job printed.
 async fn run_within_quota(
     running: impl Future<Output = Result<JobReport, Error>>,
-    (temporary, unlinked): (&TemporaryDirectory, UnlinkedFiles),
+    (temporary, unlinked, watch): (&TemporaryDirectory, UnlinkedFiles, JobWatch),
     killed: &mut watch::Receiver<bool>,
     stop: &watch::Sender<bool>,
 ) -> Result<JobReport, Error> {
@@ -110,16 +117,20 @@ async fn run_within_quota(
         }
         () = wait_for_kill(killed) => None,
         excess = temporary.wait_for_overflow(unlinked) => Some(excess),
+        excess = watch.wait_for_excess() => Some(excess),
     };
     stop.send_replace(true);
     let report = running.await;
-    match (excess, &report) {
+    match (excess, report) {
         // It ended before it was stopped.
-        (Some(_), Ok(report)) if report.outcome == JobOutcome::Exited(0) => {}
-        (Some(excess), _) => return Err(excess),
-        (None, _) => {}
+        (Some(_), Ok(report)) if report.outcome == JobOutcome::Exited(0) => Ok(report),
+        (Some(excess), Ok(report)) => Ok(JobReport {
+            outcome: JobOutcome::EnvironmentFailed(excess),
+            ..report
+        }),
+        (Some(excess), Err(_)) => Err(excess),
+        (None, report) => report,
     }
-    report
 }
 
 async fn run_spawned(

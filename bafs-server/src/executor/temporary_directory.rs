@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use bafs_proto::ids::ExecutionId;
-use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::message::{JobOutcome, JobReport, JobSpec};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_tree::measure_use;
@@ -105,6 +105,29 @@ impl TemporaryQuota {
             files: share(disk.free_files.unwrap_or(u64::MAX), DISK_PERCENT).max(FILES_MIN),
             memory_bytes: share(machine_memory_bytes(), MEMORY_PERCENT),
         }
+    }
+}
+
+impl TemporaryQuota {
+    /// The quota of a job: what it asks for, if a slot has that.
+    ///
+    /// # Errors
+    /// `TemporaryFull` if it asks for more than a slot has.
+    pub(super) fn for_job(self, job: &JobSpec) -> Result<Self, Error> {
+        let Some(bytes) = job.limits.temporary_bytes else {
+            return Ok(self);
+        };
+        if bytes <= self.bytes {
+            return Ok(Self { bytes, ..self });
+        }
+        let text = format!(
+            "job '{}' asks for {} MB in /tmp (request_disk), and a slot of this node has {} MB; \
+             start the node with a larger --tmp, or ask for less",
+            job.name,
+            bytes.div_ceil(1_000_000),
+            self.bytes / 1_000_000
+        );
+        Err(Error::new(ErrorCode::TemporaryFull, text))
     }
 }
 
@@ -277,8 +300,8 @@ impl TemporaryDirectory {
         };
         let text = format!(
             "job '{}' has {} MB in {} files in /tmp and /var/tmp{unlinked}, and may have {} MB in \
-             {}; let it remove what it needs no more, put the files into a scratch volume, or \
-             start the node with a larger --tmp",
+             {}; let it remove what it needs no more, put the files into a scratch volume, ask \
+             for more with request_disk, or start the node with a larger --tmp",
             self.job,
             used.bytes.div_ceil(1_000_000),
             used.files,

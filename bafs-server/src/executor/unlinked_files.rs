@@ -4,19 +4,17 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use super::job_processes::find_descendants;
 
 /// The job's own directories, by the paths in its name space.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// The kernel's suffix of the path of an open, unlinked file.
 const DELETED: &[u8] = b" (deleted)";
-
-/// Most processes that are looked at: those of a job that has more are partly not seen.
-const PROCESSES_MAX: usize = 16_384;
 
 /// Where a job may hold such files.
 #[derive(Debug, Clone)]
@@ -69,32 +67,13 @@ impl UnlinkedFiles {
 
     /// The agent and all that descend from it.
     fn processes(&self) -> Vec<u32> {
-        let mut found: Vec<u32> = self.agent.into_iter().collect();
-        let mut at = 0;
-        while at < found.len().min(PROCESSES_MAX) {
-            // A process that ended meanwhile has no children.
-            found.extend(children(found[at]).unwrap_or_default());
-            at += 1;
-        }
-        found
+        self.agent.map_or_else(Vec::new, find_descendants)
     }
-}
-
-fn children(process: u32) -> io::Result<Vec<u32>> {
-    let mut children = Vec::new();
-    for thread in fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
-        let Ok(listed) = fs::read_to_string(thread.path().join("children")) else {
-            continue;
-        };
-        let numbers = listed.split_ascii_whitespace();
-        children.extend(numbers.filter_map(|number| number.parse::<u32>().ok()));
-    }
-    Ok(children)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{self, Write};
     use std::process::{Command, Stdio};
 
     use super::*;

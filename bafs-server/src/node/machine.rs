@@ -14,8 +14,9 @@ use crate::executor::machine_memory_bytes;
 /// | `memory_bytes` | of the machine, or of its container |
 /// | `operating_system` | `linux` |
 /// | `processors` | that the node may use |
+/// | `temporary_bytes` | for the temporary files of one job |
 /// | `version` | of BAFS |
-pub(super) fn describe_machine(by_administrator: &Attributes) -> Attributes {
+pub(super) fn describe_machine(temporary_bytes: u64, by_administrator: &Attributes) -> Attributes {
     let text = |text: &str| AttributeValue::Text(text.to_owned());
     let integer = |value: u64| AttributeValue::Integer(i64::try_from(value).unwrap_or(i64::MAX));
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -26,6 +27,7 @@ pub(super) fn describe_machine(by_administrator: &Attributes) -> Attributes {
     attributes.set("memory_bytes", integer(machine_memory_bytes()));
     attributes.set("operating_system", text(std::env::consts::OS));
     attributes.set("processors", integer(processors as u64));
+    attributes.set("temporary_bytes", integer(temporary_bytes));
     attributes.set("version", text(env!("CARGO_PKG_VERSION")));
     for (name, value) in by_administrator.iter() {
         attributes.set(name, value.clone());
@@ -42,9 +44,11 @@ mod tests {
         let mut own = Attributes::default();
         own.set("processors", AttributeValue::Integer(3));
         own.set("has_gpu", AttributeValue::Boolean(true));
-        let all = describe_machine(&own);
+        let all = describe_machine(7, &own);
         assert_eq!(all.get("processors"), Some(&AttributeValue::Integer(3)));
         assert_eq!(all.get("has_gpu"), Some(&AttributeValue::Boolean(true)));
+        let temporary = all.get("temporary_bytes");
+        assert_eq!(temporary, Some(&AttributeValue::Integer(7)));
         let memory = all.get("memory_bytes");
         assert!(
             matches!(memory, Some(AttributeValue::Integer(1..))),

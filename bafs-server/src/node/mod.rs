@@ -243,7 +243,7 @@ impl Node {
         let executor = Executor::open(executor, counters.clone())?;
         let access = AccessChecker::with_address(config.identity.verifier.clone(), address.clone());
         let handoff_server = HandoffServer::new(&config.store, counters.clone());
-        let attributes = machine::describe_machine(&config.attributes);
+        let attributes = machine::describe_machine(share.bytes, &config.attributes);
         Ok(Arc::new(Self {
             config,
             address,

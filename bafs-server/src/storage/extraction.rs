@@ -101,6 +101,13 @@ pub(super) struct Extraction {
     received_max: u64,
 }
 
+/// A file to be sent, and its permission bits at home.
+#[derive(Debug)]
+pub(super) struct OpenedFile {
+    pub(super) file: File,
+    pub(super) mode: u32,
+}
+
 /// The bytes of a file that were hashed, from its start on.
 #[derive(Default)]
 struct PrefixHash {
@@ -151,13 +158,23 @@ impl Extraction {
             Err(error) => Err(std::io::Error::from(error.kind())),
         };
         let file = opened.map_err(|e| failed(&e))?;
-        let identity = file_identity(&file).map_err(|e| failed(&e))?;
-        let mode = file
-            .metadata()
-            .map_err(|e| failed(&e))?
-            .permissions()
-            .mode()
-            & 0o777;
+        let metadata = file.metadata().map_err(|e| failed(&e))?;
+        let mode = metadata.permissions().mode() & 0o777;
+        Self::of_file(OpenedFile { file, mode }, call, homes, pieces, deadline)
+    }
+
+    /// Takes an open file, which `call` names for messages.
+    ///
+    /// # Errors
+    /// `ServerFault` when its size cannot be read.
+    pub(super) fn of_file(
+        OpenedFile { file, mode }: OpenedFile,
+        call: ExtractFile,
+        homes: Arc<HomeClients>,
+        pieces: Arc<Semaphore>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let identity = file_identity(&file).map_err(|e| read_error(&e))?;
         let file = Arc::new(file);
         let put = Arc::new(HomeUpload {
             extract: call.extraction,
@@ -493,6 +510,7 @@ mod tests {
         let call = ExtractFile {
             volume: VolumeId(1),
             path: "result".to_owned(),
+            selections: Vec::new(),
             extraction: ExtractionId(1),
             home_address: "slow:1".to_owned(),
             home_id: None,

@@ -13,6 +13,7 @@ use super::Storage;
 use super::database::{ReceiptRecord, TableChange};
 use super::extraction::Extraction;
 use super::inflight_extractions::{ExtractionJoin, id_reused_error};
+use super::set_extraction::SetExtraction;
 use crate::errors::run_blocking;
 
 /// Pause before an extraction that ran out of another caller's time is started again.
@@ -29,7 +30,9 @@ impl Storage {
         call: ExtractFile,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
-        check_relative(&call.path)?;
+        if call.selections.is_empty() {
+            check_relative(&call.path)?;
+        }
         check_result_path(&call.target_path)?;
         let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
         loop {
@@ -80,7 +83,19 @@ impl Storage {
         let root = self.scratch_tree_path(call.volume)?;
         let (homes, asked, volume) = (self.homes.clone(), call.clone(), call.volume);
         let pieces = self.extractions.chunk_memory.clone();
+        let open_files = self.extractions.open_set_files.clone();
         let sending = async move {
+            if !asked.selections.is_empty() {
+                let set = SetExtraction {
+                    root,
+                    call: asked,
+                    homes,
+                    chunk_memory: pieces,
+                    open_files,
+                    deadline,
+                };
+                return set.run().await;
+            }
             run_blocking(move || Extraction::open(&root, asked, homes, pieces, deadline))
                 .await?
                 .run()

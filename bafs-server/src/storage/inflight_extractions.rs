@@ -12,6 +12,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, watch};
 
 use super::extraction::MEMORY_UNIT_BYTES;
+use super::set_extraction::SET_FILES_OPEN_MAX;
 
 /// Most extractions at once; home is the bottleneck long before.
 const EXTRACTIONS_MAX: usize = 256;
@@ -34,6 +35,8 @@ pub(super) struct InflightExtractions {
     list: Mutex<BTreeMap<ExtractionId, (ExtractFile, ExtractionReply)>>,
     /// Memory for chunks, in units of [`MEMORY_UNIT_BYTES`].
     pub(super) chunk_memory: Arc<Semaphore>,
+    /// Places for open files of sets.
+    pub(super) open_set_files: Arc<Semaphore>,
 }
 
 impl Default for InflightExtractions {
@@ -43,6 +46,7 @@ impl Default for InflightExtractions {
             chunk_memory: Arc::new(Semaphore::new(
                 (CHUNK_MEMORY_BYTES_MAX / MEMORY_UNIT_BYTES) as usize,
             )),
+            open_set_files: Arc::new(Semaphore::new(SET_FILES_OPEN_MAX)),
         }
     }
 }

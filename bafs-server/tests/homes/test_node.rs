@@ -153,6 +153,7 @@ impl HomesFixture {
         let call = ExtractFile {
             volume: VolumeId(id),
             path: path.to_owned(),
+            selections: Vec::new(),
             extraction: ExtractionId(extract),
             home_address: address.to_owned(),
             home_id: None,

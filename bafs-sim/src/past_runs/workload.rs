@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use bafs_proto::volume::LimitKind;
 use bafs_workflow::{
-    CachePolicy, Extract, Job, JobIndex, Mount, ProgramSpec, Scheme, Url, Volume, VolumeIndex,
-    VolumeKind, Workflow, topological_sort,
+    CachePolicy, Extract, Job, JobIndex, JobLimits, Mount, ProgramSpec, Scheme, Url, Volume,
+    VolumeIndex, VolumeKind, Workflow, topological_sort,
 };
 
 use super::PastError;
@@ -107,6 +107,7 @@ impl WorkloadBuilder {
                 self.workflow.extracts.push(Extract {
                     volume,
                     path: "result".to_owned(),
+                    selections: Vec::new(),
                     target: home_url(format!("/out/{}", self.workflow.extracts.len())),
                 });
             }
@@ -194,6 +195,7 @@ impl WorkloadBuilder {
             command: empty_command(),
             cpus: job.cpus,
             memory_bytes: 0,
+            limits: JobLimits::default(),
             runtime_s: Some(job.compute_us.div_ceil(1_000_000)),
             retries: 0,
             priority: 0,

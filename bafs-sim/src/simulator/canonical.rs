@@ -2,8 +2,8 @@
 
 use bafs_proto::volume::LimitKind;
 use bafs_workflow::{
-    CachePolicy, Extract, Job, JobIndex, Mount, ProgramSpec, Url, Volume, VolumeIndex, VolumeKind,
-    Workflow,
+    CachePolicy, Extract, Job, JobIndex, JobLimits, Mount, ProgramSpec, Url, Volume, VolumeIndex,
+    VolumeKind, Workflow,
 };
 
 use crate::planner::{CanonicalWorkload, PrivateLayout};
@@ -86,6 +86,7 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &CanonicalWorkload, pipeline
         workflow.extracts.push(Extract {
             volume: VolumeIndex(first + volumes - 1),
             path: "out".to_owned(),
+            selections: Vec::new(),
             target: home_url(format!("/out{pipeline}")),
         });
     }
@@ -115,6 +116,7 @@ fn build_job(
         },
         cpus: 1,
         memory_bytes: 0,
+        limits: JobLimits::default(),
         runtime_s: Some(canonical.run_s.round() as u64),
         retries: 0,
         priority: 0,

@@ -164,6 +164,8 @@ pub(super) fn node_info(at: usize, class: &NodeClass) -> NodeInfo {
         foreign_space: Space::ZERO,
         slots: class.cpus,
         departure: NodeDeparture::default(),
+        memory_bytes: 0,
+        temporary_bytes: 0,
     }
 }
 

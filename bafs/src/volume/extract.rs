@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use bafs_proto::file_set::FileSelection;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{Advert, ExtractFile, PutReceipt, ServerKind};
 use bafs_proto::time::Deadline;
@@ -42,10 +43,13 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
             args.target
         );
     };
+    let selections = read_selections(&args)?;
+    let is_set = !selections.is_empty();
     let resource = Resource::Home(target.clone());
     let mut call = ExtractFile {
         volume: status.spec.id,
-        path: args.path,
+        path: args.paths.join(" "),
+        selections,
         // The same one each time: home goes on where it was, and has the file once.
         extraction: ExtractionId::random(),
         home_address: home,
@@ -87,17 +91,39 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
             }
         };
     };
+    let place = match is_set {
+        true => format!("at home; their manifest is {}", receipt.path),
+        false => format!("at {}", receipt.path),
+    };
     output.print_result(
-        &format!(
-            "{} bytes are at {} ({})",
-            receipt.size, receipt.path, receipt.digest
-        ),
+        &format!("{} bytes are {place} ({})", receipt.size, receipt.digest),
         &json!({
             "path": receipt.path,
             "size": receipt.size,
             "blake3": receipt.digest.to_string(),
         }),
     )
+}
+
+/// The parts of a set; none for one file.
+fn read_selections(args: &VolumeExtractArgs) -> Result<Vec<FileSelection>> {
+    let selections: Vec<_> = args
+        .paths
+        .iter()
+        .map(|it| FileSelection::of_word(it))
+        .collect();
+    if args.target.ends_with('/') {
+        return Ok(selections);
+    }
+    // A single file may have any name.
+    if selections.len() > 1 || matches!(selections[0], FileSelection::Directory(_)) {
+        bail!(
+            "'{}' is a set of files; write the target as '{}/'",
+            args.paths.join(" "),
+            args.target
+        );
+    }
+    Ok(Vec::new())
 }
 
 /// Has the node send the file, and says so when that takes a while.

@@ -48,6 +48,9 @@ impl View<'_> {
         if too_wide.is_some() || self.settings.has_private_data_at_home() {
             return too_wide;
         }
+        if let Some(demanding) = self.too_demanding() {
+            return Some(demanding);
+        }
         let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
         let too_large = too_large.or_else(|| self.too_large_together());
         if too_large.is_some() || self.will_spill() {

@@ -133,8 +133,11 @@ fn judge_reported_environment(view: View<'_>, job: JobIndex, error: &Error) -> F
     if error.code == ErrorCode::SourceChanged {
         let reason = format!("the source of a cache changed while the workflow ran: {error}");
         FailureVerdict::Final(reason)
-    } else if error.code == ErrorCode::TemporaryFull {
-        // What it needs of the node's disk does not depend on its volumes.
+    } else if error.code == ErrorCode::MemoryExceeded {
+        let advice = "ask for more, or declare values for further tries: 2 GB, 8 GB";
+        FailureVerdict::OwnFault(format!("{}; {advice}", error.detail))
+    } else if exceeds_limit(error) {
+        // What it needs of the node does not depend on its volumes.
         FailureVerdict::OwnFault(error.detail.clone())
     } else if error.class() == ErrorClass::NoSpace {
         let lack = describe_too_small(view, &view.scratch_written(job));
@@ -142,6 +145,14 @@ fn judge_reported_environment(view: View<'_>, job: JobIndex, error: &Error) -> F
     } else {
         judge_environment(error)
     }
+}
+
+/// Whether a node ended a job because it used more of the node than it may.
+pub(crate) fn exceeds_limit(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::MemoryExceeded | ErrorCode::RuntimeExceeded | ErrorCode::TemporaryFull
+    )
 }
 
 /// Judges an attempt that failed by no fault of the job's program: whether another try helps, and

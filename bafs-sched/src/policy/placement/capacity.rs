@@ -44,6 +44,11 @@ impl Placement for Capacity {
                 |server: &ServerId| view.volumes.live_at(mount.volume, Some(*server)).is_some();
             candidates.extend(idle.filter(has_part).take(READERS_TRIED));
         }
+        if view.asks_for_resources(job) {
+            let idle = view.fleet.idle().take(READERS_LOOKED_AT);
+            let able = idle.filter(|server| view.has_room_for_job(job, *server));
+            candidates.extend(able.take(READERS_TRIED));
+        }
         candidates
             .retain(|server| view.fleet.free_slots(*server) > view.slots_soon_needed(*server));
         candidates

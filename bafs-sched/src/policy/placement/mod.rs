@@ -1,6 +1,7 @@
 //! Where a job and its volumes go.
 
 pub(crate) mod capacity;
+mod job_resources;
 mod most_free;
 mod remaining_time;
 pub(crate) mod remote_data;

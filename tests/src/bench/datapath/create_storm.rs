@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::identity::Identity;
 use bafs_proto::limits::OP_DEADLINE_MS_DEFAULT;
 use bafs_proto::message::{
-    JobCommand, JobOutcome, JobReport, JobSpec, MountSpec, MountTarget, Role,
+    JobCommand, JobLimits, JobOutcome, JobReport, JobSpec, MountSpec, MountTarget, Role,
 };
 
 use super::delayed_link::DelayedLink;
@@ -106,6 +106,7 @@ fn measure_storm(
         },
         mounts: vec![mount],
         op_deadline_ms: OP_DEADLINE_MS_DEFAULT,
+        limits: JobLimits::default(),
     };
     let report = run_job(world, &job, delegated)?;
     ensure!(

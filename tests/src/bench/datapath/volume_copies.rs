@@ -175,6 +175,7 @@ fn time_extraction(
             let call = ExtractFile {
                 volume,
                 path: format!("file-{number}"),
+                selections: Vec::new(),
                 extraction: ExtractionId::random(),
                 home_address: home,
                 target_path: format!("out/{round}/file-{number}"),
