@@ -364,10 +364,11 @@ pub(crate) struct VolumeExtractArgs {
     pub(crate) client: ClientArgs,
     /// Id or name of the volume.
     pub(crate) volume: String,
-    /// Path of the file in the volume. For a set: files, directories (DIR/) and patterns ('*.txt').
+    /// Path of the file in the volume. A set has files, directories such as `out/`, and patterns
+    /// such as `*.txt`.
     #[arg(value_name = "PATH", required = true, num_args = 1.., value_parser = path_text())]
     pub(crate) paths: Vec<String>,
-    /// URL of the target at home. A set needs one that ends with /.
+    /// URL of the target at home. That of a set ends with `/`.
     #[arg(value_parser = path_text())]
     pub(crate) target: String,
 }
