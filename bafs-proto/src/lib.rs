@@ -88,7 +88,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// an open list of attributes, and the catalog is asked with a constraint; reads of blocks have a
 /// scope and a priority, and `Probe`, `Promote` and `Touch` are calls of their own; one call
 /// uploads small files, be it one or many; a job says which files it requires and produces; nodes
-/// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`).
+/// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`);
+/// agents report what a job saw of the source of a cache.
 pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Application-layer protocol name that both ends of a connection must offer.

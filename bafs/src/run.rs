@@ -1,6 +1,10 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
+mod home_state;
 mod local_report;
+mod run_lock;
+mod run_plan;
+mod run_start;
 mod stop;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +17,7 @@ use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
+use bafs_sched::earlier_work::EarlierWork;
 use bafs_sched::io::homes::FileHome;
 use bafs_sched::report::RunReport;
 use bafs_sched::{
@@ -22,6 +27,7 @@ use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
+use self::run_start::{RunSetting, prepare_run};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
@@ -77,6 +83,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) cancel: CancelHandle,
     /// The batch jobs that are its nodes.
     pub(crate) pool: Option<RunPool>,
+    /// What earlier runs of the workflow did.
+    pub(crate) earlier_work: Option<EarlierWork>,
 }
 
 /// Runs the command.
@@ -86,14 +94,15 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
         .as_deref()
         .map(parse_timeout_ms)
         .transpose()?;
-    let workflow = workflow_file::load_workflow(&args.workflow, &home_view(&args)?)?;
-    let is_pool_of_its_own =
-        args.pool.is_some() && (args.identity.is_none() || args.catalog.is_none());
-    let report = if args.local.is_some() || is_pool_of_its_own {
-        let nodes = args.local.unwrap_or(0);
-        run_on_throw_away_cluster(&args, workflow, nodes, output).await?
-    } else {
-        run_on_existing_cluster(&args, workflow, output).await?
+    run_plan::parse_keep_ms(&args)?;
+    let homes = home_view(&args)?;
+    let workflow = workflow_file::load_workflow(&args.workflow, &homes)?;
+    let report = match has_own_cluster(&args) {
+        true => run_on_throw_away_cluster(&args, workflow, &homes, output).await?,
+        false => run_on_existing_cluster(&args, workflow, &homes, output).await?,
+    };
+    let Some(report) = report else {
+        return Ok(ExitCode::SUCCESS);
     };
     output.print_result(
         &(describe_outcome(&report) + &logs_hint(&args, &report)),
@@ -106,19 +115,25 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     })
 }
 
+/// Whether the run starts a cluster that ends with it.
+fn has_own_cluster(args: &RunArgs) -> bool {
+    let names_cluster = args.identity.is_some() && args.catalog.is_some();
+    args.local.is_some() || args.pool.is_some() && !names_cluster
+}
+
 /// Where the workflow's patterns of paths look.
 fn home_view(args: &RunArgs) -> Result<HomeView> {
     let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
-    match (args.local, &args.export, cluster) {
-        (Some(_), Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
+    match (has_own_cluster(args), &args.export, cluster) {
+        (true, Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
         // What is wrong with the cluster is told when the run connects.
-        (None, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
+        (false, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
             .or_else(|_| Ok(HomeView::beside(&args.workflow))),
         _ => Ok(HomeView::beside(&args.workflow)),
     }
 }
 
-/// The journal of a run on a cluster that is there.
+/// The journal of the workflow.
 fn journal_path(args: &RunArgs) -> PathBuf {
     let named = args.journal.clone();
     named.unwrap_or_else(|| logs::sibling_path(&args.workflow, "journal"))
@@ -166,6 +181,7 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         fleet_settle_ms: timeout_ms
             .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
         space_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.space_timeout_ms)),
+        keep_ms: run_plan::parse_keep_ms(args)?,
         extract_timeout_ms: timeout_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
             .plan
@@ -223,22 +239,36 @@ fn order_rules(order: StartOrder) -> Option<AllocationRules> {
 async fn run_on_throw_away_cluster(
     args: &RunArgs,
     workflow: Workflow,
-    nodes: u32,
+    homes: &HomeView,
     output: Printer,
-) -> Result<RunReport> {
+) -> Result<Option<RunReport>> {
     local_report::check_home_names(&workflow)?;
-    let spec = build_cluster_spec(args, nodes)?;
+    let spec = build_cluster_spec(args, args.local.unwrap_or(0))?;
+    let journal = local_report::choose_journal(journal_path(args), &spec.export, &workflow);
+    let start = match &journal {
+        None => None,
+        Some(journal) => {
+            let setting = RunSetting {
+                journal,
+                homes,
+                cluster: None,
+            };
+            let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+                return Ok(None);
+            };
+            Some(start)
+        }
+    };
+    if args.keep.is_some() {
+        print_notice("--keep has no effect: the nodes of the temporary cluster end with the run");
+    }
     if args.local.is_some() {
         tokio::task::block_in_place(check_machine)?;
     }
     let asked = wait_for_stop_signal();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let mut way = ThrowAwayRun {
-        // The cluster does not outlive this run, and so neither does its journal.
-        journal: args
-            .journal
-            .clone()
-            .unwrap_or_else(|| cluster.directory().join("journal")),
+        journal: journal.unwrap_or_else(|| cluster.directory().join("journal")),
         logs: local_report::choose_logs_directory(
             logs::logs_directory(&journal_path(args)),
             &spec.export,
@@ -250,13 +280,17 @@ async fn run_on_throw_away_cluster(
         published_progress: publish_progress(args)?,
         cancel: CancelHandle::default(),
         pool: None,
+        earlier_work: start.as_ref().and_then(|start| start.work.clone()),
     };
+    // The cluster does not outlive this run, and so neither does its pool.
+    let pool_journal = args.journal.clone();
+    let pool_journal = pool_journal.unwrap_or_else(|| cluster.directory().join("journal"));
     let (identity, catalog) = (cluster.identity(), cluster.catalog_address().to_owned());
     way.pool = start_pool(
         args,
         &workflow,
         (&identity, &catalog),
-        &way.journal,
+        &pool_journal,
         &way.cancel,
     )?;
     let run = run_on_cluster(workflow, &mut cluster, &way);
@@ -279,7 +313,7 @@ async fn run_on_throw_away_cluster(
         print_notice(&local_report::describe_kept_results(&places, kept));
     }
     local_report::rewrite_report(&mut report, kept);
-    Ok(report)
+    Ok(Some(report))
 }
 
 /// The pool that a run asks for, for the cluster with an identity and a catalog.
@@ -397,6 +431,7 @@ pub(crate) async fn run_on_cluster(
             root,
         }),
         strategy_selector: Arc::new(ModelSelector),
+        earlier_work: way.earlier_work.clone(),
         cancel_handle: way.cancel.clone(),
     };
     let display = ProgressDisplay::start(way.output, client);
@@ -431,8 +466,9 @@ fn kill_one_node(cluster: &mut Cluster) {
 async fn run_on_existing_cluster(
     args: &RunArgs,
     workflow: Workflow,
+    homes: &HomeView,
     output: Printer,
-) -> Result<RunReport> {
+) -> Result<Option<RunReport>> {
     let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
             "no cluster is named; give --local 4 for a temporary cluster on this machine, or \
@@ -441,6 +477,15 @@ async fn run_on_existing_cluster(
     };
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
+    let cluster = (identity_dir.as_path(), catalog.as_str());
+    let setting = RunSetting {
+        journal: &journal,
+        homes,
+        cluster: Some(cluster),
+    };
+    let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+        return Ok(None);
+    };
     let cancel = CancelHandle::default();
     let options = RunOptions {
         catalog: catalog.clone(),
@@ -450,9 +495,9 @@ async fn run_on_existing_cluster(
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         file_home: None,
         strategy_selector: Arc::new(ModelSelector),
+        earlier_work: start.work.clone(),
         cancel_handle: cancel.clone(),
     };
-    let cluster = (identity_dir.as_path(), catalog.as_str());
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
@@ -483,7 +528,7 @@ async fn run_on_existing_cluster(
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
     match ended {
-        Some(report) => Ok(report?),
+        Some(report) => Ok(Some(report?)),
         None => std::process::exit(130),
     }
 }

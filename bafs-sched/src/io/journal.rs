@@ -60,7 +60,7 @@ pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
 use self::creation::{create_journal, lock_error, lock_file};
 use self::format::{
     FRAME_HEAD_BYTES, FrameContent, Layout, begin_journal, damaged, decode_content, decode_frame,
-    decode_payload, encode_frame, payload_bytes, read_frames, read_layout,
+    decode_payload, encode_frame, epoch_fields, payload_bytes, read_frames, read_layout,
 };
 pub use self::format::{JOURNAL_MAGIC, JOURNAL_VERSION};
 use super::job_logs::EndedAttempt;
@@ -163,6 +163,8 @@ pub struct Journal {
     path: String,
     /// Where the offset of the last snapshot is.
     snapshot_field: u64,
+    /// Whether another run may follow in the same file.
+    has_epochs: bool,
     /// Where the next frame comes.
     end: u64,
     /// Bytes of the last snapshot, and of all frames since.
@@ -219,6 +221,7 @@ impl Journal {
             file,
             path: name,
             snapshot_field: found.layout.snapshot_field as u64,
+            has_epochs: found.layout.has_epochs,
             end: found.end,
             snapshot_bytes: found.snapshot_bytes,
             bytes_since: found.end - found.steps_at,
@@ -241,6 +244,36 @@ impl Journal {
         };
         write().map_err(|e| io_error("write", &self.path, &e))?;
         self.end = bytes.len() as u64;
+        self.has_epochs = true;
+        (self.snapshot_bytes, self.bytes_since) = (0, 0);
+        Ok(JournalTail {
+            header,
+            snapshot: None,
+            steps: Vec::new(),
+        })
+    }
+
+    /// Begins another run of the workflow behind the last one, of which nothing happened yet. A
+    /// journal of an earlier form has room for one run, and is written anew.
+    ///
+    /// # Errors
+    /// `ServerFault` when the file cannot be written.
+    pub fn begin_epoch(&mut self, header: JournalHeader) -> Result<JournalTail> {
+        if !self.has_epochs {
+            return self.begin_anew(header);
+        }
+        let (at, frame) = (self.end, encode_frame(&header)?);
+        // A crash between the two leaves a frame that tells nothing.
+        self.file
+            .write_all(&frame)
+            .and_then(|()| self.file.sync_data())
+            .and_then(|()| {
+                self.file
+                    .write_all_at(&epoch_fields(at), self.snapshot_field)
+            })
+            .and_then(|()| self.file.sync_data())
+            .map_err(|e| write_error(&self.path, &e))?;
+        self.end += frame.len() as u64;
         (self.snapshot_bytes, self.bytes_since) = (0, 0);
         Ok(JournalTail {
             header,
@@ -338,6 +371,14 @@ pub(crate) fn visit_steps(
         }
         Ok(())
     })
+}
+
+/// Reads the end of a journal without opening it for writing.
+///
+/// # Errors
+/// As [`Journal::open`].
+pub fn read_tail(path: &Path) -> Result<JournalTail> {
+    read_parts(path, |opened| Ok(opened.find_tail()?.tail))
 }
 
 /// Reads what a journal is about, and nothing of what happened.

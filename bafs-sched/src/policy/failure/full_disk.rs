@@ -36,7 +36,7 @@ const NO_FILES: &str = "files (inodes) left";
 
 /// What a user can do when the run has ended.
 pub const RERUN_HINT: &str =
-    "delete the journal of this run and start it again; results at home are kept";
+    "repeat the command: it runs what is not done; results at home are kept";
 
 /// Jobs that are named when all wait for a full disk.
 const NAMES_SHOWN: usize = 3;
