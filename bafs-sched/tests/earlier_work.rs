@@ -4,15 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_report::{ObservedInputs, directory_digest};
+use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::source::{SourceEntry, SourceIdentity, SourceKind};
-use bafs_sched::Space;
+use bafs_proto::time::Time;
 use bafs_sched::earlier_work::{
-    FoundResult, HomeState, JobDecisions, JobRecord, KeptVolume, ProgramIdentity, ResultRecord,
-    RunReason, SeenSource, SourceListing, SourceRecord, SourceState, decide_jobs,
-    describe_job_digest, find_changes,
+    AdoptedVolume, EarlierWork, ExtractIndex, FoundResult, HomeState, JobDecisions, JobRecord,
+    KeptVolume, ProgramIdentity, ResultRecord, RunReason, SeenSource, SourceListing, SourceRecord,
+    SourceState, decide_jobs, describe_job_digest, find_changes,
 };
+use bafs_sched::io::journal::JournalHeader;
+use bafs_sched::{Action, Event, NodeInfo, NullSelector, Settings, Space};
 use bafs_workflow::{JobIndex, Url, VolumeIndex, VolumeKind, Workflow, parse_workflow};
 
 /// Two samples: `align` reads a cache, `sort` what `align` wrote, and sends the result home.
@@ -104,10 +107,11 @@ impl EarlierState {
         let index = names.position(|it| it.name == job).expect("a job");
         let index = JobIndex(u32::try_from(index).expect("few"));
         let producers = producers.iter();
+        let extracts = ExtractIndex::new(&self.workflow);
         let record = JobRecord {
             job: job.to_owned(),
             execution: ExecutionId(execution),
-            description: describe_job_digest(&self.workflow, index),
+            description: describe_job_digest(&self.workflow, index, |volume| extracts.of(volume)),
             program: None,
             sources,
             producers: producers
@@ -340,6 +344,104 @@ fn added_sample_runs_alone() {
         "sort3: it never ran to its end",
     ];
     assert_eq!(state.running(), expected);
+}
+
+/// Sample 1 is up to date, and so is the first job of sample 2, whose volume was kept: only the last
+/// job runs, in that volume. What was written is put back from the journal.
+#[test]
+fn run_begins_with_what_is_up_to_date() {
+    let workflow = parse(SAMPLES);
+    let settings = Settings {
+        fleet_settle_ms: 0,
+        ..Settings::default()
+    };
+    let header = JournalHeader {
+        run: RunId(2),
+        workflow,
+        settings,
+    };
+    let mut scheduler = header.new_scheduler(&NullSelector);
+    scheduler.start_recording();
+    let space = |bytes| Space {
+        bytes,
+        files: 1_000_000,
+    };
+    let server = ServerId(1);
+    let kept = VolumeId(77);
+    let dropped = VolumeId(78);
+    let work = EarlierWork {
+        records: EarlierState::after_success()
+            .records
+            .into_values()
+            .collect(),
+        up_to_date: vec![JobIndex(0), JobIndex(1), JobIndex(2)],
+        nodes: vec![NodeInfo::single_group(server, space(50_000_000), 2)],
+        adopted: vec![AdoptedVolume {
+            id: kept,
+            volume: VolumeIndex(3),
+            server,
+            size: space(2_000_000),
+        }],
+        dropped: vec![(dropped, server)],
+        ..EarlierWork::default()
+    };
+    let event = Event::EarlierWorkFound(Box::new(work));
+    let first = scheduler.record_step(Time(1), event);
+    let second = scheduler.record_step(Time(2), Event::Tick);
+    let actions: Vec<&Action> = first.actions.iter().chain(&second.actions).collect();
+    let [
+        Action::DeleteVolume { id, .. },
+        Action::CreateVolume {
+            id: made, volume, ..
+        },
+    ] = actions[..]
+    else {
+        panic!("{actions:?}");
+    };
+    assert_eq!((*id, *volume), (dropped, VolumeIndex(4)));
+    let third = scheduler.record_step(Time(3), Event::VolumeCreated { volume: *made });
+    let [
+        Action::StartJob {
+            execution,
+            job,
+            volumes,
+            ..
+        },
+    ] = &third.actions[..]
+    else {
+        panic!("{:?}", third.actions);
+    };
+    assert_eq!(*job, JobIndex(3));
+    assert!(volumes.iter().any(|volume| volume.id == kept));
+    let progress = scheduler.progress();
+    assert_eq!((progress.jobs_done, progress.extracts_done), (3, 1));
+    let report = JobReport {
+        outcome: JobOutcome::Exited(0),
+        wall_ms: 1,
+        cpu_ms: 1,
+        output_tail: String::new(),
+        volumes: Vec::new(),
+    };
+    let ended = Event::JobEnded {
+        execution: *execution,
+        report,
+    };
+    let fourth = scheduler.record_step(Time(4), ended);
+    let identity = identity(5);
+    let identified = Event::ResultIdentified { index: 1, identity };
+    let fifth = scheduler.record_step(Time(5), identified);
+    let record = scheduler.job_records().find(|record| record.job == "sort2");
+    let record = record.expect("it is done");
+    assert_eq!(record.producers, [("align2".to_owned(), ExecutionId(1))]);
+    assert_eq!(record.results[0].identity, identity);
+
+    let mut restored = header.new_scheduler(&NullSelector);
+    restored.start_recording();
+    for step in [&first, &second, &third, &fourth, &fifth] {
+        restored.redo(&step.changes);
+    }
+    restored.finish_redo();
+    scheduler.check_restored(&restored);
 }
 
 /// Numbers of Park and Miller (1988).

@@ -98,7 +98,7 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     let homes = home_view(&args)?;
     let workflow = workflow_file::load_workflow(&args.workflow, &homes)?;
     let report = match has_own_cluster(&args) {
-        true => run_on_throw_away_cluster(&args, workflow, &homes, output).await?,
+        true => run_on_throw_away_cluster(&args, workflow, output).await?,
         false => run_on_existing_cluster(&args, workflow, &homes, output).await?,
     };
     let Some(report) = report else {
@@ -239,18 +239,18 @@ fn order_rules(order: StartOrder) -> Option<AllocationRules> {
 async fn run_on_throw_away_cluster(
     args: &RunArgs,
     workflow: Workflow,
-    homes: &HomeView,
     output: Printer,
 ) -> Result<Option<RunReport>> {
     local_report::check_home_names(&workflow)?;
     let spec = build_cluster_spec(args, args.local.unwrap_or(0))?;
+    let homes = HomeView::Directory(spec.export.clone());
     let journal = local_report::choose_journal(journal_path(args), &spec.export, &workflow);
     let start = match &journal {
         None => None,
         Some(journal) => {
             let setting = RunSetting {
                 journal,
-                homes,
+                homes: &homes,
                 cluster: None,
             };
             let Some(start) = prepare_run(args, &workflow, setting, output).await? else {

@@ -8,9 +8,9 @@ use bafs_proto::ids::RunId;
 use bafs_workflow::Workflow;
 
 use super::journal_opening::has_begun;
+use crate::NullSelector;
 use crate::earlier_work::{JobRecord, KeptVolume};
 use crate::io::journal::read_tail;
-use crate::{NullSelector, Outcome};
 
 /// The last run in a journal, with what is known of all jobs that any run finished.
 #[derive(Debug, Clone)]
@@ -53,17 +53,14 @@ impl EarlierRun {
         }
         scheduler.finish_redo();
         let records = scheduler.job_records().cloned();
-        let failed = match scheduler.outcome() {
-            Some(Outcome::Failed { jobs, .. }) => jobs.iter().map(|job| job.name.clone()).collect(),
-            _ => BTreeSet::new(),
-        };
+        let failed = scheduler.failures.iter().map(|failed| failed.name.clone());
         Ok(Some(Self {
             run: tail.header.run,
             is_over: scheduler.outcome().is_some(),
             has_begun,
             is_temporary: scheduler.is_temporary(),
             records: records.map(|it| (it.job.clone(), it)).collect(),
-            failed,
+            failed: failed.collect(),
             kept: scheduler.kept_volumes(),
             workflow: tail.header.workflow,
         }))

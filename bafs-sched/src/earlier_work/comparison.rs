@@ -7,10 +7,10 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExecutionId;
 use bafs_proto::job_report::{ObservedInputs, directory_digest, source_digest};
 use bafs_proto::source::{SourceEntry, SourceIdentity, SourceKind};
-use bafs_workflow::{JobIndex, Url, VolumeKind, Workflow};
+use bafs_workflow::{JobIndex, Url, VolumeIndex, VolumeKind, Workflow};
 
-use super::description::describe_job_digest;
-use super::propagation::producers_of;
+use super::description::{ExtractIndex, describe_job_digest};
+use super::propagation::{last_writers, producers_of};
 use super::reason::RunReason;
 use super::record::{JobRecord, ProgramIdentity, SeenSource, SourceRecord};
 
@@ -134,7 +134,8 @@ pub fn find_changes(
     failed: &BTreeSet<String>,
     home: &HomeState,
 ) -> Vec<Option<RunReason>> {
-    let producers = producers_of(workflow);
+    let (producers, last_writers) = (producers_of(workflow), last_writers(workflow));
+    let extracts = ExtractIndex::new(workflow);
     let jobs = workflow.jobs.iter().zip(0u32..);
     let reasons = jobs.map(|(job, index)| {
         if failed.contains(&job.name) {
@@ -147,6 +148,8 @@ pub fn find_changes(
             workflow,
             records,
             home,
+            last_writers: &last_writers,
+            extracts: &extracts,
             job: JobIndex(index),
             record,
         };
@@ -160,13 +163,18 @@ struct JobComparison<'c> {
     workflow: &'c Workflow,
     records: &'c BTreeMap<String, JobRecord>,
     home: &'c HomeState,
+    /// By volume.
+    last_writers: &'c [Option<JobIndex>],
+    extracts: &'c ExtractIndex,
     job: JobIndex,
     record: &'c JobRecord,
 }
 
 impl JobComparison<'_> {
     fn own(&self) -> Option<RunReason> {
-        if describe_job_digest(self.workflow, self.job) != self.record.description {
+        let extracts_of = |volume| self.extracts.of(volume);
+        let description = describe_job_digest(self.workflow, self.job, extracts_of);
+        if description != self.record.description {
             return Some(RunReason::DescriptionChanged);
         }
         if let Some(program) = self.home.programs.get(&self.job)
@@ -208,16 +216,16 @@ impl JobComparison<'_> {
         }
     }
 
-    /// The first result of its volumes that is not at home as it was sent.
+    /// The first result that is not at home as it was sent, of volumes that no job writes later:
+    /// results are sent when the last writer is done.
     fn compare_results(&self) -> Option<RunReason> {
+        let is_own = |volume: &VolumeIndex| self.last_writers[volume.as_usize()] == Some(self.job);
         let mounts = self.workflow.job(self.job).mounts.iter();
-        let written: BTreeSet<_> = mounts
-            .filter(|mount| mount.writable)
-            .map(|mount| mount.volume)
-            .collect();
-        let extracts = self.workflow.extracts.iter();
-        let mut extracts = extracts.filter(|extract| written.contains(&extract.volume));
-        extracts.find_map(|extract| {
+        let written: BTreeSet<VolumeIndex> =
+            mounts.map(|mount| mount.volume).filter(is_own).collect();
+        let mut extracts = written.iter().flat_map(|volume| self.extracts.of(*volume));
+        extracts.find_map(|position| {
+            let extract = &self.workflow.extracts[*position as usize];
             let target = extract.target.to_string();
             let mut sent = self.record.results.iter();
             let sent = sent.find(|result| result.target == extract.target);

@@ -2,10 +2,35 @@
 //! size wrote the same. Neither do names of volumes, priorities, retries and estimates.
 
 use bafs_proto::hash::{Digest, DigestHasher};
-use bafs_workflow::{Job, JobIndex, VolumeKind, Workflow};
+use bafs_workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
-/// The digest of a job's command, environment, mounts, and of the files that its volumes send home.
-pub fn describe_job_digest(workflow: &Workflow, job: JobIndex) -> Digest {
+/// Positions of the extracts of each volume.
+#[derive(Debug, Clone)]
+pub struct ExtractIndex(Vec<Vec<u32>>);
+
+impl ExtractIndex {
+    /// Of a workflow.
+    pub fn new(workflow: &Workflow) -> Self {
+        let mut of_volume = vec![Vec::new(); workflow.volumes.len()];
+        for (extract, position) in workflow.extracts.iter().zip(0u32..) {
+            of_volume[extract.volume.as_usize()].push(position);
+        }
+        Self(of_volume)
+    }
+
+    /// The extracts of a volume.
+    pub fn of(&self, volume: VolumeIndex) -> &[u32] {
+        &self.0[volume.as_usize()]
+    }
+}
+
+/// The digest of a job's command, environment, mounts, and of the files that its volumes send home,
+/// whose positions `extracts_of` tells.
+pub fn describe_job_digest<'e>(
+    workflow: &Workflow,
+    job: JobIndex,
+    extracts_of: impl Fn(VolumeIndex) -> &'e [u32],
+) -> Digest {
     let job = workflow.job(job);
     let mut parts = Parts(DigestHasher::new());
     parts.add_command(job);
@@ -18,8 +43,11 @@ pub fn describe_job_digest(workflow: &Workflow, job: JobIndex) -> Digest {
             VolumeKind::Scratch { fill: Some(source) } => parts.add(&format!("filled {source}")),
             VolumeKind::Scratch { fill: None } => parts.add("scratch"),
         }
-        let extracts = workflow.extracts.iter().filter(|_| mount.writable);
-        for extract in extracts.filter(|extract| extract.volume == mount.volume) {
+        if !mount.writable {
+            continue;
+        }
+        for position in extracts_of(mount.volume) {
+            let extract = &workflow.extracts[*position as usize];
             parts.add("extract");
             parts.add(&extract.path);
             parts.add(&extract.target.to_string());

@@ -14,7 +14,7 @@ mod reason;
 mod record;
 
 pub use comparison::{FoundResult, HomeState, SourceListing, SourceState, find_changes, source_of};
-pub use description::describe_job_digest;
+pub use description::{ExtractIndex, describe_job_digest};
 pub use propagation::{JobDecisions, decide_jobs};
 pub use reason::{RunReason, summarise};
 pub use record::{

@@ -84,6 +84,16 @@ pub(crate) fn producers_of(workflow: &Workflow) -> Vec<BTreeSet<JobIndex>> {
     producers.collect()
 }
 
+/// For each volume the last of its writers in the order of jobs.
+pub(crate) fn last_writers(workflow: &Workflow) -> Vec<Option<JobIndex>> {
+    let graph = VolumeGraph::new(workflow);
+    let last = |writers: &Vec<JobIndex>| {
+        let writers = writers.iter().copied();
+        writers.max_by_key(|writer| graph.rank[writer.as_usize()])
+    };
+    graph.writers.iter().map(last).collect()
+}
+
 /// Writers of scratch volumes, and the order of jobs.
 struct VolumeGraph<'w> {
     workflow: &'w Workflow,

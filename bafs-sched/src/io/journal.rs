@@ -2,7 +2,8 @@
 //! file. Recovery puts rows back; it decides nothing.
 //!
 //! The file starts with a line that contains the version ([`JOURNAL_MAGIC`]), and eight bytes with
-//! the offset of the last snapshot (little endian, 0 for none). Frames follow:
+//! the offset of the last snapshot (little endian, 0 for none). From version 25 on, eight bytes
+//! with the offset of the header of the last run come next (0: it is the first). Frames follow:
 //!
 //! | Bytes | Content |
 //! |---|---|
@@ -10,8 +11,8 @@
 //! | 16 | first half of the payload's BLAKE3 digest |
 //! | length | payload (MessagePack, with the names of fields) |
 //!
-//! The first frame is a [`JournalHeader`]: the run, its workflow, its settings. Every other frame
-//! has steps of the core ([`RecordedStep`]: an event with its time, the actions that were decided,
+//! The first frame of a run is a [`JournalHeader`]: the run, its workflow, its settings. Other runs
+//! of the workflow follow the first. Every other frame has steps of the core ([`RecordedStep`]: an event with its time, the actions that were decided,
 //! the rows of the state that changed), or a [`Snapshot`]: all rows that differ from a new state.
 //! The journal does not know what they mean.
 //!
@@ -22,6 +23,7 @@
 //!   afterwards.
 //! * [`Journal::append_snapshot`] writes a snapshot, then its offset. An offset that points to
 //!   nothing whole is not believed: the file is read from its start.
+//! * [`Journal::begin_epoch`] begins another run behind the last one. Readers read the last run.
 //! * [`read_history`] reads all of a journal that another process may be writing.
 //!
 //! **Crashes.** A frame is written as a whole, so only the last one can be incomplete. Nothing was
@@ -339,7 +341,8 @@ pub fn read_history(path: &Path) -> Result<History> {
     let bytes = std::fs::read(path).map_err(|e| io_error("read", &name, &e))?;
     let read = || {
         let layout = read_layout(&bytes)?;
-        let (header, begin) = decode_header(&bytes[layout.header..], layout)?;
+        let frame = bytes.get(layout.header..).unwrap_or_default();
+        let (header, begin) = decode_header(frame, layout)?;
         let mut steps = Vec::new();
         read_frames(&bytes[begin..], begin as u64, |frame| {
             steps.extend(frame.steps)

@@ -13,8 +13,11 @@ use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
 
 impl State {
-    /// A job is done.
+    /// A job is done. Where nothing is noted for a journal, no later run will ask.
     pub(crate) fn record_job(&mut self, job: JobIndex, execution: ExecutionId, report: &JobReport) {
+        if !self.graph.is_recording() {
+            return;
+        }
         let workflow = &self.graph.workflow;
         let mounts = workflow.job(job).mounts.iter();
         let sources = mounts.filter_map(|mount| self.seen_source(mount.volume, report));
@@ -26,7 +29,9 @@ impl State {
         let record = JobRecord {
             job: workflow.job(job).name.clone(),
             execution,
-            description: describe_job_digest(workflow, job),
+            description: describe_job_digest(workflow, job, |volume| {
+                self.graph.volume(volume).extracts.as_slice()
+            }),
             program: self.records.programs.get(&job).cloned(),
             sources: sources.collect(),
             producers: producers.collect(),

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use bafs_proto::ErrorCode;
 use bafs_proto::ids::{RunId, ServerId, VolumeId};
 use bafs_proto::message::{Advert, RenewVolumes, ServerKind};
 use bafs_sched::driver::EarlierRun;
@@ -22,6 +23,8 @@ use super::home_state::look_at_homes;
 use crate::args::{RunArgs, UsageError};
 use crate::client::ClusterClient;
 use crate::home_view::HomeView;
+use crate::logs::sibling_path;
+use crate::output::print_notice;
 
 /// Names that a notice has at most.
 const NAMES_SHOWN_MAX: usize = 5;
@@ -69,7 +72,7 @@ pub(super) fn plan_run(
     place: RunPlace<'_>,
 ) -> Result<RunPlan> {
     let forced = find_forced(args, workflow)?;
-    let earlier = EarlierRun::read(place.journal)?;
+    let earlier = read_earlier(args, place.journal)?;
     let is_open = |run: &&EarlierRun| {
         let is_interrupted = !run.is_over && run.has_begun && !run.is_temporary;
         is_interrupted && !place.is_temporary && !place.ignores_open_runs
@@ -109,6 +112,35 @@ pub(super) fn plan_run(
         },
         decisions,
     })))
+}
+
+/// What the journal tells. One that this version does not read is put aside if the user wants
+/// everything to run anew.
+fn read_earlier(args: &RunArgs, journal: &Path) -> Result<Option<EarlierRun>> {
+    let error = match EarlierRun::read(journal) {
+        Ok(earlier) => return Ok(earlier),
+        Err(error) => error,
+    };
+    let is_unreadable = matches!(
+        error.code,
+        ErrorCode::Malformed | ErrorCode::VersionMismatch
+    );
+    if !is_unreadable {
+        return Err(error.into());
+    }
+    if !args.forced {
+        bail!("{error}; to run all jobs with a new journal, give --forced");
+    }
+    if !args.dry_run {
+        let aside = sibling_path(journal, "unread");
+        std::fs::rename(journal, &aside)
+            .with_context(|| format!("cannot put {} aside", journal.display()))?;
+        print_notice(&format!(
+            "{error}; it is {} now, and a new one begins",
+            aside.display()
+        ));
+    }
+    Ok(None)
 }
 
 /// Jobs that the command line makes run.
