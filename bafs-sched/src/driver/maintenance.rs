@@ -7,10 +7,11 @@ use std::time::Duration;
 use bafs_proto::Result;
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::node_quota::NodeQuotaList;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{CATALOG_POLL_INTERVAL_MS, Driver, DriverMessage, monotonic_now, wall_time_now};
+use super::message::{DriverMessage, send_event};
+use super::{CATALOG_POLL_INTERVAL_MS, Driver, monotonic_now, wall_time_now};
 use crate::io::home_aliases::HomeAliases;
 use crate::io::node_quotas::ClockReading;
 use crate::io::servers::RETRY_PAUSE;
@@ -324,12 +325,5 @@ impl Driver {
             }
         }
         while tasks.join_next().await.is_some() {}
-    }
-}
-
-pub(super) async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Option<Event>) {
-    if let Some(event) = event {
-        // The loop ended: nobody waits for this any more.
-        let _ = notes.send(DriverMessage::Event(event)).await;
     }
 }
