@@ -25,6 +25,10 @@
 //! report ends of executions until they are told to forget them, and commands of users stay in
 //! their file. Settings in the journal take precedence over those of the command line.
 //!
+//! **Another run.** [`EarlierRun`] is what a journal tells of the runs before. With
+//! [`RunOptions::earlier_work`] a run begins behind them in the same journal, and does only what
+//! has changed since.
+//!
 //! **Errors.** [`run_workflow`] fails if the journal cannot be used, belongs to another workflow
 //! (`Conflict`), or another scheduler has it. It fails if the catalog refuses the run before any
 //! node was seen. A journal that cannot be written ends the run at once, because nothing may happen
@@ -40,6 +44,7 @@
 //! cancelled.
 
 mod clock;
+mod earlier_run;
 mod ended_attempt;
 mod followed_jobs;
 mod journal_opening;
@@ -70,6 +75,7 @@ use self::ended_attempt::find_ended_attempt;
 use self::journal_opening::{RecoveredRun, open_journal, recover_run};
 use self::message::{DriverMessage, send_event};
 use self::output_collector::OutputCollector;
+pub use earlier_run::EarlierRun;
 pub use run_options::{CancelHandle, RunOptions};
 
 use crate::io::connectivity::Connectivity;
@@ -147,7 +153,8 @@ pub async fn run_with_connections(
             let series = (RunId::random().0 >> 32) as u32;
             Event::SchedulerResumed { id_prefix: series }
         } else {
-            Event::Tick
+            let work = options.earlier_work.clone();
+            work.map_or(Event::Tick, |work| Event::EarlierWorkFound(Box::new(work)))
         };
         driver.apply_events(vec![first]).await?;
     }

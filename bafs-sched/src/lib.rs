@@ -35,6 +35,7 @@ mod allocation_strategy;
 mod decision;
 mod describe;
 pub mod driver;
+pub mod earlier_work;
 mod event;
 pub mod goodput;
 mod invariants;

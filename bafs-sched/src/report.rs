@@ -88,8 +88,7 @@ impl RunReportBuilder {
         let journal = journal.display();
         if scheduler.outcome().is_some() {
             self.warnings.push(format!(
-                "nothing to run: the journal {journal} shows that this run has ended; delete it to \
-                 run the workflow again"
+                "nothing to run: the journal {journal} shows that this run has ended"
             ));
         } else if scheduler.settings() != wanted {
             let text = format!(

@@ -83,6 +83,9 @@ pub struct Settings {
     /// A volume that holds results is deleted by its server so long after the last sign of
     /// interest, in milliseconds: longer than others, as nobody has them yet.
     pub result_lifetime_ms: u64,
+    /// When the run does not end well, volumes that spare the next run work stay so long on their
+    /// nodes, in milliseconds; 0: none stays.
+    pub keep_ms: u64,
     /// Deleting what is left may take so long at the end, in milliseconds; after that the servers
     /// delete it by themselves when its lifetime ends.
     pub cleanup_timeout_ms: u64,
@@ -114,6 +117,7 @@ impl Default for Settings {
             retry_pause_ms_max: 10_000,
             extract_timeout_ms: 12 * 3_600_000,
             result_lifetime_ms: 3 * 24 * 3_600_000,
+            keep_ms: 0,
             cleanup_timeout_ms: 20_000,
             operation_timeout_ms: 30_000,
         }

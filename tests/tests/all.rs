@@ -1,5 +1,6 @@
 //! The tests of the whole system as one program, for each program is linked with all again.
 
+mod cluster_again;
 mod cluster_arguments;
 mod cluster_burst_buffer;
 mod cluster_cache;

@@ -245,6 +245,7 @@ impl State {
             self.learn_computing(job, &report);
             self.learn_held(job, &report);
             self.learn_took(job, &report);
+            self.record_job(job, execution, &report);
             self.succeed(job);
         } else if let Some((server, lack)) = find_full_disk(View::new(self), job, &report) {
             self.pass_by_full_disk(job, server, &lack);

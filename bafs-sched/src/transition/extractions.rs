@@ -112,6 +112,14 @@ impl State {
         self.close_extract(index, ExtractionState::Done);
     }
 
+    /// A file is at home since an earlier run.
+    pub(crate) fn skip_extract(&mut self, index: u32) {
+        if self.extractions.is_waiting(index) {
+            self.extractions.done += 1;
+            self.close_extract(index, ExtractionState::Done);
+        }
+    }
+
     pub(crate) fn extract_failed(&mut self, extract: ExtractionId, error: &Error) {
         if self.log_failed(extract, error) {
             return;

@@ -244,6 +244,7 @@ impl State {
     /// A job failed for good: what depends on it does not run, all else goes on.
     pub(crate) fn fail_job(&mut self, job: JobIndex, reason: String, output_tail: String) {
         self.queues.take(job);
+        self.forget_record(job);
         let last = self.graph.job(job).last_server;
         self.failures.push(JobFailure {
             job,

@@ -42,6 +42,7 @@
 
 mod arrivals;
 mod directory_use;
+mod directory_view;
 mod export;
 mod listing;
 mod pack_limits;
@@ -58,6 +59,7 @@ mod upload_table;
 mod uploads;
 
 pub use directory_use::remove_unused_directory;
+pub use directory_view::DirectoryView;
 pub use export::OWN_DIRECTORY;
 pub(crate) use export::{Export, ExportEntry};
 pub(crate) use listing::list;

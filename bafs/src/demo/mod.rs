@@ -234,6 +234,7 @@ async fn measure_run(
         published_progress: PublishedProgress::default(),
         cancel: CancelHandle::default(),
         pool: None,
+        earlier_work: None,
     };
     let report = run::run_on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(

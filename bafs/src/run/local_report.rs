@@ -42,7 +42,50 @@ pub(super) fn choose_logs_directory(
     export: &Path,
     workflow: &Workflow,
 ) -> Option<PathBuf> {
-    let place = std::path::absolute(&directory).ok()?;
+    if let Some(volume) = find_showing_volume(&directory, export, workflow) {
+        eprintln!(
+            "warning: job output is not kept: {} would be inside the source of volume '{}'; name a \
+             journal elsewhere with --journal",
+            directory.display(),
+            volume.name
+        );
+        return None;
+    }
+    Some(directory)
+}
+
+/// The journal of a run on a throw-away cluster: none if it would change what the home of the
+/// cluster shows to jobs, or its directory cannot be written. Says so then.
+pub(super) fn choose_journal(
+    journal: PathBuf,
+    export: &Path,
+    workflow: &Workflow,
+) -> Option<PathBuf> {
+    let why = if let Some(volume) = find_showing_volume(&journal, export, workflow) {
+        format!("it would be inside the source of volume '{}'", volume.name)
+    } else {
+        let parent = journal.parent().filter(|it| !it.as_os_str().is_empty());
+        let parent = parent.unwrap_or_else(|| Path::new("."));
+        match nix::unistd::access(parent, nix::unistd::AccessFlags::W_OK) {
+            Ok(()) => return Some(journal),
+            Err(error) => format!("its directory cannot be written: {error}"),
+        }
+    };
+    eprintln!(
+        "warning: no journal is kept at {}, so the next run does everything again: {why}; name \
+         one elsewhere with --journal",
+        journal.display()
+    );
+    None
+}
+
+/// The first volume whose source shows a path of this machine to jobs.
+fn find_showing_volume<'w>(
+    path: &Path,
+    export: &Path,
+    workflow: &'w Workflow,
+) -> Option<&'w Volume> {
+    let place = std::path::absolute(path).ok()?;
     let parent = place.parent().and_then(|parent| parent.canonicalize().ok());
     let place = parent?.join(place.file_name()?);
     let shown = |volume: &&Volume| {
@@ -57,16 +100,7 @@ pub(super) fn choose_logs_directory(
             _ => false,
         }
     };
-    if let Some(volume) = workflow.volumes.iter().find(shown) {
-        eprintln!(
-            "warning: job output is not kept: {} would be inside the source of volume '{}'; name a \
-             journal elsewhere with --journal",
-            directory.display(),
-            volume.name
-        );
-        return None;
-    }
-    Some(directory)
+    workflow.volumes.iter().find(shown)
 }
 
 /// The only home of a throw-away cluster.

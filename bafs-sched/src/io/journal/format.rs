@@ -14,11 +14,11 @@ use crate::RecordedStep;
 const MAGIC_PREFIX: &[u8] = b"bafs-journal ";
 
 /// First bytes of a journal of this version.
-pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 25\n";
+pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 26\n";
 
 /// The version of the form of new journals. It changes when an older program could not read what a
 /// newer one writes; `docs/contributing/journal.md` says how.
-pub const JOURNAL_VERSION: u32 = 25;
+pub const JOURNAL_VERSION: u32 = 26;
 
 /// The first version that is read: those before kept no rows of the state.
 const VERSION_MIN: u32 = 24;
@@ -28,6 +28,13 @@ const COMPRESSED_SINCE: u32 = 25;
 
 /// Where the last snapshot is: its offset, after the first line. Zero: there is none.
 const SNAPSHOT_FIELD_BYTES: usize = 8;
+
+/// Where the header of the last run is: its offset, behind that of the snapshot. Zero: it is right
+/// behind. From version 26 on.
+const EPOCH_FIELD_BYTES: usize = 8;
+
+/// The first version whose journals have several runs.
+const EPOCHS_SINCE: u32 = 26;
 
 const CHECKSUM_BYTES: usize = 16;
 pub(super) const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
@@ -93,16 +100,18 @@ pub(super) struct Layout {
     pub(super) form: PayloadForm,
     /// Where the offset of the last snapshot is.
     pub(super) snapshot_field: usize,
-    /// Where the header's frame begins.
+    /// Where the frame of the last run's header begins.
     pub(super) header: usize,
     /// What the field says.
     pub(super) snapshot_at: u64,
+    /// Whether another run may follow.
+    pub(super) has_epochs: bool,
 }
 
 /// The first bytes of a new journal.
 pub(super) fn begin_journal(header: &JournalHeader) -> Result<Vec<u8>> {
     let mut bytes = JOURNAL_MAGIC.to_vec();
-    bytes.extend([0; SNAPSHOT_FIELD_BYTES]);
+    bytes.extend([0; SNAPSHOT_FIELD_BYTES + EPOCH_FIELD_BYTES]);
     bytes.extend(encode_frame(header, PayloadForm::NEW)?);
     Ok(bytes)
 }
@@ -133,10 +142,14 @@ pub(super) fn read_layout(bytes: &[u8]) -> Result<Layout> {
         return Err(Error::new(ErrorCode::VersionMismatch, text));
     }
     let snapshot_field = MAGIC_PREFIX.len() + line_end + 1;
-    let header = snapshot_field + SNAPSHOT_FIELD_BYTES;
-    let field = bytes.get(snapshot_field..header);
-    let field = field.and_then(|field| field.try_into().ok());
-    let field = field.ok_or_else(|| damaged(snapshot_field as u64, "its start is not whole"))?;
+    let has_epochs = version >= EPOCHS_SINCE;
+    let epoch_field = snapshot_field + SNAPSHOT_FIELD_BYTES;
+    let first_header = epoch_field + if has_epochs { EPOCH_FIELD_BYTES } else { 0 };
+    let epoch_at = match has_epochs {
+        true => read_field(bytes, epoch_field)?,
+        false => 0,
+    };
+    let header = usize::try_from(epoch_at).unwrap_or(usize::MAX);
     let form = match version < COMPRESSED_SINCE {
         true => PayloadForm::Plain,
         false => PayloadForm::Compressed,
@@ -144,9 +157,24 @@ pub(super) fn read_layout(bytes: &[u8]) -> Result<Layout> {
     Ok(Layout {
         form,
         snapshot_field,
-        header,
-        snapshot_at: u64::from_le_bytes(field),
+        header: header.max(first_header),
+        snapshot_at: read_field(bytes, snapshot_field)?,
+        has_epochs,
     })
+}
+
+fn read_field(bytes: &[u8], at: usize) -> Result<u64> {
+    let field = bytes.get(at..at + 8);
+    let field = field.and_then(|field| field.try_into().ok());
+    let field = field.ok_or_else(|| damaged(at as u64, "its start is not whole"))?;
+    Ok(u64::from_le_bytes(field))
+}
+
+/// The fields of a journal in which a run without a snapshot begins at this byte.
+pub(super) fn epoch_fields(header_at: u64) -> [u8; SNAPSHOT_FIELD_BYTES + EPOCH_FIELD_BYTES] {
+    let mut fields = [0; SNAPSHOT_FIELD_BYTES + EPOCH_FIELD_BYTES];
+    fields[SNAPSHOT_FIELD_BYTES..].copy_from_slice(&header_at.to_le_bytes());
+    fields
 }
 
 /// A frame of its own.

@@ -324,7 +324,7 @@ pub(crate) fn remedy(view: View<'_>, lacks: DiskResource) -> &'static str {
 fn rerun_hint(view: View<'_>) -> &'static str {
     match view.settings.cluster {
         ClusterLifetime::BeyondRun => {
-            "delete the journal of this run and start it again; results at home are kept"
+            "repeat the command: it runs what is not done; results at home are kept"
         }
         ClusterLifetime::OneRun => "run it again",
     }
