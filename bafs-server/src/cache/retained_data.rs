@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 use std::time::SystemTime;
 
 use bafs_proto::Result;
+use bafs_proto::cache::RetainedSource;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 
@@ -69,6 +70,21 @@ impl RetainedData {
         })
     }
 
+    fn is_of(&self, path: Option<&str>) -> bool {
+        path.is_none_or(|path| self.kind.source.path == path)
+    }
+
+    fn describe(&self) -> RetainedSource {
+        let used_at = self.last_used.duration_since(SystemTime::UNIX_EPOCH);
+        RetainedSource {
+            address: self.kind.source.address.clone(),
+            path: self.kind.source.path.clone(),
+            bytes: self.used.bytes,
+            files: self.used.files,
+            used_at: used_at.map_or(0, |since| since.as_secs()),
+        }
+    }
+
     /// Whether nothing is in them.
     pub(super) fn is_empty(&self) -> bool {
         self.used.bytes == 0
@@ -97,6 +113,26 @@ impl Caches {
                 return;
             }
         }
+    }
+
+    /// Describes such data: those of the source with this path, or all.
+    pub fn retained_sources(&self, path: Option<&str>) -> Vec<RetainedSource> {
+        let retained = self.retained_data();
+        let wanted = retained.iter().filter(|data| data.is_of(path));
+        wanted.map(RetainedData::describe).collect()
+    }
+
+    /// Removes such data: those of the source with this path, or all. Answers what they were.
+    pub async fn drop_retained(&self, path: Option<&str>) -> Vec<RetainedSource> {
+        let dropped: Vec<_> = {
+            let mut retained = self.retained_data();
+            retained.extract_if(.., |data| data.is_of(path)).collect()
+        };
+        let described = dropped.iter().map(RetainedData::describe).collect();
+        for data in dropped {
+            self.remove_directory(data.directory).await;
+        }
+        described
     }
 
     /// Tells whether there were any.
