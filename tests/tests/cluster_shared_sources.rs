@@ -72,7 +72,7 @@ fn cluster_second_run_reads_nothing_from_home() -> Result<()> {
 
     // A job that wants the space gets it, and a changed source is noticed.
     let greedy = directory.path().join("greedy.bafs");
-    let text = "volume w scratch 59 MB\nmount w g /w\njob g {\nscript = <<END\n\
+    let text = "volume w scratch 58 MB\nmount w g /w\njob g {\nscript = <<END\n\
                 head -c 55000000 /dev/zero > /w/zeros\nEND\n}\n";
     std::fs::write(&greedy, text)?;
     check_run(&stage, &greedy)?;
