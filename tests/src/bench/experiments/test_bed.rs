@@ -118,6 +118,9 @@ impl TestBed {
         self.run_count += 1;
         let path = self.test_cluster.write_workflow(workflow)?;
         let journal = self.last_journal();
+        // Each run reads its inputs anew: what the one before left would change its figures.
+        let mut forget = self.test_cluster.bafs_command(&["cache", "drop", "--all"]);
+        anyhow::ensure!(forget.output()?.status.success(), "cached data stay");
         let before = self.read_home_bytes()?;
         let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
         let mut command =
