@@ -387,7 +387,7 @@ mod tests {
         let path = directory.path().join("log");
         let all: Vec<u8> = (0..700_000u32).map(|at| (at % 241) as u8).collect();
         for length in [0, 1, 70_000, 300_000, all.len()] {
-            std::fs::write(&path, &all[..length]).unwrap();
+            fs::write(&path, &all[..length]).unwrap();
             let mut piped = HeadTail::default();
             piped.push(&all[..length]);
             let read = HeadTail::of_file(&File::open(&path).unwrap()).unwrap();
@@ -445,8 +445,8 @@ mod tests {
     #[tokio::test]
     async fn a_failed_job_reports_its_log_tail() {
         let volume = tempfile::tempdir().unwrap();
-        std::fs::write(volume.path().join("log.out"), "progress").unwrap();
-        std::fs::write(volume.path().join("log.err"), "why\n").unwrap();
+        fs::write(volume.path().join("log.out"), "progress").unwrap();
+        fs::write(volume.path().join("log.err"), "why\n").unwrap();
         let (collector, _) = OutputCollector::collect().unwrap();
         let files = || {
             [
@@ -471,7 +471,7 @@ mod tests {
     async fn log_is_not_read_outside_its_volume() {
         let volume = tempfile::tempdir().unwrap();
         let secret = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(secret.path(), "secret").unwrap();
+        fs::write(secret.path(), "secret").unwrap();
         std::os::unix::fs::symlink(secret.path(), volume.path().join("link")).unwrap();
         nix::unistd::mkfifo(&volume.path().join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (collector, _) = OutputCollector::collect().unwrap();
