@@ -344,6 +344,7 @@ impl VolumeUsage {
             call_ms_max: self.longest_call_ms.load(Ordering::Relaxed),
             wait_ms: to_ms(self.lock_waiting().total),
             no_space_errors: self.refused_for_space.load(Ordering::Relaxed),
+            inputs: None,
         }
     }
 

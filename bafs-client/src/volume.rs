@@ -115,10 +115,11 @@ impl Volume {
     /// As [`Self::usage`], with what `Self::held` and [`Self::is_changed`] answered.
     pub fn usage_with(&self, final_stat: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
-        without_counts(
-            self.usage.report(&self.name, final_stat, describe),
-            is_changed,
-        )
+        let used = VolumeUse {
+            inputs: self.tree.observed_inputs(),
+            ..self.usage.report(&self.name, final_stat, describe)
+        };
+        without_counts(used, is_changed)
     }
 
     /// Whether anything differs from what it was before the job, where nobody counts operations.

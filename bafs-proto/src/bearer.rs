@@ -152,6 +152,7 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         | Request::KillJob(_)
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => (Resource::Jobs, MANAGE),
+        Request::ListRetainedData(_) | Request::DropRetainedData(_) => (Resource::Volumes, MANAGE),
         Request::Advertise(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)

@@ -26,6 +26,39 @@ pub struct GetCache {
     pub volume: VolumeId,
 }
 
+/// Lists data of sources that no cache volume of the node shows any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListRetainedData;
+
+/// Removes such data. It is harmless to repeat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropRetainedData {
+    /// Path of the source at its home; nothing for all sources.
+    pub path: Option<String>,
+}
+
+/// Data of sources that no cache volume shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetainedDataList {
+    /// Each state of each source.
+    pub data: Vec<RetainedSource>,
+}
+
+/// What is left of a state of a source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetainedSource {
+    /// Address of the home.
+    pub address: String,
+    /// Path below its export.
+    pub path: String,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Files of which something is on disk.
+    pub files: u64,
+    /// When the last volume left it, in seconds since 1970.
+    pub used_at: u64,
+}
+
 /// A cache volume, as its server sees it. Space is in bytes as it is charged: in whole pieces of
 /// 4096.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -124,6 +124,11 @@ impl<K: Ord + Clone, V, S> InflightFetches<K, V, S> {
 }
 
 impl<K, V, S> InflightFetches<K, V, S> {
+    /// Whether a fetch has its result and has not ended: its owner is storing that.
+    pub fn has_completed(&self) -> bool {
+        self.lock().values().any(InflightFetch::has_completed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<K, InflightFetch<V, S>>> {
         // No holder leaves the table half-changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hash::{Digest, DigestHasher};
 use crate::ids::ExecutionId;
 use crate::message::JobReport;
+use crate::source::{SourceEntry, SourceIdentity, SourceKind};
 
 /// What a job did to one of its volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +55,73 @@ pub struct VolumeUse {
     /// Calls that failed because the volume had no space left, for bytes or for files.
     #[serde(default)]
     pub no_space_errors: u64,
+    /// What the job saw of the source that the volume shows; nothing when nobody knows exactly:
+    /// then it may have seen all of it.
+    #[serde(default)]
+    pub inputs: Option<ObservedInputs>,
+}
+
+/// What a job saw of a source: if this is the same, the job sees the same again. Paths are below
+/// the source; the empty path is the source itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObservedInputs {
+    /// Files and links whose names were found.
+    pub files: Vec<(String, SourceIdentity)>,
+    /// Directories whose names were found.
+    pub directories: Vec<String>,
+    /// Directories that were listed, each with [`directory_digest`].
+    pub listed: Vec<(String, Digest)>,
+    /// Names that were looked for and are not there.
+    pub missing: Vec<String>,
+}
+
+/// What a listing of a directory shows: names, kinds and identities of what is directly in it, in
+/// whatever order.
+pub fn directory_digest<'e>(entries: impl Iterator<Item = &'e SourceEntry>) -> Digest {
+    let name_of = |entry: &'e SourceEntry| entry.path.rsplit('/').next().unwrap_or_default();
+    let mut entries: Vec<_> = entries.map(|entry| (name_of(entry), entry)).collect();
+    entries.sort_unstable_by_key(|(name, _)| *name);
+    let mut hasher = DigestHasher::new();
+    for (name, entry) in entries {
+        hasher.update(&(name.len() as u64).to_le_bytes());
+        hasher.update(name.as_bytes());
+        hash_content(&mut hasher, entry);
+    }
+    hasher.digest()
+}
+
+/// All that a listing of a source tells: paths, kinds and identities.
+pub fn source_digest<'e>(entries: impl Iterator<Item = &'e SourceEntry>) -> Digest {
+    let mut hasher = DigestHasher::new();
+    for entry in entries {
+        hasher.update(&(entry.path.len() as u64).to_le_bytes());
+        hasher.update(entry.path.as_bytes());
+        hash_content(&mut hasher, entry);
+    }
+    hasher.digest()
+}
+
+/// The time of a directory, which changes with what is in it, does not count.
+fn hash_content(hasher: &mut DigestHasher, entry: &SourceEntry) {
+    let (kind, target): (u8, &[u8]) = match &entry.kind {
+        SourceKind::File => (0, &[]),
+        SourceKind::Directory => (1, &[]),
+        SourceKind::Symlink(target) => (2, target),
+        SourceKind::UnreadableDirectory => (3, &[]),
+    };
+    hasher.update(&[kind]);
+    hasher.update(&(target.len() as u64).to_le_bytes());
+    hasher.update(target);
+    if entry.kind == SourceKind::File {
+        let SourceIdentity {
+            size,
+            mtime_ns,
+            ctime_ns,
+        } = entry.identity;
+        hasher.update(&size.to_le_bytes());
+        hasher.update(&mtime_ns.to_le_bytes());
+        hasher.update(&ctime_ns.to_le_bytes());
+    }
 }
 
 /// Pages of a file that were read: pairs of first page and number of pages, ascending.

@@ -91,7 +91,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// uploads small files, be it one or many; a job says which files it requires and produces; nodes
 /// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`);
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
-/// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`).
+/// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
+/// the source of a cache.
 pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Application-layer protocol name that both ends of a connection must offer.

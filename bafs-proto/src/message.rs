@@ -38,7 +38,10 @@ pub use crate::block_calls::{
     ReadBlocks, Touch,
 };
 pub use crate::cache::InvalidateVolume;
-use crate::cache::{CacheStatus, GetCache, JoinCache, JoinCacheReply, WarmCache, WarmingStatus};
+use crate::cache::{
+    CacheStatus, DropRetainedData, GetCache, JoinCache, JoinCacheReply, ListRetainedData,
+    RetainedDataList, WarmCache, WarmingStatus,
+};
 use crate::error::{Error, ErrorCode, Result};
 use crate::fd_passing::{GetHandoffTicket, HandoffTicket};
 use crate::file_op::{Caller, FileOp, FileResult};
@@ -216,6 +219,9 @@ calls! {
     ReadJobOutput => JobOutput,
     // the end of a node
     DrainNode => Done,
+    // data of sources that no volume shows
+    ListRetainedData => RetainedDataList,
+    DropRetainedData => RetainedDataList,
 }
 
 /// Done, nothing to say.

@@ -25,6 +25,10 @@
 //! report ends of executions until they are told to forget them, and commands of users stay in
 //! their file. Settings in the journal take precedence over those of the command line.
 //!
+//! **Another run.** [`EarlierRun`] is what a journal tells of the runs before. With
+//! [`RunOptions::earlier_work`] a run begins behind them in the same journal, and does only what
+//! has changed since.
+//!
 //! **Errors.** [`run_workflow`] fails if the journal cannot be used, belongs to another workflow
 //! (`Conflict`), or another scheduler has it. It fails if the catalog refuses the run before any
 //! node was seen. A journal that cannot be written ends the run at once, because nothing may happen
@@ -40,10 +44,13 @@
 //! cancelled.
 
 mod clock;
+mod earlier_run;
+mod ended_attempt;
 mod followed_jobs;
 mod journal_opening;
 mod journal_writing;
 mod maintenance;
+pub(crate) mod message;
 mod output_collector;
 mod run_options;
 
@@ -54,10 +61,9 @@ use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
-use bafs_proto::message::{Advert, JobOutcome};
+use bafs_proto::message::JobOutcome;
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
@@ -65,9 +71,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::clock::RunClock;
+use self::ended_attempt::find_ended_attempt;
 use self::journal_opening::{RecoveredRun, open_journal, recover_run};
-use self::maintenance::send_event;
-use self::output_collector::{OutputCollector, find_ended_attempt};
+use self::message::{DriverMessage, send_event};
+use self::output_collector::OutputCollector;
+pub use earlier_run::EarlierRun;
 pub use run_options::{CancelHandle, RunOptions};
 
 use crate::io::connectivity::Connectivity;
@@ -81,7 +89,7 @@ use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
 use crate::policy::failure::attribution::exceeds_limit;
 use crate::report::{RunReport, RunReportBuilder};
-use crate::{Action, Event, MountedVolume, Progress, Scheduler};
+use crate::{Action, Event, MountedVolume, Progress, RunWarning, Scheduler};
 
 pub(crate) use self::clock::{monotonic_now, wall_time_now};
 
@@ -95,25 +103,13 @@ const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 /// Facts that are journaled and applied together at most.
 const EVENT_BATCH_MAX: usize = 256;
 
-/// What the tasks of a run tell its loop.
-#[derive(Debug)]
-pub(crate) enum DriverMessage {
-    /// A fact.
-    Event(Event),
-    /// An execution whose end must be waited for.
-    WatchExecution(ServerId, ExecutionId),
-    /// A listing of the catalog.
-    CatalogListed(Vec<Advert>),
-    /// The run must not begin, or go on.
-    RunRejected(Error),
-    /// The catalog will never answer this run.
-    CatalogRefused(Error),
-    /// Volumes must be kept alive.
-    RenewalDue,
-    /// Users may have wished something, and nodes may be silent.
-    PeriodicCheckDue,
-    /// What a node keeps for the run, or why it does not.
-    QuotaAnswered(ServerId, Result<NodeQuotaList>),
+/// Warnings after the first `logged` that are logged at once. Those of the last step are not: the
+/// report follows them, and tells them all.
+fn warnings_to_log(scheduler: &Scheduler, logged: usize) -> &[RunWarning] {
+    match scheduler.outcome() {
+        None => &scheduler.warnings()[logged..],
+        Some(_) => &[],
+    }
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
@@ -157,7 +153,8 @@ pub async fn run_with_connections(
             let series = (RunId::random().0 >> 32) as u32;
             Event::SchedulerResumed { id_prefix: series }
         } else {
-            Event::Tick
+            let work = options.earlier_work.clone();
+            work.map_or(Event::Tick, |work| Event::EarlierWorkFound(Box::new(work)))
         };
         driver.apply_events(vec![first]).await?;
     }
@@ -419,7 +416,7 @@ impl Driver {
             self.report_failure(now, &event);
             let warned = self.scheduler.warnings().len();
             steps.push(self.scheduler.record_step(now, event));
-            for warning in &self.scheduler.warnings()[warned..] {
+            for warning in warnings_to_log(&self.scheduler, warned) {
                 tracing::warn!("{}", warning.text);
             }
         }

@@ -3,11 +3,13 @@
 use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::JobReport;
+use bafs_proto::source::SourceIdentity;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
+use crate::earlier_work::EarlierWork;
 use crate::space::Space;
 
 /// One fact.
@@ -116,6 +118,15 @@ pub enum Event {
         primary_bytes: u64,
         /// What home sent it once more as it had no room to keep it, in bytes.
         refetched_bytes: u64,
+    },
+    /// A run begins, and this is what earlier runs of its workflow did.
+    EarlierWorkFound(Box<EarlierWork>),
+    /// A file is durable at home, as `FileExtracted` says next, and is this there.
+    ResultIdentified {
+        /// Which, by its place in the workflow's list.
+        index: u32,
+        /// What it is.
+        identity: SourceIdentity,
     },
     /// A file is durable at home.
     FileExtracted {

@@ -233,6 +233,11 @@ impl HistoryWriter {
             Event::ExtractFailed { extract, error } => {
                 self.write_extract(*extract, &format!("failed to reach home: {error}"));
             }
+            Event::EarlierWorkFound(work) => {
+                let (done, all) = (work.up_to_date.len(), self.scheduler.workflow().jobs.len());
+                let text = format!("the run begins; {done} of {all} jobs are up to date");
+                self.add_line(&[], text);
+            }
             Event::CommandReceived { command, .. } => self.write_command(*command),
             Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
             Event::SchedulerResumed { .. } => {
@@ -244,6 +249,7 @@ impl HistoryWriter {
             | Event::VolumeDeleted { .. }
             | Event::VolumeDeleteFailed { .. }
             | Event::JobStarted { .. }
+            | Event::ResultIdentified { .. }
             | Event::Tick => {}
         }
     }

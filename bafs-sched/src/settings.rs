@@ -18,6 +18,16 @@ pub enum IoMode {
     Remote,
 }
 
+/// How long the nodes of a run stay, which decides what a user can do about their disks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClusterLifetime {
+    /// Longer than the run.
+    #[default]
+    BeyondRun,
+    /// As long as the run: `bafs run --local` starts them, and the next run has others.
+    OneRun,
+}
+
 /// How a workflow is run. Kept in the journal, so that a restart decides alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -33,6 +43,10 @@ pub struct Settings {
     pub strategy_selector: Option<StrategySelectorConfig>,
     /// The policies that the user named.
     pub policies: PolicyNames,
+    /// Whether a refusal of what only a plan makes possible says so.
+    pub suggests_plan: bool,
+    /// How long the nodes stay.
+    pub cluster: ClusterLifetime,
     /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
     /// quite evenly.
     pub slack_permille: u32,
@@ -69,6 +83,9 @@ pub struct Settings {
     /// A volume that holds results is deleted by its server so long after the last sign of
     /// interest, in milliseconds: longer than others, as nobody has them yet.
     pub result_lifetime_ms: u64,
+    /// When the run does not end well, volumes that spare the next run work stay so long on their
+    /// nodes, in milliseconds; 0: none stays.
+    pub keep_ms: u64,
     /// Deleting what is left may take so long at the end, in milliseconds; after that the servers
     /// delete it by themselves when its lifetime ends.
     pub cleanup_timeout_ms: u64,
@@ -84,6 +101,8 @@ impl Default for Settings {
             allocation_rules: None,
             strategy_selector: None,
             policies: PolicyNames::default(),
+            suggests_plan: true,
+            cluster: ClusterLifetime::default(),
             slack_permille: 20,
             node_timeout_ms: 6_000,
             nodes_timeout_ms: 60_000,
@@ -98,6 +117,7 @@ impl Default for Settings {
             retry_pause_ms_max: 10_000,
             extract_timeout_ms: 12 * 3_600_000,
             result_lifetime_ms: 3 * 24 * 3_600_000,
+            keep_ms: 0,
             cleanup_timeout_ms: 20_000,
             operation_timeout_ms: 30_000,
         }

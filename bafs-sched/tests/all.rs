@@ -4,6 +4,7 @@ mod driver;
 mod driver_output;
 mod driver_unavailable_sources;
 mod driver_unreachable_home;
+mod earlier_work;
 mod home_aliases;
 mod one_node;
 mod small_caches;

@@ -54,6 +54,7 @@ pub(crate) fn run_options(journal: &Path, cancel: &CancelHandle) -> RunOptions {
         },
         file_home: None,
         strategy_selector: Arc::new(NullSelector),
+        earlier_work: None,
         cancel_handle: cancel.clone(),
     }
 }

@@ -57,6 +57,8 @@ fn golden_journal_is_written() {
     let name = format!("journal-{JOURNAL_VERSION}-{number}.journal");
     let path = golden_directory().join(name);
     let (mut journal, _) = Journal::open(&path, || header.clone()).expect("a new file");
+    // The second run of its workflow.
+    journal.begin_epoch(header.clone()).expect("another run");
     let kept = world.steps.len() * 2 / 3;
     let mut scheduler = header.new_scheduler(&NullSelector);
     scheduler.start_recording();
@@ -98,6 +100,23 @@ fn golden_journals_are_continued() {
         let header = began.header;
         let past = from_journal(History { header, steps });
         past.expect("a complete run is simulated again");
+    }
+}
+
+#[test]
+fn golden_journals_take_another_run() {
+    for golden in golden_journals() {
+        let (_directory, path) = copy_of(&golden);
+        let panics = || -> JournalHeader { panic!("the journal exists") };
+        let (mut journal, tail) = Journal::open(&path, panics).expect("it is read");
+        let header = JournalHeader {
+            run: RunId(99),
+            ..tail.header
+        };
+        journal.begin_epoch(header.clone()).expect("another run");
+        drop(journal);
+        let (_, tail) = Journal::open(&path, panics).expect("it is read");
+        assert!(tail.header == header && !tail.has_steps());
     }
 }
 

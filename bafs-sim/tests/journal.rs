@@ -236,6 +236,45 @@ fn snapshot_spares_the_steps_before_it() {
 }
 
 #[test]
+fn journal_holds_several_runs() {
+    let steps = journal_steps();
+    let (_directory, path) = temporary_journal();
+    let first = write_journal(&path, &steps, Some(steps.len() / 2));
+    let second = || JournalHeader {
+        run: RunId(8),
+        ..journal_header()
+    };
+    let panics = || -> JournalHeader { panic!("the journal exists") };
+    {
+        let (mut journal, _) = Journal::open(&path, panics).expect("open");
+        let tail = journal.begin_epoch(second()).expect("another run");
+        assert!(tail.header == second() && !tail.has_steps());
+        journal.append(&steps[..3]).expect("append");
+    }
+    let whole = std::fs::read(&path).expect("read");
+    let fields = JOURNAL_MAGIC.len()..JOURNAL_MAGIC.len() + 16;
+    assert_eq!(
+        whole[fields.end..first.len()],
+        first[fields.end..],
+        "the first run stays"
+    );
+    let (journal, tail) = Journal::open(&path, panics).expect("open");
+    drop(journal);
+    assert_eq!((&tail.header, &tail.steps[..]), (&second(), &steps[..3]));
+    let history = read_history(&path).expect("read");
+    assert_eq!(
+        (history.header, &history.steps[..]),
+        (second(), &steps[..3])
+    );
+    // A crash before the start says where the second run is: the first is the last one.
+    let mut torn = whole;
+    torn[fields.clone()].copy_from_slice(&first[fields]);
+    std::fs::write(&path, &torn[..torn.len() - 1]).expect("write");
+    let (_, tail) = Journal::open(&path, panics).expect("open");
+    assert_eq!(tail.header, journal_header());
+}
+
+#[test]
 fn same_events_lead_to_the_recorded_decisions() {
     let mut history = History {
         header: journal_header(),

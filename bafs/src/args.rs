@@ -18,6 +18,8 @@ use bafs_proto::path::from_bytes;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use crate::cached_data::CacheCommand;
+
 pub(crate) use check::{CheckArgs, FmtArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
@@ -100,6 +102,9 @@ pub(crate) enum CliCommand {
     /// Create, list, show, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// List or remove cached data of sources that no volume shows any more.
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Create an identity that can mount only the named volumes, for use on other people's
     /// machines.
     Grant(GrantArgs),

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::client::ClusterClient;
 
 /// The host of `bafs://home/`, the home of a throw-away cluster.
-const LOCAL_HOME: &str = "home";
+pub(crate) const LOCAL_HOME: &str = "home";
 
 /// Entries of one listing that are held: those that a volume may have.
 const ENTRIES_MAX: usize = bafs_proto::limits::MANIFEST_ENTRIES_MAX;
@@ -175,6 +175,11 @@ impl HomeView {
 }
 
 impl ClusterView {
+    /// The connection to it.
+    pub(crate) fn client(&self) -> &ClusterClient {
+        &self.client
+    }
+
     fn stat(&self, url: &Url) -> Result<FoundPath, LookupError> {
         let unknown = |error: anyhow::Error| LookupError::Unknown(format!("{error:#}"));
         let address = self.address(url).map_err(unknown)?;
@@ -250,7 +255,11 @@ impl ClusterView {
         })
     }
 
-    fn address(&self, url: &Url) -> Result<String> {
+    /// Where the home server of a URL listens.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn address(&self, url: &Url) -> Result<String> {
         let known = self.addresses.lock();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
         let address = known.entry(url.host.clone()).or_insert_with(|| {
@@ -265,7 +274,10 @@ impl ClusterView {
     }
 
     /// Waits on a thread of its own: the caller may be in a runtime, which must not block.
-    fn run<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub(crate) fn run<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let Some(runtime) = &self.runtime else {
             return Err(anyhow!("the runtime has ended"));
         };

@@ -3,6 +3,7 @@
 //! A library as well, so that tests start the same throw-away clusters as the demo does.
 
 mod args;
+mod cached_data;
 mod client;
 pub mod cluster;
 pub mod demo;
@@ -156,6 +157,7 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Catalog(args) => serve::run_catalog(args, output).await,
             CliCommand::Node(args) => serve::run_node(args, output).await,
             CliCommand::Servers(args) => volume::print_servers(args, output).await,
+            CliCommand::Cache(command) => cached_data::run_cache_command(command, output).await,
             CliCommand::Drain(args) => drain::drain_node(args, output).await,
             CliCommand::Volume(command) => volume::run_volume_command(command, output).await,
             CliCommand::Grant(args) => grant::grant(args, output).await,

@@ -1,31 +1,38 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
+mod home_state;
 mod local_report;
+mod outcome_text;
+mod run_lock;
+mod run_plan;
+mod run_start;
 mod stop;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
+use bafs_sched::earlier_work::EarlierWork;
 use bafs_sched::io::homes::FileHome;
 use bafs_sched::report::RunReport;
 use bafs_sched::{
-    AllocationRules, IoMode, JobStartOrder, Outcome, Progress, Settings, StrategySelectorConfig,
+    AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, Settings,
+    StrategySelectorConfig,
 };
 use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
+pub(crate) use self::outcome_text::describe_outcome;
+use self::run_start::{RunSetting, prepare_run};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
-use crate::failure_groups::describe_failures;
 use crate::home_view::HomeView;
 use crate::init;
 use crate::logs;
@@ -47,9 +54,6 @@ const NODE_SIZE_DEFAULT: &str = "10 GB";
 
 /// A run waits so long for nodes that a batch system starts: longer than most queues.
 const QUEUE_TIMEOUT_MS: u64 = 7 * 24 * 3_600_000;
-
-/// Most warnings about declarations that a report shows.
-const WARNINGS_SHOWN_MAX: usize = 20;
 
 /// What computing times of jobs are taken to deviate from their mean, in millionths of it.
 const VARIABILITY_PPM: u64 = 100_000;
@@ -73,6 +77,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) cancel: CancelHandle,
     /// The batch jobs that are its nodes.
     pub(crate) pool: Option<RunPool>,
+    /// What earlier runs of the workflow did.
+    pub(crate) earlier_work: Option<EarlierWork>,
 }
 
 /// Runs the command.
@@ -82,14 +88,15 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
         .as_deref()
         .map(parse_timeout_ms)
         .transpose()?;
-    let workflow = workflow_file::load_workflow(&args.workflow, &home_view(&args)?)?;
-    let is_pool_of_its_own =
-        args.pool.is_some() && (args.identity.is_none() || args.catalog.is_none());
-    let report = if args.local.is_some() || is_pool_of_its_own {
-        let nodes = args.local.unwrap_or(0);
-        run_on_throw_away_cluster(&args, workflow, nodes, output).await?
-    } else {
-        run_on_existing_cluster(&args, workflow, output).await?
+    run_plan::parse_keep_ms(&args)?;
+    let homes = home_view(&args)?;
+    let workflow = workflow_file::load_workflow(&args.workflow, &homes)?;
+    let report = match has_own_cluster(&args) {
+        true => run_on_throw_away_cluster(&args, workflow, output).await?,
+        false => run_on_existing_cluster(&args, workflow, &homes, output).await?,
+    };
+    let Some(report) = report else {
+        return Ok(ExitCode::SUCCESS);
     };
     output.print_result(
         &(describe_outcome(&report) + &logs_hint(&args, &report)),
@@ -102,19 +109,25 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     })
 }
 
+/// Whether the run starts a cluster that ends with it.
+fn has_own_cluster(args: &RunArgs) -> bool {
+    let names_cluster = args.identity.is_some() && args.catalog.is_some();
+    args.local.is_some() || args.pool.is_some() && !names_cluster
+}
+
 /// Where the workflow's patterns of paths look.
 fn home_view(args: &RunArgs) -> Result<HomeView> {
     let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
-    match (args.local, &args.export, cluster) {
-        (Some(_), Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
+    match (has_own_cluster(args), &args.export, cluster) {
+        (true, Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
         // What is wrong with the cluster is told when the run connects.
-        (None, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
+        (false, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
             .or_else(|_| Ok(HomeView::beside(&args.workflow))),
         _ => Ok(HomeView::beside(&args.workflow)),
     }
 }
 
-/// The journal of a run on a cluster that is there.
+/// The journal of the workflow.
 fn journal_path(args: &RunArgs) -> PathBuf {
     let named = args.journal.clone();
     named.unwrap_or_else(|| logs::sibling_path(&args.workflow, "journal"))
@@ -162,6 +175,7 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         fleet_settle_ms: timeout_ms
             .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
         space_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.space_timeout_ms)),
+        keep_ms: run_plan::parse_keep_ms(args)?,
         extract_timeout_ms: timeout_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
             .plan
@@ -169,6 +183,10 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
             .map(|path| build_strategy_selector(path, workflow))
             .transpose()?,
         policies: args.policies.over(usual.policies.clone())?,
+        cluster: match args.local {
+            Some(_) => ClusterLifetime::OneRun,
+            None => ClusterLifetime::BeyondRun,
+        },
         ..usual
     })
 }
@@ -219,22 +237,36 @@ fn order_rules(order: StartOrder) -> Option<AllocationRules> {
 async fn run_on_throw_away_cluster(
     args: &RunArgs,
     workflow: Workflow,
-    nodes: u32,
     output: Printer,
-) -> Result<RunReport> {
+) -> Result<Option<RunReport>> {
     local_report::check_home_names(&workflow)?;
-    let spec = build_cluster_spec(args, nodes)?;
+    let spec = build_cluster_spec(args, args.local.unwrap_or(0))?;
+    let homes = HomeView::Directory(spec.export.clone());
+    let journal = local_report::choose_journal(journal_path(args), &spec.export, &workflow);
+    let start = match &journal {
+        None => None,
+        Some(journal) => {
+            let setting = RunSetting {
+                journal,
+                homes: &homes,
+                cluster: None,
+            };
+            let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+                return Ok(None);
+            };
+            Some(start)
+        }
+    };
+    if args.keep.is_some() {
+        print_notice("--keep has no effect: the nodes of the temporary cluster end with the run");
+    }
     if args.local.is_some() {
         tokio::task::block_in_place(check_machine)?;
     }
     let asked = wait_for_stop_signal();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let mut way = ThrowAwayRun {
-        // The cluster does not outlive this run, and so neither does its journal.
-        journal: args
-            .journal
-            .clone()
-            .unwrap_or_else(|| cluster.directory().join("journal")),
+        journal: journal.unwrap_or_else(|| cluster.directory().join("journal")),
         logs: local_report::choose_logs_directory(
             logs::logs_directory(&journal_path(args)),
             &spec.export,
@@ -246,13 +278,17 @@ async fn run_on_throw_away_cluster(
         published_progress: publish_progress(args)?,
         cancel: CancelHandle::default(),
         pool: None,
+        earlier_work: start.as_ref().and_then(|start| start.work.clone()),
     };
+    // The cluster does not outlive this run, and so neither does its pool.
+    let pool_journal = args.journal.clone();
+    let pool_journal = pool_journal.unwrap_or_else(|| cluster.directory().join("journal"));
     let (identity, catalog) = (cluster.identity(), cluster.catalog_address().to_owned());
     way.pool = start_pool(
         args,
         &workflow,
         (&identity, &catalog),
-        &way.journal,
+        &pool_journal,
         &way.cancel,
     )?;
     let run = run_on_cluster(workflow, &mut cluster, &way);
@@ -275,7 +311,7 @@ async fn run_on_throw_away_cluster(
         print_notice(&local_report::describe_kept_results(&places, kept));
     }
     local_report::rewrite_report(&mut report, kept);
-    Ok(report)
+    Ok(Some(report))
 }
 
 /// The pool that a run asks for, for the cluster with an identity and a catalog.
@@ -393,6 +429,7 @@ pub(crate) async fn run_on_cluster(
             root,
         }),
         strategy_selector: Arc::new(ModelSelector),
+        earlier_work: way.earlier_work.clone(),
         cancel_handle: way.cancel.clone(),
     };
     let display = ProgressDisplay::start(way.output, client);
@@ -427,8 +464,9 @@ fn kill_one_node(cluster: &mut Cluster) {
 async fn run_on_existing_cluster(
     args: &RunArgs,
     workflow: Workflow,
+    homes: &HomeView,
     output: Printer,
-) -> Result<RunReport> {
+) -> Result<Option<RunReport>> {
     let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
             "no cluster is named; give --local 4 for a temporary cluster on this machine, or \
@@ -437,6 +475,15 @@ async fn run_on_existing_cluster(
     };
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
+    let cluster = (identity_dir.as_path(), catalog.as_str());
+    let setting = RunSetting {
+        journal: &journal,
+        homes,
+        cluster: Some(cluster),
+    };
+    let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+        return Ok(None);
+    };
     let cancel = CancelHandle::default();
     let options = RunOptions {
         catalog: catalog.clone(),
@@ -446,9 +493,9 @@ async fn run_on_existing_cluster(
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         file_home: None,
         strategy_selector: Arc::new(ModelSelector),
+        earlier_work: start.work.clone(),
         cancel_handle: cancel.clone(),
     };
-    let cluster = (identity_dir.as_path(), catalog.as_str());
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
@@ -479,7 +526,7 @@ async fn run_on_existing_cluster(
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
     match ended {
-        Some(report) => Ok(report?),
+        Some(report) => Ok(Some(report?)),
         None => std::process::exit(130),
     }
 }
@@ -488,46 +535,6 @@ async fn run_on_existing_cluster(
 /// sign of interest may be as old as the pause between two, a quarter of what a volume then lives.
 fn volume_lifetime_left_ms(settings: &Settings) -> u64 {
     settings.volume_lifetime_ms - settings.volume_lifetime_ms / 4
-}
-
-/// How a run ended, in words.
-pub(crate) fn describe_outcome(report: &RunReport) -> String {
-    let totals = &report.totals;
-    let took = Duration::from_millis(report.wall_ms).as_secs_f64();
-    let mut text = match &report.outcome {
-        Outcome::Complete => format!("{}: complete", report.workflow),
-        Outcome::Cancelled => format!("{}: cancelled", report.workflow),
-        Outcome::Failed { .. } => format!("{}: FAILED", report.workflow),
-    };
-    text += &format!(
-        "; {} of {} jobs done, {} of {} files at home, {took:.1} s",
-        totals.jobs_done, totals.jobs_total, totals.extracts_done, totals.extracts_total
-    );
-    for warning in report.warnings.iter().take(WARNINGS_SHOWN_MAX) {
-        text += &format!("\nwarning: {warning}");
-    }
-    let more = report.warnings.len().saturating_sub(WARNINGS_SHOWN_MAX) as u64;
-    if more + report.warnings_omitted > 0 {
-        text += &format!("\n{} further warnings", more + report.warnings_omitted);
-    }
-    if let Outcome::Failed { jobs, messages } = &report.outcome {
-        text += &describe_failures(jobs);
-        for message in messages {
-            text += &format!("\n{message}");
-        }
-        if totals.jobs_skipped > 0 {
-            // Without failed ones they were cancelled.
-            let count = totals.jobs_skipped;
-            let noun = if count == 1 { "job" } else { "jobs" };
-            let why = match (jobs.is_empty(), count) {
-                (true, _) => "",
-                (false, 1) => " that depends on these",
-                (false, _) => " that depend on these",
-            };
-            text += &format!("\n{count} {noun}{why} did not run");
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The tests of the whole system as one program, for each program is linked with all again.
 
+mod cluster_again;
 mod cluster_arguments;
 mod cluster_burst_buffer;
 mod cluster_cache;
@@ -24,6 +25,7 @@ mod cluster_pool;
 mod cluster_report;
 mod cluster_run;
 mod cluster_sets;
+mod cluster_shared_sources;
 mod cluster_sizes;
 mod cluster_sources;
 mod cluster_temporary_files;
@@ -50,6 +52,7 @@ mod mount_network;
 mod mount_programs;
 mod mount_ring;
 mod mount_write_back;
+mod policy_page;
 mod random_operations;
 mod suite_model;
 mod suite_posix;

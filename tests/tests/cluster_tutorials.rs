@@ -196,6 +196,12 @@ fn first_run_tutorial_works_as_written() -> Result<()> {
 }
 
 #[test]
+fn failed_job_guide_works_as_written() -> Result<()> {
+    let page = "../guide/job-failed.md";
+    run_tutorial("failed_job_guide_works_as_written", page, 2)
+}
+
+#[test]
 fn own_workflow_tutorial_works_as_written() -> Result<()> {
     run_tutorial(
         "own_workflow_tutorial_works_as_written",

@@ -6,7 +6,7 @@ use bafs_proto::file_op::{
     Attr, ByName, DirectoryEntry, FileTime, S_IFDIR, S_IFLNK, S_IFREG, TreeStat,
 };
 use bafs_proto::ids::{FileIndex, InodeNo};
-use bafs_proto::message::{SourceEntry, SourceKind};
+use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
 use bafs_proto::path::check_relative;
 use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -46,6 +46,7 @@ struct ManifestNode {
     mode: u32,
     size: u64,
     mtime_ns: i64,
+    ctime_ns: i64,
     links: u32,
     content: NodeContent,
 }
@@ -86,6 +87,7 @@ impl ManifestTree {
             mode: S_IFDIR | (top.mode & 0o777) | DIRECTORY_OWNER_MODE,
             size: 0,
             mtime_ns: top.identity.mtime_ns,
+            ctime_ns: 0,
             links: 2,
             content: NodeContent::Directory(BTreeMap::new()),
         };
@@ -158,6 +160,52 @@ impl ManifestTree {
     /// Path of a file within the volume.
     pub fn path(&self, ino: InodeNo) -> Option<&str> {
         self.index_of(ino).map(|at| self.nodes[at].path.as_str())
+    }
+
+    /// What the source has at this place: its path is below the source, and empty where the volume
+    /// is that one file.
+    pub fn source_entry(&self, ino: InodeNo) -> Option<SourceEntry> {
+        self.index_of(ino).map(|at| self.source_entry_at(at))
+    }
+
+    /// What the source has directly in a directory; nothing for what is none.
+    pub fn source_entries(&self, ino: InodeNo) -> Vec<SourceEntry> {
+        let content = self.index_of(ino).map(|at| &self.nodes[at].content);
+        match content {
+            Some(NodeContent::Directory(children)) => {
+                let children = children.values();
+                children.map(|at| self.source_entry_at(*at)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn source_entry_at(&self, at: usize) -> SourceEntry {
+        let node = &self.nodes[at];
+        let kind = match &node.content {
+            NodeContent::Directory(_) => SourceKind::Directory,
+            NodeContent::Unreadable => SourceKind::UnreadableDirectory,
+            NodeContent::File(_) => SourceKind::File,
+            NodeContent::Symlink(target) => SourceKind::Symlink(target.clone()),
+        };
+        // A link has no size in a source.
+        let size = match kind {
+            SourceKind::File => node.size,
+            _ => 0,
+        };
+        SourceEntry {
+            path: match self.is_single_file {
+                true => String::new(),
+                false => node.path.clone(),
+            },
+            kind,
+            identity: SourceIdentity {
+                size,
+                mtime_ns: node.mtime_ns,
+                ctime_ns: node.ctime_ns,
+            },
+            mode: node.mode & 0o7777,
+        }
     }
 
     /// Entries of a directory after `cookie` (0 = from the start), with attributes, for as long as
@@ -251,7 +299,8 @@ impl ManifestTree {
             NodeContent::Symlink(target) => target.len() as u64,
         };
         self.total_bytes = self.total_bytes.saturating_add(size);
-        self.add(path, mode, size, identity.mtime_ns, content)
+        let times = (identity.mtime_ns, identity.ctime_ns);
+        self.add(path, mode, size, times, content)
     }
 
     fn add(
@@ -259,7 +308,7 @@ impl ManifestTree {
         path: String,
         mode: u32,
         size: u64,
-        mtime_ns: i64,
+        (mtime_ns, ctime_ns): (i64, i64),
         content: NodeContent,
     ) -> Result<()> {
         let (parent_path, name) = path.rsplit_once('/').unwrap_or(("", &path));
@@ -290,6 +339,7 @@ impl ManifestTree {
             mode,
             size,
             mtime_ns,
+            ctime_ns,
             links,
             content,
         });
@@ -311,7 +361,8 @@ impl ManifestTree {
                 None => {
                     let made = self.nodes.len();
                     let content = NodeContent::Directory(BTreeMap::new());
-                    self.add(path[..done - 1].to_owned(), S_IFDIR | 0o755, 0, 0, content)?;
+                    let path = path[..done - 1].to_owned();
+                    self.add(path, S_IFDIR | 0o755, 0, (0, 0), content)?;
                     made
                 }
             };

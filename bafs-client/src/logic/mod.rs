@@ -10,6 +10,7 @@ pub mod inode_map;
 pub mod manifest_tree;
 pub mod metadata_cache;
 pub mod mount_table;
+pub mod observed_names;
 pub mod operation_log;
 pub mod page_set;
 pub mod read_ahead_filter;

@@ -46,6 +46,7 @@ use std::path::Path;
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply, TreeStat};
 use bafs_proto::ids::InodeNo;
+use bafs_proto::job_report::ObservedInputs;
 use bafs_proto::message::TreeRef;
 
 pub use bind_mount::BindMountTree;
@@ -157,6 +158,14 @@ impl Tree {
     pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         match self {
             Self::Cache(tree) => tree.describe(ino),
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => None,
+        }
+    }
+
+    /// What a job saw of the source that the tree shows, if that is known exactly.
+    pub(crate) fn observed_inputs(&self) -> Option<ObservedInputs> {
+        match self {
+            Self::Cache(tree) => tree.observed_inputs(),
             Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => None,
         }
     }

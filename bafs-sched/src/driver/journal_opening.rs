@@ -5,7 +5,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 
 use super::RunOptions;
-use super::output_collector::find_ended_attempt;
+use super::ended_attempt::find_ended_attempt;
 use crate::io::homes::Homes;
 use crate::io::job_logs::EndedAttempt;
 use crate::io::journal::{Journal, JournalHeader, JournalTail, Snapshot};
@@ -24,14 +24,20 @@ pub(super) fn open_journal(
     };
     let (mut journal, mut tail) = Journal::open(&options.journal, fresh)?;
     let is_fresh = !tail.has_steps() && tail.header.workflow == *workflow;
+    if options.earlier_work.is_some() {
+        if !is_fresh {
+            tail = journal.begin_epoch(fresh())?;
+        }
+        return Ok((journal, tail));
+    }
     if !is_fresh && !has_begun(&tail) {
         // Nothing was made, so that what it says binds nobody: it may be over already.
         tail = journal.begin_anew(fresh())?;
     }
     if tail.header.workflow != *workflow {
         let text = format!(
-            "the journal {} belongs to another workflow, or to an earlier version of this one; \
-             name another journal, or delete it to start afresh",
+            "the journal {} is of another workflow, or of an earlier version of this one; name \
+             another journal",
             options.journal.display()
         );
         return Err(Error::new(ErrorCode::Conflict, text));
@@ -41,7 +47,7 @@ pub(super) fn open_journal(
 
 /// Whether a run saw a node at any time: before that nothing is made. A snapshot is of a run that
 /// ended or had much to tell.
-fn has_begun(tail: &JournalTail) -> bool {
+pub(super) fn has_begun(tail: &JournalTail) -> bool {
     let mut events = tail.steps.iter().map(|step| &step.event);
     let is_seen =
         |event: &Event| matches!(event, Event::NodesListed { nodes, .. } if !nodes.is_empty());

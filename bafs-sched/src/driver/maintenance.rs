@@ -1,15 +1,17 @@
 //! What a run does beside its steps: it keeps its volumes alive, follows nodes to their addresses,
 //! hears its user, and shares nodes with other runs. Decides nothing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bafs_proto::Result;
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::node_quota::NodeQuotaList;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{CATALOG_POLL_INTERVAL_MS, Driver, DriverMessage, monotonic_now, wall_time_now};
+use super::message::{DriverMessage, send_event};
+use super::{CATALOG_POLL_INTERVAL_MS, Driver, monotonic_now, wall_time_now};
 use crate::io::home_aliases::HomeAliases;
 use crate::io::node_quotas::ClockReading;
 use crate::io::servers::RETRY_PAUSE;
@@ -247,8 +249,13 @@ impl Driver {
         let (servers, notes, now) = (self.servers.clone(), self.messages.clone(), wall_time_now());
         let place = source.server.map(|server| self.server_address(server));
         self.tasks.spawn(async move {
-            let sent = servers.extract_file(now, extract, source, place);
-            send_event(&notes, Some(sent.await)).await;
+            let (index, sent) = (extract.1, servers.extract_file(now, extract, source, place));
+            let sent = sent.await;
+            // Before the run may end.
+            if matches!(sent, Event::FileExtracted { .. }) {
+                send_event(&notes, servers.identify_result(index).await).await;
+            }
+            send_event(&notes, Some(sent)).await;
         });
     }
 
@@ -289,26 +296,34 @@ impl Driver {
         }
     }
 
-    /// The run ends, and results stay on nodes for the user to fetch: for as long as was said.
+    /// The run ends, and results stay on nodes for the user to fetch, and work for the next run: for
+    /// as long as was said.
     pub(super) async fn extend_result_lifetimes(&mut self) {
         let results = self.scheduler.result_volumes();
-        let lifetime_ms = self.servers.settings.result_lifetime_ms;
+        let kept = self
+            .scheduler
+            .kept_volumes()
+            .into_iter()
+            .map(|kept| kept.id);
+        let kept: BTreeSet<VolumeId> = kept.filter(|id| !results.contains(id)).collect();
+        let settings = &self.servers.settings;
         let mut tasks = JoinSet::new();
-        for (server, mut volumes) in self.scheduler.ready_volumes() {
-            volumes.retain(|id| results.contains(id));
-            if volumes.is_empty() {
-                continue;
+        let of_both = [
+            (results, settings.result_lifetime_ms),
+            (kept, settings.keep_ms),
+        ];
+        for (wanted, lifetime_ms) in of_both {
+            for (server, mut volumes) in self.scheduler.ready_volumes() {
+                volumes.retain(|id| wanted.contains(id));
+                if volumes.is_empty() {
+                    continue;
+                }
+                let (servers, place) = (self.servers.clone(), self.server_address(server));
+                tasks.spawn(
+                    async move { servers.renew_volumes(&place, volumes, lifetime_ms).await },
+                );
             }
-            let (servers, place) = (self.servers.clone(), self.server_address(server));
-            tasks.spawn(async move { servers.renew_volumes(&place, volumes, lifetime_ms).await });
         }
         while tasks.join_next().await.is_some() {}
-    }
-}
-
-pub(super) async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Option<Event>) {
-    if let Some(event) = event {
-        // The loop ended: nobody waits for this any more.
-        let _ = notes.send(DriverMessage::Event(event)).await;
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bafs_proto::identity::Identity;
 use tokio::sync::watch;
 
+use crate::earlier_work::EarlierWork;
 use crate::io::homes::FileHome;
 use crate::{Settings, StrategySelector};
 
@@ -16,7 +17,7 @@ pub struct RunOptions {
     pub catalog: String,
     /// Who runs it; its token must grant what the run does.
     pub identity: Identity,
-    /// The journal. If it exists, the run that it tells of goes on.
+    /// The journal.
     pub journal: PathBuf,
     /// The directory that takes what jobs print, if that is to be kept.
     pub log_directory: Option<PathBuf>,
@@ -26,6 +27,9 @@ pub struct RunOptions {
     pub file_home: Option<FileHome>,
     /// Chooses strategies, where the settings configure that; the same one after a restart.
     pub strategy_selector: Arc<dyn StrategySelector>,
+    /// What earlier runs of the workflow did: the run begins with that, as another one in the
+    /// journal. Without it, the run in the journal goes on.
+    pub earlier_work: Option<EarlierWork>,
     /// Stops the run.
     pub cancel_handle: CancelHandle,
 }

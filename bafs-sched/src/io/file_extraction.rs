@@ -1,10 +1,11 @@
 //! Files that go home: the nodes send them, here they are asked to.
 
 use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::ExtractFile;
+use bafs_proto::message::{ExtractFile, StatSource};
 use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_workflow::Scheme;
 
 use super::calls::is_unanswered;
 use super::remote_io;
@@ -65,6 +66,25 @@ impl Servers {
             Ok(bytes) => Event::FileExtracted { extract, bytes },
             Err(error) => Event::ExtractFailed { extract, error },
         }
+    }
+
+    /// What a file is that was just sent home, if its home says so: the next run compares it.
+    pub(crate) async fn identify_result(&self, index: u32) -> Option<Event> {
+        let target = &self.workflow.extracts[index as usize].target;
+        if !matches!(target.scheme, Scheme::Bafs | Scheme::File) {
+            return None;
+        }
+        let home = self.resolve_url(target).await.ok()?;
+        let call = StatSource {
+            path: home.path.clone(),
+        };
+        let asked = self.call_until(&home.address, call, CALL_TIMEOUT_MS).await;
+        let asked =
+            asked.inspect_err(|error| tracing::debug!(%error, "a result is not identified"));
+        Some(Event::ResultIdentified {
+            index,
+            identity: asked.ok()?.identity,
+        })
     }
 
     /// Has a node send a file home; its size. What lasts is told: the node waits for a home that is

@@ -4,7 +4,7 @@
 //! `JOB.ATTEMPT.out` and `JOB.ATTEMPT.err` have what is kept of standard output and standard error.
 //! `index` has a line of JSON for the run and one for each attempt that ended.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -46,6 +46,12 @@ const DIGEST_CHARS: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct IndexHeader {
     run: RunId,
+}
+
+/// A line of the list: what it says of earlier attempts of a job is no longer so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ForgottenJob {
+    forgotten_job: String,
 }
 
 /// An execution that has ended, and what is to be kept of it.
@@ -188,10 +194,13 @@ pub(crate) struct JobLogs {
     files_max: usize,
     /// Attempts that are listed.
     listed_attempts: BTreeSet<(String, u32)>,
+    /// Those of earlier runs of jobs that have not run since, with their files.
+    earlier: BTreeMap<String, Vec<PathBuf>>,
 }
 
 impl JobLogs {
-    /// The logs of a run in a directory, which is made. Those of an earlier run go.
+    /// The logs of a run in a directory, which is made. Those of earlier runs stay as long as their
+    /// jobs do not run again, within the same bounds.
     ///
     /// # Errors
     /// What the disk answers; `WouldBlock` when another run has them open.
@@ -219,20 +228,25 @@ impl JobLogs {
             bytes_max: LOGS_BYTES_MAX,
             files_max: LOG_FILES_MAX,
             listed_attempts: BTreeSet::new(),
+            earlier: BTreeMap::new(),
         };
+        attempts
+            .iter()
+            .for_each(|attempt| logs.count_attempt(attempt));
         if heading.is_some_and(|heading| heading.run == run) {
-            attempts
-                .iter()
-                .for_each(|attempt| logs.count_attempt(attempt));
             // The last line may be torn.
             index.seek(SeekFrom::End(0))?;
             index.write_all(b"\n")?;
         } else {
-            let files = attempts.iter().flat_map(|it| it.log_paths(directory));
-            files.for_each(|file| remove_log(&file));
             index.set_len(0)?;
             index.seek(SeekFrom::Start(0))?;
             logs.append_to_index(&IndexHeader { run })?;
+            for attempt in attempts {
+                logs.append_to_index(&attempt)?;
+                let files = attempt.log_paths(directory);
+                logs.earlier.entry(attempt.job).or_default().extend(files);
+            }
+            logs.listed_attempts.clear();
         }
         Ok(logs)
     }
@@ -251,6 +265,12 @@ impl JobLogs {
         mut attempt: LoggedAttempt,
         printed: Result<ExecutionOutput>,
     ) -> io::Result<()> {
+        if let Some(files) = self.earlier.remove(&attempt.job) {
+            files.iter().for_each(|file| remove_log(file));
+            self.forget_files(&files);
+            let forgotten_job = attempt.job.clone();
+            self.append_to_index(&ForgottenJob { forgotten_job })?;
+        }
         match printed {
             Ok(printed) => {
                 let written = self.write_output(&attempt, &printed);
@@ -308,6 +328,22 @@ impl JobLogs {
         match attempt.has_failed {
             true => self.failed.push_back(kept),
             false => self.succeeded.push_back(kept),
+        }
+    }
+
+    /// These files take no room any more.
+    fn forget_files(&mut self, gone: &[PathBuf]) {
+        let gone: BTreeSet<&PathBuf> = gone.iter().collect();
+        let (bytes, files) = (&mut self.bytes, &mut self.files);
+        for kept in [&mut self.succeeded, &mut self.failed] {
+            kept.retain(|log| {
+                let is_gone = log.files.iter().any(|file| gone.contains(file));
+                if is_gone {
+                    *bytes -= log.bytes;
+                    *files -= log.files.len();
+                }
+                !is_gone
+            });
         }
     }
 
@@ -370,10 +406,21 @@ fn parse_index(index: &File) -> io::Result<(Option<IndexHeader>, Vec<LoggedAttem
     let heading = lines.next().transpose()?;
     let heading = heading.and_then(|line| serde_json::from_slice(&line).ok());
     let mut attempts = Vec::new();
+    let mut forgotten: BTreeMap<String, usize> = BTreeMap::new();
     for line in lines {
-        attempts.extend(serde_json::from_slice::<LoggedAttempt>(&line?).ok());
+        let line = line?;
+        if let Ok(attempt) = serde_json::from_slice::<LoggedAttempt>(&line) {
+            attempts.push(attempt);
+        } else if let Ok(line) = serde_json::from_slice::<ForgottenJob>(&line) {
+            forgotten.insert(line.forgotten_job, attempts.len());
+        }
     }
-    Ok((heading, attempts))
+    let kept = attempts.into_iter().enumerate();
+    let kept = kept.filter(|(at, attempt)| {
+        let since = forgotten.get(&attempt.job);
+        since.is_none_or(|since| at >= since)
+    });
+    Ok((heading, kept.map(|(_, attempt)| attempt).collect()))
 }
 
 /// All attempts that a directory has logs of, in the order in which they came.
@@ -494,11 +541,35 @@ mod tests {
         fs::write(&own, "of the user").expect("write");
         let logs = open(2).expect("open");
         assert!(!logs.has_attempt("a", 1));
-        assert_eq!(
-            stored_names(directory.path()),
-            ["mine"],
-            "only its own files go"
-        );
+        let left = ["a.1.out", "b.1.out", "mine"];
+        assert_eq!(stored_names(directory.path()), left);
+    }
+
+    #[test]
+    fn job_that_runs_again_replaces_its_logs() {
+        let directory = tempfile::tempdir().expect("directory");
+        let open = |run| JobLogs::open(directory.path(), RunId(run)).expect("open");
+        let mut logs = open(1);
+        for attempt in [1, 2] {
+            let attempt = LoggedAttempt {
+                attempt,
+                ..test_attempt("a", true)
+            };
+            logs.store_output(attempt, output_of_size(10))
+                .expect("keep");
+        }
+        logs.store_output(test_attempt("b", true), output_of_size(10))
+            .expect("keep");
+        drop(logs);
+        let mut logs = open(2);
+        logs.store_output(test_attempt("a", false), output_of_size(3))
+            .expect("keep");
+        assert_eq!(stored_names(directory.path()), ["a.1.out", "b.1.out"]);
+        drop(logs);
+        drop(open(3));
+        let listed = read_index(directory.path()).expect("index");
+        let listed: Vec<_> = listed.iter().map(|it| (&*it.job, it.has_failed)).collect();
+        assert_eq!(listed, [("b", true), ("a", false)]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
 use crate::state::extractions::Extractions;
 use crate::state::isolation::CutOff;
+use crate::state::job_records::JobRecords;
 use crate::state::jobs::Graph;
 use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
@@ -97,6 +98,7 @@ kept! {
         claims: Claims,
         steering: Steering,
         sizes: Sizes,
+        records: JobRecords,
         deeds: Deeds,
         skew: Skew,
         warming: Warming,

@@ -23,6 +23,7 @@ pub(crate) mod graph_rows;
 pub(crate) mod isolation;
 pub(crate) mod job_needs;
 pub(crate) mod job_order;
+pub(crate) mod job_records;
 pub(crate) mod jobs;
 pub(crate) mod kept_state;
 pub(crate) mod limits;

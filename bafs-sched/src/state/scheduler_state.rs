@@ -21,6 +21,7 @@ use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
 use crate::state::extractions::Extractions;
 use crate::state::isolation::CutOff;
+use crate::state::job_records::JobRecords;
 use crate::state::jobs::{Graph, JobState};
 use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
@@ -124,6 +125,8 @@ pub struct State {
     pub(crate) steering: Steering,
     /// Sizes that are not declared, or were too small.
     pub(crate) sizes: Sizes,
+    /// What is known of finished jobs, for the next run.
+    pub(crate) records: JobRecords,
     /// What jobs did, to compare it with what is declared.
     pub(crate) deeds: Deeds,
     /// How unevenly blocks of caches were found to be spread.
@@ -210,6 +213,7 @@ impl State {
             surveys: Surveys::default(),
             nodes_gone: 0,
             last_gone: None,
+            records: JobRecords::default(),
             deeds: Deeds::default(),
             skew: Skew::default(),
             idle_caches: Keys::default(),
@@ -534,6 +538,8 @@ impl State {
             }
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::VolumesFound { server, found } => self.volumes_found(server, &found),
+            Event::EarlierWorkFound(work) => self.earlier_work_found(*work),
+            Event::ResultIdentified { index, identity } => self.result_identified(index, identity),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
             Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),

@@ -196,9 +196,13 @@ impl State {
     /// Gives the space of caches that nobody will read unless something is lost to jobs that are
     /// ready. Answers whether there was one.
     pub(crate) fn evict_idle_caches(&mut self) -> bool {
+        let kept = View::new(self).kept_to_evict();
         let idle = View::new(self).idle_caches_to_evict();
         drop(self.idle_caches.take());
-        self.evict(idle)
+        for &id in &kept {
+            self.commit(Decision::DropVolume { id });
+        }
+        self.evict(idle) || !kept.is_empty()
     }
 
     /// A node came: it takes the parts of batch volumes that its group lacks.

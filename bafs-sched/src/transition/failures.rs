@@ -14,7 +14,7 @@ use crate::policy::failure::attribution::{
     self, CreationVerdict, FailureVerdict, FaultCause, UnfitVerdict,
 };
 use crate::state::attempts::AttemptState;
-use crate::state::disk_fullness::Finder;
+use crate::state::disk_fullness::{DiskLack, DiskResource, Finder};
 use crate::state::jobs::JobState;
 use crate::state::progress::JobFailure;
 use crate::state::scheduler_state::State;
@@ -244,6 +244,7 @@ impl State {
     /// A job failed for good: what depends on it does not run, all else goes on.
     pub(crate) fn fail_job(&mut self, job: JobIndex, reason: String, output_tail: String) {
         self.queues.take(job);
+        self.forget_record(job);
         let last = self.graph.job(job).last_server;
         self.failures.push(JobFailure {
             job,
@@ -331,9 +332,14 @@ impl State {
         }
         match attribution::judge_creation(error) {
             CreationVerdict::NoSpace => {
-                self.note_full(server, &fault, Finder::Volume);
+                let lacks = match error.code {
+                    ErrorCode::NoSpaceFiles => DiskResource::Inodes,
+                    _ => DiskResource::Bytes,
+                };
+                let lack = DiskLack { why: fault, lacks };
+                self.note_full(server, &lack, Finder::Volume);
                 for job in waiters {
-                    self.lacks_room(job, server, &fault);
+                    self.lacks_room(job, server, &lack);
                 }
             }
             CreationVerdict::Environment(cause) => {

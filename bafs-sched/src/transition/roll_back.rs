@@ -123,6 +123,7 @@ impl State {
     /// found it.
     pub(crate) fn undo(&mut self, job: JobIndex) {
         self.note_undone(job);
+        self.forget_record(job);
         self.graph.set_state(job, JobState::Waiting);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if matches!(

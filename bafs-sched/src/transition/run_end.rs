@@ -45,7 +45,7 @@ impl State {
             .iter()
             .filter(|(_, instance)| instance.state != InstanceState::Deleting);
         let live: Vec<VolumeId> = live.map(|(id, _)| id).collect();
-        let kept = self.extractions.kept();
+        let kept = self.volumes_left_behind();
         let attempts = self.attempts.values();
         let used: BTreeSet<VolumeId> = attempts
             .flat_map(|attempt| attempt.uses.iter().map(|used| used.id))
@@ -55,6 +55,15 @@ impl State {
             self.retire(id);
         }
         self.cleaned_with = Some(self.attempts.len());
+    }
+
+    /// Volumes that outlive the run: with results for the user, or with work for the next run.
+    fn volumes_left_behind(&self) -> BTreeSet<VolumeId> {
+        let mut kept = self.extractions.kept();
+        if self.settings.keep_ms > 0 {
+            kept.extend(self.kept_volumes().into_iter().map(|kept| kept.id));
+        }
+        kept
     }
 
     pub(crate) fn end_if_clean(&mut self) {
@@ -67,7 +76,7 @@ impl State {
         if !self.attempts.is_empty() || is_stale || !self.late.is_empty() {
             return;
         }
-        let kept = self.extractions.kept();
+        let kept = self.volumes_left_behind();
         if self.volumes.iter().all(|(id, _)| kept.contains(&id)) {
             self.end();
         }
@@ -109,7 +118,7 @@ impl State {
 
     /// Says which volumes nodes may still have, and what becomes of them.
     fn tell_left(&mut self) {
-        let kept = self.extractions.kept();
+        let kept = self.volumes_left_behind();
         let undeleted = self.volumes.iter().filter(|(id, _)| !kept.contains(id));
         let undeleted = undeleted.filter_map(|(id, instance)| Some((instance.server?, id)));
         let stale = self.stale.iter().map(|(id, server)| (*server, *id));

@@ -1,7 +1,8 @@
-//! The cache volumes of a node: opens, makes, renews and removes them. Checks no right and knows no
-//! reservation: the node does.
+//! The cache volumes of a node: opens, makes, renews and removes them. Volumes of one source share
+//! their data, which stay after the last of them. Checks no right and knows no reservation: the node
+//! does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,7 +20,9 @@ use bafs_proto::{Error, ErrorCode, Result};
 use super::errors::{disk_fault, run_blocking, source_changed, volume_lost};
 use super::fetch::fetcher::Fetcher;
 use super::generation::Generation;
-use super::store::manifest::Manifest;
+use super::record::{CacheRecord, CacheUser};
+use super::retained_data::RetainedData;
+use super::store::manifest::{HomeSource, Manifest};
 use super::volume::{CacheKind, CacheVolume};
 use crate::cache::locks::lock;
 use crate::clock;
@@ -27,14 +30,20 @@ use crate::counters::Counters;
 use crate::home_clients::HomeClients;
 
 /// Names of directories that are being removed begin so.
-const REMOVED_PREFIX: &str = "removed-";
+pub(super) const REMOVED_PREFIX: &str = "removed-";
 
 /// All cache volumes of a node.
 pub struct Caches {
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     pub(super) fetcher: Arc<Fetcher>,
-    counters: Counters,
+    pub(super) counters: Counters,
+    /// The data that each volume shows; several volumes may show the same.
     volumes: Mutex<BTreeMap<VolumeId, Arc<CacheVolume>>>,
+    /// Data that no volume shows.
+    pub(super) retained: Mutex<Vec<RetainedData>>,
+    /// Held while a volume gets its data, and while data lose a volume: two volumes of one source
+    /// that come at once get the same.
+    attaching: tokio::sync::Mutex<()>,
     /// Bytes that all of them leave free on the disk; 0 until jobs found that full.
     pub(super) free_bytes_min: AtomicU64,
     /// Held while a volume is made or renewed: each id by one call at a time.
@@ -67,6 +76,7 @@ impl Caches {
         let broken = |e| disk_fault("open the cache volumes", &directory, e);
         std::fs::create_dir_all(&directory).map_err(broken)?;
         let mut volumes = BTreeMap::new();
+        let mut retained = Vec::new();
         for entry in std::fs::read_dir(&directory).map_err(broken)? {
             let path = entry.map_err(broken)?.path();
             let name = path
@@ -74,18 +84,25 @@ impl Caches {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned();
-            let Ok(id) = name.parse::<VolumeId>() else {
+            if name.parse::<VolumeId>().is_err() {
                 if name.starts_with(REMOVED_PREFIX) {
                     std::fs::remove_dir_all(&path).map_err(broken)?;
                 }
                 continue;
-            };
-            match CacheVolume::load(path.clone(), &counters) {
-                Ok(volume) => drop(volumes.insert(id, Arc::new(volume))),
-                Err(error) => {
-                    tracing::warn!(%id, %error, "a cache volume is damaged and removed");
-                    std::fs::remove_dir_all(&path).map_err(broken)?;
+            }
+            let found = CacheRecord::read(&path).and_then(|record| {
+                if record.users.is_empty() {
+                    retained.push(RetainedData::find(&path, &record)?);
+                    return Ok(());
                 }
+                let volume = Arc::new(CacheVolume::load(path.clone(), &counters)?);
+                let ids = record.users.iter().map(|user| user.spec.id);
+                volumes.extend(ids.map(|id| (id, volume.clone())));
+                Ok(())
+            });
+            if let Err(error) = found {
+                tracing::warn!(name, %error, "cached data are damaged and removed");
+                std::fs::remove_dir_all(&path).map_err(broken)?;
             }
         }
         let fetcher = Arc::new(Fetcher::new(homes, token, server, address));
@@ -101,13 +118,16 @@ impl Caches {
             fetcher,
             counters,
             volumes,
+            retained: Mutex::new(retained),
+            attaching: tokio::sync::Mutex::default(),
             free_bytes_min: AtomicU64::new(0),
             changing,
         }))
     }
 
-    /// Makes a cache volume: lists its source at home. Repeating it is harmless and brings a
-    /// fresher `source_token`. Returns the digest of the manifest.
+    /// Makes a cache volume: lists its source at home, which proves the right to read it. It shows
+    /// the data of that source that are here, or data of its own. Repeating it is harmless and
+    /// brings a fresher `source_token`. Returns the digest of the manifest.
     ///
     /// # Errors
     /// `Conflict` when the id is in use with another specification; what home answers; the errors
@@ -122,28 +142,100 @@ impl Caches {
         let changing = self.changing(spec.id);
         let _one_at_a_time = changing.lock().await;
         if let Ok(volume) = self.volume(spec.id) {
-            if volume.spec() != *spec {
+            if volume.spec_of(spec.id).as_ref() != Some(spec) {
                 let text = format!("volume {} exists with another specification", spec.id);
                 return Err(Error::new(ErrorCode::Conflict, text));
             }
-            let digest = volume.generation().store.manifest.digest();
-            run_blocking(move || volume.refresh_token(source_token)).await??;
+            let (digest, id) = (volume.generation().store.manifest.digest(), spec.id);
+            run_blocking(move || volume.refresh_token(id, source_token)).await??;
             return Ok(digest);
         }
-        let listed = self.list_source(kind, &source_token, deadline).await?;
+        let source = kind.source.clone();
+        let listed = self
+            .list_source(source, kind.block_bytes, &source_token, deadline)
+            .await?;
         let digest = listed.0.digest();
-        let (directory, spec, id) = (self.place(spec.id), spec.clone(), spec.id);
-        let counters = self.counters.clone();
-        let volume = run_blocking(move || {
-            // A failed attempt may have left files; the id is not in use.
-            let _ = std::fs::remove_dir_all(&directory);
-            CacheVolume::create(directory, &spec, source_token, listed, &counters)
-        })
-        .await??;
+        let user = CacheUser {
+            spec: spec.clone(),
+            source_token,
+        };
+        self.attach(kind, user, listed).await?;
+        Ok(digest)
+    }
+
+    /// Gives a volume its data: those of its source that other volumes show, else those that no
+    /// volume shows any more, else none.
+    async fn attach(
+        &self,
+        kind: CacheKind,
+        user: CacheUser,
+        listed: (Manifest, SourceWarnings),
+    ) -> Result<()> {
+        let _one_at_a_time = self.attaching.lock().await;
+        let (id, manifest) = (user.spec.id, listed.0.digest());
+        let shown = self.all_volumes().into_iter().find(|volume| {
+            let is_same = volume.generation().store.manifest.digest() == manifest;
+            kind.is_shared() && is_same && volume.kind().is_ok_and(|other| other == kind)
+        });
+        if let Some(volume) = shown {
+            let attached = volume.clone();
+            run_blocking(move || attached.add_user(user)).await??;
+            self.lock().insert(id, volume);
+            return Ok(());
+        }
+        let retained = match kind.is_shared() {
+            true => self.take_retained(&kind, manifest),
+            false => None,
+        };
+        let volume = match retained.map(RetainedData::into_directory) {
+            Some(directory) => self.adopt(directory, user, listed).await?,
+            None => self.make(user, listed).await?,
+        };
         let volume = Arc::new(volume);
         self.lock().insert(id, volume.clone());
         self.announce(&volume.generation()).await;
-        Ok(digest)
+        Ok(())
+    }
+
+    async fn make(
+        &self,
+        user: CacheUser,
+        listed: (Manifest, SourceWarnings),
+    ) -> Result<CacheVolume> {
+        let (mut directory, counters) = (self.place(user.spec.id), self.counters.clone());
+        if directory.exists() {
+            // Others show the data that a volume of this id had, or an attempt failed.
+            directory = self.place(VolumeId::random());
+        }
+        run_blocking(move || CacheVolume::create(directory, user, listed, &counters)).await?
+    }
+
+    /// Data that cannot be taken up are removed, and others begin.
+    async fn adopt(
+        &self,
+        directory: PathBuf,
+        user: CacheUser,
+        listed: (Manifest, SourceWarnings),
+    ) -> Result<CacheVolume> {
+        let (place, counters) = (directory.clone(), self.counters.clone());
+        let adopting = user.clone();
+        let adopted = run_blocking(move || CacheVolume::adopt(place, adopting, &counters)).await?;
+        match adopted {
+            Ok(volume) => {
+                run_blocking(move || {
+                    if volume.generation().store.manifest.digest() != listed.0.digest() {
+                        volume.renew(listed)?;
+                    }
+                    Ok(volume)
+                })
+                .await?
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cached data without a volume cannot be used");
+                self.remove_directory(directory).await;
+                self.make(user, listed).await
+            }
+        }
     }
 
     /// Lists the source again. If it changed, a new generation begins: files that did not change
@@ -161,16 +253,27 @@ impl Caches {
         let changing = self.changing(id);
         let _one_at_a_time = changing.lock().await;
         let volume = self.volume(id)?;
-        let kind = CacheKind::of(&volume.spec())?;
-        let listed = self.list_source(kind, &source_token, deadline).await?;
+        let spec = volume.spec_of(id).ok_or_else(|| volume_lost(id))?;
+        let kind = CacheKind::of(&spec)?;
+        let source = kind.source.clone();
+        let listed = self
+            .list_source(source, kind.block_bytes, &source_token, deadline)
+            .await?;
         let digest = listed.0.digest();
         let (old, renewed) = (volume.generation(), volume.clone());
         let is_same = old.store.manifest.digest() == digest;
+        if !is_same && volume.user_ids().len() > 1 {
+            // The others go on with the state that they opened.
+            let user = CacheUser { spec, source_token };
+            self.attach(kind, user, listed).await?;
+            run_blocking(move || volume.remove_user(id)).await??;
+            return Ok(digest);
+        }
         if !is_same {
             old.store.recall_agents(source_changed()).await?;
         }
         let made = run_blocking(move || {
-            renewed.refresh_token(source_token)?;
+            renewed.refresh_token(id, source_token)?;
             if is_same {
                 return Ok(());
             }
@@ -183,29 +286,48 @@ impl Caches {
         Ok(digest)
     }
 
-    /// Removes a volume with its blocks. Reads that are under way end by themselves.
+    /// Removes a volume. Its data stay as long as another volume shows them, or nobody wants their
+    /// space; those of a volume that shares with nobody go. Reads that are under way end by
+    /// themselves.
     pub async fn remove(&self, id: VolumeId) {
+        let _one_at_a_time = self.attaching.lock().await;
         lock(&self.changing).remove(&id);
         let Some(volume) = self.lock().remove(&id) else {
             return;
         };
-        let place = self.place(id);
-        let gone = self
-            .directory
-            .join(format!("{REMOVED_PREFIX}{}", VolumeId::random()));
+        if volume.user_ids().len() > 1 {
+            let left = run_blocking(move || volume.remove_user(id)).await;
+            if let Err(error) = left.and_then(|left| left) {
+                tracing::warn!(%id, %error, "cached data still name a removed volume");
+            }
+            return;
+        }
         let generation = volume.generation();
         if let Err(error) = generation.store.recall_agents(volume_lost(id)).await {
             tracing::warn!(%id, %error, "a cache volume is removed under its readers");
         }
-        let removed = run_blocking(move || {
+        let is_shared = generation.membership.is_shared();
+        if is_shared {
+            generation.inflight.wait_until_stored().await;
+        }
+        let directory = volume.directory().to_owned();
+        let retained = run_blocking(move || {
             generation.store.disk.retire();
+            let retained = RetainedData::of(&volume)?;
+            if is_shared && !retained.is_empty() {
+                volume.remove_user(id)?;
+                return Ok(Some(retained));
+            }
             generation.store.disk.empty_files();
-            std::fs::rename(&place, &gone).and_then(|()| std::fs::remove_dir_all(&gone))
+            Ok(None)
         });
-        let removed = removed.await;
-        let failed = |e| disk_fault("remove the blocks", &self.place(id), e);
-        if let Err(error) = removed.and_then(|removed| removed.map_err(failed)) {
-            tracing::warn!(%id, %error, "blocks of a removed cache volume are still on disk");
+        match retained.await.and_then(|retained| retained) {
+            Ok(Some(retained)) => self.retained_data().push(retained),
+            Ok(None) => self.remove_directory(directory).await,
+            Err(error) => {
+                tracing::warn!(%id, %error, "the data of a removed cache volume are given up");
+                self.remove_directory(directory).await;
+            }
         }
     }
 
@@ -229,19 +351,20 @@ impl Caches {
 
     /// The cooperative caches that this server shares, for its advert.
     pub fn adverts(&self) -> Vec<CacheAdvert> {
-        let shared = |(volume, cache): (&VolumeId, &Arc<CacheVolume>)| {
+        let shared = |cache: Arc<CacheVolume>| {
+            let volume = *cache.user_ids().first()?;
             let generation = cache.generation();
             let used_bytes = generation.store.disk.table().used_bytes();
             let membership = &generation.membership;
             membership.is_shared().then(|| CacheAdvert {
                 cooperative: membership.cooperative().to_owned(),
-                volume: *volume,
+                volume,
                 manifest: generation.store.manifest.digest(),
-                capacity_bytes: generation.store.capacity_bytes,
+                capacity_bytes: generation.store.capacity_bytes(),
                 used_bytes,
             })
         };
-        self.lock().iter().filter_map(shared).collect()
+        self.all_volumes().into_iter().filter_map(shared).collect()
     }
 
     /// Takes the live nodes of the group, with or without this one. The first time since its start,
@@ -284,12 +407,13 @@ impl Caches {
 
     async fn list_source(
         &self,
-        kind: CacheKind,
+        source: HomeSource,
+        block_bytes: u32,
         token: &Token,
         deadline: Deadline,
     ) -> Result<(Manifest, SourceWarnings)> {
         let homes = &self.fetcher.homes;
-        Manifest::list(homes, kind.source, kind.block_bytes, token, deadline).await
+        Manifest::list(homes, source, block_bytes, token, deadline).await
     }
 
     /// A volume's present generation, by the name that an agent or a peer uses.
@@ -300,8 +424,8 @@ impl Caches {
         let generation = match cache {
             CacheRef::Volume(id) => self.volume(*id)?.generation(),
             CacheRef::Cooperative(name) => {
-                let volumes = self.lock();
-                let named = volumes.values().map(|volume| volume.generation());
+                let volumes = self.all_volumes();
+                let named = volumes.iter().map(|volume| volume.generation());
                 let mut named: Vec<_> = named
                     .filter(|g| g.membership.cooperative() == name)
                     .collect();
@@ -335,9 +459,13 @@ impl Caches {
         self.directory.join(id.to_string())
     }
 
-    /// All volumes.
+    /// The data of all volumes, each once.
     pub(super) fn all_volumes(&self) -> Vec<Arc<CacheVolume>> {
-        self.lock().values().cloned().collect()
+        let mut seen = BTreeSet::new();
+        let volumes = self.lock();
+        let volumes = volumes.values();
+        let volumes = volumes.filter(|volume| seen.insert(Arc::as_ptr(volume)));
+        volumes.cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<CacheVolume>>> {

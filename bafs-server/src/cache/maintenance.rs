@@ -26,6 +26,7 @@ impl Caches {
         if bytes == 0 {
             return;
         }
+        while self.lacks_free_bytes(bytes).await && self.remove_oldest_retained().await {}
         let volumes = self.all_volumes();
         let yielding = move || {
             let generations = volumes.iter().map(|volume| volume.generation());
@@ -36,11 +37,21 @@ impl Caches {
         }
     }
 
+    async fn lacks_free_bytes(&self, bytes: u64) -> bool {
+        let directory = self.directory.clone();
+        let disk = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&directory)).await;
+        let free = disk.ok().and_then(|disk| disk.ok());
+        free.is_some_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) < bytes)
+    }
+
     /// Continues the work that is done bit by bit. To be called every second or so.
     pub async fn maintain(self: &Arc<Self>) {
         self.yield_disk().await;
         for volume in self.all_volumes() {
-            let (id, generation) = (volume.spec().id, volume.generation());
+            let generation = volume.generation();
+            let Some(id) = volume.user_ids().first().copied() else {
+                continue;
+            };
             match self.fetcher.update_classes(&generation).await {
                 Ok(true) if !generation.store.pins.paths().is_empty() => {
                     let pins = generation.store.pins.paths();

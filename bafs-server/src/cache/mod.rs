@@ -47,6 +47,8 @@ mod handoff;
 mod locks;
 mod maintenance;
 mod membership;
+mod record;
+mod retained_data;
 mod statistics;
 mod status;
 mod store;

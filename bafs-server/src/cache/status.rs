@@ -34,13 +34,13 @@ impl Caches {
             block_bytes: generation.store.manifest.block_bytes(),
             source_bytes: generation.store.manifest.source_bytes(),
             source_files: files.count() as u64,
-            capacity_bytes: generation.store.capacity_bytes,
+            capacity_bytes: generation.store.capacity_bytes(),
             primary_bytes,
             secondary_bytes,
             pinned_bytes,
             pinned_paths: generation.store.pins.paths(),
             warming: volume.warmer().state(),
-            counters: generation.statistics.counters().snapshot(),
+            counters: volume.counters_of(id),
             peers: peers.collect(),
         })
     }

@@ -1,5 +1,5 @@
-//! One cache volume in its directory: its record and its generations. Knows no other volume and
-//! reads no block.
+//! The data of one source in their directory: the record, the generations, and the volumes that show
+//! them. Knows no other data and reads no block.
 //!
 //! A directory holds `record` and one directory for the generation that the record names. A change
 //! replaces the record by renaming, so it is the old one or the new one. A start removes other
@@ -7,55 +7,43 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
-use bafs_proto::hash::Digest;
-use bafs_proto::ids::FileIndex;
+use bafs_proto::ids::{FileIndex, VolumeId};
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use bafs_proto::message::SourceKind;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec};
-use bafs_proto::{Error, ErrorCode, Result, codec};
-use serde::{Deserialize, Serialize};
+use bafs_proto::{Error, ErrorCode, Result};
 
 use super::errors::disk_fault;
 use super::fetch::inflight::BlockFetches;
 use super::generation::Generation;
 use super::membership::members::Membership;
+use super::record::{CacheRecord, CacheUser, RECORD};
 use super::statistics::{Statistics, VolumeCounters};
 use super::store::block_store::BlockStore;
 use super::store::manifest::{HomeSource, Manifest};
 use super::store::pins::{PINS, Pins};
 use super::warming::Warmer;
-use crate::cache::locks::{read_lock, write_lock};
+use crate::cache::locks::{lock, read_lock, write_lock};
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
-const RECORD_VERSION: u32 = 4;
-
-/// What outlives the process, beside manifest, pins and blocks.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct CacheRecord {
-    version: u32,
-    spec: VolumeSpec,
-    source_token: Token,
-    generation: u64,
-    manifest: Digest,
-    is_file: bool,
-    warnings: SourceWarnings,
-}
-
-/// A cache volume.
+/// The data of a source, as one cache volume or several of this node show them.
 pub(crate) struct CacheVolume {
     directory: PathBuf,
     record: RwLock<CacheRecord>,
     generation: RwLock<Arc<Generation>>,
     parts: VolumeParts,
     warmer: Warmer,
+    /// What the counters were when each volume came.
+    first_counts: Mutex<BTreeMap<VolumeId, BTreeMap<String, u64>>>,
 }
 
-/// The fields of a cache volume's specification.
+/// The fields of a cache volume's specification. Volumes for which they are equal share their data.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheKind {
     pub(crate) source: HomeSource,
     pub(crate) cooperative: String,
@@ -64,6 +52,11 @@ pub(crate) struct CacheKind {
 }
 
 impl CacheKind {
+    /// Whether it shares its data with other volumes.
+    pub(crate) fn is_shared(&self) -> bool {
+        !self.cooperative.is_empty()
+    }
+
     /// Takes them out of a specification.
     ///
     /// # Errors
@@ -113,34 +106,50 @@ impl CacheVolume {
     /// `ServerFault` when the disk fails; then nothing is left.
     pub(crate) fn create(
         directory: PathBuf,
-        spec: &VolumeSpec,
-        source_token: Token,
+        user: CacheUser,
         (manifest, warnings): (Manifest, SourceWarnings),
         counters: &Counters,
     ) -> Result<Self> {
-        let record = CacheRecord {
-            version: RECORD_VERSION,
-            spec: spec.clone(),
-            source_token: source_token.clone(),
-            generation: 1,
-            manifest: manifest.digest(),
-            is_file: manifest.is_file(),
-            warnings,
-        };
+        let source_token = user.source_token.clone();
+        let record = CacheRecord::new(user, manifest.digest(), manifest.is_file(), warnings);
         let place = directory.join("1");
         std::fs::create_dir_all(&place).map_err(|e| disk_fault("make the directory", &place, e))?;
         manifest.save(&place.join("manifest"))?;
         let parts = VolumeParts::new(&directory, source_token, counters);
         let statistics = Statistics::new(parts.counters.clone());
-        let generation = parts.start(place, spec, manifest, statistics)?;
-        write_record(&directory, &record)?;
-        Ok(Self {
+        let generation = parts.start(place, &record, manifest, statistics)?;
+        record.write(&directory)?;
+        Ok(Self::new(directory, record, generation, parts))
+    }
+
+    fn new(
+        directory: PathBuf,
+        record: CacheRecord,
+        generation: Generation,
+        parts: VolumeParts,
+    ) -> Self {
+        Self {
             directory,
             record: RwLock::new(record),
             generation: RwLock::new(Arc::new(generation)),
             parts,
             warmer: Warmer::default(),
-        })
+            first_counts: Mutex::default(),
+        }
+    }
+
+    /// Takes up data that no volume shows, for this one (waits for the disk).
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(crate) fn adopt(directory: PathBuf, user: CacheUser, counters: &Counters) -> Result<Self> {
+        let record = CacheRecord {
+            spec: user.spec.clone(),
+            users: vec![user],
+            ..CacheRecord::read(&directory)?
+        };
+        record.write(&directory)?;
+        Self::load(directory, counters)
     }
 
     /// Loads the volume in `directory` (waits for the disk).
@@ -148,15 +157,9 @@ impl CacheVolume {
     /// # Errors
     /// `ServerFault`, `Malformed` or `DigestMismatch` when it cannot be used any more.
     pub(crate) fn load(directory: PathBuf, counters: &Counters) -> Result<Self> {
-        let path = directory.join("record");
-        let bytes = std::fs::read(&path).map_err(|e| disk_fault("read the record", &path, e))?;
-        let record: CacheRecord = codec::decode(&bytes)?;
-        if record.version != RECORD_VERSION {
-            let text = format!("a cache volume of version {}", record.version);
-            return Err(Error::new(ErrorCode::VersionMismatch, text));
-        }
+        let record = CacheRecord::read(&directory)?;
         let present = record.generation.to_string();
-        remove_others(&directory, &["record", PINS, &present])?;
+        remove_others(&directory, &[RECORD, PINS, &present])?;
         let kind = CacheKind::of(&record.spec)?;
         let place = directory.join(present);
         let manifest = Manifest::load(
@@ -166,24 +169,91 @@ impl CacheVolume {
             record.is_file,
             record.manifest,
         )?;
-        let parts = VolumeParts::new(&directory, record.source_token.clone(), counters);
+        let token = record.users.last().map(|user| user.source_token.clone());
+        let token = token.unwrap_or_else(Token::none);
+        let parts = VolumeParts::new(&directory, token, counters);
         let statistics = Statistics::new(parts.counters.clone());
-        let generation = parts.start(place, &record.spec, manifest, statistics)?;
+        let generation = parts.start(place, &record, manifest, statistics)?;
         let table = generation.store.disk.table();
         generation.statistics.count_recovered(&table);
         drop(table);
-        Ok(Self {
-            directory,
-            record: RwLock::new(record),
-            generation: RwLock::new(Arc::new(generation)),
-            parts,
-            warmer: Warmer::default(),
-        })
+        Ok(Self::new(directory, record, generation, parts))
     }
 
-    /// As it was asked for.
-    pub(crate) fn spec(&self) -> VolumeSpec {
-        read_lock(&self.record).spec.clone()
+    /// Where they are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The volumes that show them.
+    pub(crate) fn user_ids(&self) -> Vec<VolumeId> {
+        let record = read_lock(&self.record);
+        record.users.iter().map(|user| user.spec.id).collect()
+    }
+
+    /// A volume that shows them, as it was asked for.
+    pub(crate) fn spec_of(&self, id: VolumeId) -> Option<VolumeSpec> {
+        let record = read_lock(&self.record);
+        record.user(id).map(|user| user.spec.clone())
+    }
+
+    /// What they are of.
+    ///
+    /// # Errors
+    /// As [`CacheKind::of`].
+    pub(crate) fn kind(&self) -> Result<CacheKind> {
+        CacheKind::of(&read_lock(&self.record).spec)
+    }
+
+    /// Lets one volume more show them (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk fails.
+    pub(crate) fn add_user(&self, user: CacheUser) -> Result<()> {
+        let (id, token) = (user.spec.id, user.source_token.clone());
+        self.change_users(|users| users.push(user))?;
+        let counts = self.parts.counters.all().snapshot();
+        lock(&self.first_counts).insert(id, counts);
+        *write_lock(&self.parts.source_token) = token;
+        Ok(())
+    }
+
+    /// A volume shows them no more. Answers how many others do (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk fails; then nothing changed.
+    pub(crate) fn remove_user(&self, id: VolumeId) -> Result<usize> {
+        self.change_users(|users| users.retain(|user| user.spec.id != id))?;
+        lock(&self.first_counts).remove(&id);
+        let record = read_lock(&self.record);
+        if let Some(last) = record.users.last() {
+            *write_lock(&self.parts.source_token) = last.source_token.clone();
+        }
+        Ok(record.users.len())
+    }
+
+    fn change_users(&self, change: impl FnOnce(&mut Vec<CacheUser>)) -> Result<()> {
+        let mut record = write_lock(&self.record);
+        let mut fresh = record.clone();
+        change(&mut fresh.users);
+        fresh.write(&self.directory)?;
+        if !fresh.users.is_empty() && fresh.capacity() != record.capacity() {
+            let (bytes, files) = fresh.capacity();
+            self.generation().store.set_capacity(bytes, files);
+        }
+        *record = fresh;
+        Ok(())
+    }
+
+    /// The counters since a volume shows them.
+    pub(crate) fn counters_of(&self, id: VolumeId) -> BTreeMap<String, u64> {
+        let mut counts = self.parts.counters.all().snapshot();
+        if let Some(first) = lock(&self.first_counts).get(&id) {
+            for (name, count) in &mut counts {
+                *count = count.saturating_sub(first.get(name).copied().unwrap_or(0));
+            }
+        }
+        counts
     }
 
     /// Differences between it and its source.
@@ -202,21 +272,22 @@ impl CacheVolume {
         &self.warmer
     }
 
-    /// Takes a fresher capability for the source (waits for the disk).
+    /// Takes a fresher capability of a volume for the source (waits for the disk).
     ///
     /// # Errors
     /// `ServerFault` when the disk fails.
-    pub(crate) fn refresh_token(&self, source_token: Token) -> Result<()> {
-        let mut record = write_lock(&self.record);
-        if record.source_token == source_token {
+    pub(crate) fn refresh_token(&self, id: VolumeId, source_token: Token) -> Result<()> {
+        let known = read_lock(&self.record)
+            .user(id)
+            .is_some_and(|user| user.source_token == source_token);
+        if known {
             return Ok(());
         }
-        let fresh = CacheRecord {
-            source_token: source_token.clone(),
-            ..record.clone()
-        };
-        write_record(&self.directory, &fresh)?;
-        *record = fresh;
+        self.change_users(|users| {
+            for user in users.iter_mut().filter(|user| user.spec.id == id) {
+                user.source_token = source_token.clone();
+            }
+        })?;
         *write_lock(&self.parts.source_token) = source_token;
         Ok(())
     }
@@ -250,8 +321,8 @@ impl CacheVolume {
             let statistics = old.statistics.successor(&unchanged);
             let generation = self
                 .parts
-                .start(place.clone(), &fresh.spec, manifest, statistics)?;
-            write_record(&self.directory, &fresh)?;
+                .start(place.clone(), &fresh, manifest, statistics)?;
+            fresh.write(&self.directory)?;
             Ok(generation)
         };
         let generation = made().inspect_err(|_| {
@@ -289,18 +360,19 @@ impl VolumeParts {
     fn start(
         &self,
         place: PathBuf,
-        spec: &VolumeSpec,
+        record: &CacheRecord,
         manifest: Manifest,
         statistics: Statistics,
     ) -> Result<Generation> {
-        let kind = CacheKind::of(spec)?;
-        let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
+        let kind = CacheKind::of(&record.spec)?;
+        let (bytes, files) = record.capacity();
+        let table = BlockTable::new(bytes, files, kind.replacement);
         let table = table.with_source_bytes(manifest.source_bytes());
         let store = BlockStore::open(
             place,
             manifest,
             table,
-            spec.size_bytes,
+            bytes,
             self.pins.clone(),
             self.counters.all().clone(),
         )?;
@@ -328,32 +400,6 @@ fn find_unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileInd
         .into_iter()
         .filter_map(|(file, n)| Some((n, *new.get(&file)?)));
     kept.collect()
-}
-
-fn write_record(directory: &Path, record: &CacheRecord) -> Result<()> {
-    let path = directory.join("record");
-    let temporary = directory.join("record.new");
-    let bytes = codec::encode(record)?;
-    let written = private_file(&temporary)
-        .and_then(|mut file| {
-            std::io::Write::write_all(&mut file, &bytes)?;
-            file.sync_all()
-        })
-        .and_then(|()| std::fs::rename(&temporary, &path))
-        .and_then(|()| std::fs::File::open(directory)?.sync_all());
-    written.map_err(|e| disk_fault("write the record", &path, e))
-}
-
-/// The record holds a capability: nobody else may read it.
-fn private_file(path: &Path) -> std::io::Result<std::fs::File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut options = std::fs::OpenOptions::new();
-    options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
 }
 
 fn remove_others(directory: &Path, keep: &[&str]) -> Result<()> {

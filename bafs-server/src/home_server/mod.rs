@@ -42,6 +42,7 @@
 
 mod arrivals;
 mod directory_use;
+mod directory_view;
 mod export;
 mod listing;
 mod pack_limits;
@@ -58,6 +59,7 @@ mod upload_table;
 mod uploads;
 
 pub use directory_use::remove_unused_directory;
+pub use directory_view::DirectoryView;
 pub use export::OWN_DIRECTORY;
 pub(crate) use export::{Export, ExportEntry};
 pub(crate) use listing::list;
@@ -98,6 +100,7 @@ use crate::serving::{
     ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address,
 };
 use crate::source::source_entry;
+use crate::start_error::StartError;
 use crate::tree_sessions::TreeSessions;
 use packs::SmallFile;
 use throttle::{CallWait, Throttle};
@@ -132,7 +135,7 @@ pub struct HomeConfig {
 /// # Errors
 /// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
 /// when the identity is not usable, `BadPath` when the name or the group is none.
-pub async fn start(config: HomeConfig) -> Result<RunningServer> {
+pub async fn start(config: HomeConfig) -> Result<RunningServer, StartError> {
     let HomeConfig {
         listen,
         identity,
@@ -145,7 +148,7 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer> {
     check_names(&name, &group)?;
     let home = HomeServer::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
     home.export.set_name(&name);
-    let listener = Listener::bind(&listen, &identity)?;
+    let listener = Listener::bind(&listen, &identity).map_err(StartError::from_listening)?;
     let counters = home.counters.clone();
     let figures: ReadMetrics = Arc::new(move || Metrics {
         counters: counters.snapshot(),

@@ -258,6 +258,13 @@ impl BlockTable {
         victims
     }
 
+    /// Keeps at most so many bytes in so many files from now on. What is over that leaves as new
+    /// blocks come, if nobody evicts it before.
+    pub(crate) fn set_capacity(&mut self, bytes: u64, files: u64) {
+        self.capacity_bytes = bytes;
+        self.files.set_capacity(files);
+    }
+
     /// Number of blocks that are here.
     pub(crate) fn len(&self) -> usize {
         self.primary.len() + self.secondary.len() + self.pinned.len()

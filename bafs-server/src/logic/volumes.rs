@@ -187,6 +187,11 @@ impl VolumeTable {
         Ok(Creation::Start)
     }
 
+    /// What nobody reserved.
+    pub fn free(&self) -> Amount {
+        self.space.free()
+    }
+
     /// So many bytes of files came over the network to fill a volume, which does not have all as
     /// its source has it.
     pub fn note_filled(&mut self, id: VolumeId, received_bytes: u64, warnings: SourceWarnings) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bafs_proto::cache::RetainedDataList;
 use bafs_proto::fd_passing::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
@@ -100,6 +101,10 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::KillJob(_)
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => need(Resource::Jobs, Right::Manage),
+        // They tell what others read.
+        Request::ListRetainedData(_) | Request::DropRetainedData(_) => {
+            need(Resource::Volumes, Right::Manage)
+        }
         Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
         Request::Advertise(_)
         | Request::QueryServers(_)
@@ -178,7 +183,9 @@ impl Node {
             | Request::ReadManifest(_)
             | Request::JoinCache(_)
             | Request::GetCache(_)
-            | Request::WarmCache(_) => self.answer_data(incoming).await,
+            | Request::WarmCache(_)
+            | Request::ListRetainedData(_)
+            | Request::DropRetainedData(_) => self.answer_data(incoming).await,
             Request::ReadBlocks(_)
             | Request::Probe(_)
             | Request::Promote(_)
@@ -325,6 +332,14 @@ impl Node {
             }
             Request::GetCache(call) => {
                 reply_without_body(Reply::GetCache(self.caches.get_cache(call.volume)?))
+            }
+            Request::ListRetainedData(_) => {
+                let data = self.caches.retained_sources(None);
+                reply_without_body(Reply::ListRetainedData(RetainedDataList { data }))
+            }
+            Request::DropRetainedData(call) => {
+                let data = self.caches.drop_retained(call.path.as_deref()).await;
+                reply_without_body(Reply::DropRetainedData(RetainedDataList { data }))
             }
             Request::WarmCache(call) => {
                 self.storage.touch(call.volume)?;

@@ -305,7 +305,11 @@ impl Storage {
         match told.await {
             Ok((free, told)) => {
                 self.trees.full_disk().note_no_space(Some(free));
-                Error::new(error.code, format!("{}: {told}", error.detail))
+                let code = match free.lacks_files() {
+                    true => ErrorCode::NoSpaceFiles,
+                    false => error.code,
+                };
+                Error::new(code, format!("{}: {told}", error.detail))
             }
             Err(_) => error,
         }
@@ -322,7 +326,14 @@ impl Storage {
         self.commit_volume(&call.spec, manifest).await
     }
 
+    /// Has cached data that no volume shows leave what others reserved.
+    pub(super) async fn limit_retained_data(&self) {
+        let free = self.volumes().free();
+        self.caches.limit_retained(free).await;
+    }
+
     async fn begin_volume(&self, id: VolumeId, scratch: bool) -> Result<()> {
+        self.limit_retained_data().await;
         if !scratch {
             return Ok(());
         }
@@ -440,7 +451,10 @@ impl Storage {
             run_blocking(move || store.empty_trash(id).map_err(|e| volume_disk_error(id, &e)))
                 .await;
         match emptied {
-            Ok(()) => self.volumes().release_deleted(id),
+            Ok(()) => {
+                self.volumes().release_deleted(id);
+                self.limit_retained_data().await;
+            }
             // The space stays reserved, as it is not free.
             Err(error) => {
                 tracing::warn!(volume = %id, %error, "trash not emptied");

@@ -165,6 +165,7 @@ impl Storage {
                 caches.remove(id).await;
             }
         }
+        caches.limit_retained(volumes.free()).await;
         let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
         let swept = store.clone();
         run_blocking(move || {

@@ -244,7 +244,7 @@ async fn bytes_damaged_in_transit_are_fetched_again() {
     world.home.damaged_replies.store(1, Ordering::Relaxed);
     assert!(read_all(&world, 0).await == bytes);
     assert_eq!(world.counter_sum("cache_digest_failures"), 1);
-    world.nodes[0].caches.remove(ID).await;
+    world.nodes[0].forget(ID).await;
     world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world
         .home

@@ -333,7 +333,7 @@ async fn blocks_requested_over_fd_passing_are_always_delivered() {
             }
         }
         for node in &world.nodes {
-            node.caches.remove(id).await;
+            node.forget(id).await;
         }
     }
     // What found no room came once all the same.

@@ -5,6 +5,7 @@ mod faults;
 mod large_files;
 mod local;
 mod membership;
+mod retained_data;
 mod retention;
 mod sharing;
 mod test_cluster;

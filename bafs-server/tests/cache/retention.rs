@@ -343,8 +343,8 @@ async fn cache_creation_is_idempotent_and_removal_final() {
     let other = cache(1, LARGE, ReplacementPolicy::Mru);
     let conflict = node.caches.create(&other, Token::none(), deadline).await;
     assert_eq!(conflict.map_err(|e| e.code), Err(ErrorCode::Conflict));
-    node.caches.remove(ID).await;
-    node.caches.remove(ID).await;
+    node.forget(ID).await;
+    node.forget(ID).await;
     let gone = node
         .caches
         .read_manifest(ReadManifest {

@@ -26,6 +26,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
 use bafs_server::home_clients::HomeClients;
+use bafs_server::logic::space::Amount;
 use bytes::Bytes;
 
 pub(crate) const BLOCK: u32 = 16 << 10;
@@ -260,6 +261,12 @@ impl CacheNode {
             .get(name)
             .copied()
             .unwrap_or_default()
+    }
+
+    /// Removes a volume, and its data.
+    pub(crate) async fn forget(&self, volume: VolumeId) {
+        self.caches.remove(volume).await;
+        self.caches.limit_retained(Amount::default()).await;
     }
 
     /// What the node tells of a cache volume.

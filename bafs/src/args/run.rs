@@ -10,8 +10,9 @@ use super::{PilotArgs, PolicyArgs, PoolSize};
 #[command(
     after_help = "Example:\n  bafs run blast.bafs --local 4\n  bafs run blast.bafs \
 --identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
-After a crash of this command, start it again with the same journal: it resumes the run. A run \
-that has ended does not resume.\n\n\
+Start the command again after a crash, a failure, an edit, or success: it does what is needed and \
+no more. An interrupted run resumes. Otherwise, jobs whose description, program, inputs and results \
+are as they were do not run again.\n\n\
 Exit codes: 0 all jobs are done and all results are at home; 1 the run failed or was cancelled, \
 or, with --local, a signal ended it; 2 usage error; 129, 143 SIGHUP or SIGTERM ended the command, \
 and the same command resumes the run; 130 a second Ctrl-C ended it; 141 the run is over, but \
@@ -52,10 +53,25 @@ pub(crate) struct RunArgs {
     /// Address of the catalog.
     #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
-    /// Journal of the run; defaults to `WORKFLOW.journal`, with --local to no journal. Delete it to
-    /// start afresh.
+    /// Journal of the workflow, which grows with each run; defaults to `WORKFLOW.journal`.
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
+    /// List the jobs that would run, and why; run nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Run all jobs, whatever earlier runs did.
+    #[arg(long)]
+    pub(crate) forced: bool,
+    /// Run this job again, with all jobs that depend on it; repeatable.
+    #[arg(long, value_name = "JOB")]
+    pub(crate) from: Vec<String>,
+    /// Run all jobs that do not depend on a failed one. This is the default.
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    /// If the run fails or is cancelled, keep volumes that spare the next run work this long on
+    /// their nodes, such as 2d. Has no effect with --local.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) keep: Option<String>,
     /// Publish metrics for Prometheus at this address during the run.
     #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,

@@ -5,6 +5,7 @@
 //! ratio to another variant of the same rounds, and missing measurements are listed.
 #![allow(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
+mod again;
 mod cache;
 mod chaos;
 mod core;
@@ -42,6 +43,11 @@ pub struct Benchmark {
 
 /// Every benchmark.
 pub const ALL: &[Benchmark] = &[
+    Benchmark {
+        name: "again",
+        description: "a BWA pipeline run again after failures and changes, beside Snakemake",
+        run: again::run,
+    },
     Benchmark {
         name: "cache",
         description: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",

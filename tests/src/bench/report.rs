@@ -55,6 +55,11 @@ impl BenchmarkReport {
             .insert(key.to_owned(), json!(round_figure(value)));
     }
 
+    /// Notes the answer to a question.
+    pub fn add_answer(&mut self, key: &str, answer: bool) {
+        self.figures.insert(key.to_owned(), json!(answer));
+    }
+
     /// Notes a figure with its target `aim`; the end of the report lists missed targets.
     pub fn add_figure_with_target(&mut self, key: &str, value: f64, aim: RangeInclusive<f64>) {
         self.add_figure(key, value);
@@ -118,8 +123,13 @@ impl BenchmarkReport {
 
     fn summary_line(&self) -> String {
         let pair = |key: &&str| {
-            let value = self.figures.get(*key).and_then(Value::as_f64);
-            let value = value.map_or_else(|| "null".to_owned(), |value| value.to_string());
+            let value = match self.figures.get(*key) {
+                Some(Value::Bool(answer)) => answer.to_string(),
+                other => {
+                    let value = other.and_then(Value::as_f64);
+                    value.map_or_else(|| "null".to_owned(), |value| value.to_string())
+                }
+            };
             format!("\"{key}\":{value}")
         };
         let pairs: Vec<_> = self.summary_figures.iter().map(pair).collect();
@@ -199,8 +209,9 @@ mod tests {
         assert_eq!(json["other"], Value::Null);
         assert_eq!(json["not_measured"]["other"], "no fio");
         report.add_figure("wrong", 0.0);
-        report.set_summary_figures(&["wrong", "ratio", "other", "third"]);
-        let line = r#"{"wrong":0,"ratio":0.5617,"other":null,"third":null}"#;
+        report.add_answer("right", true);
+        report.set_summary_figures(&["wrong", "ratio", "other", "third", "right"]);
+        let line = r#"{"wrong":0,"ratio":0.5617,"other":null,"third":null,"right":true}"#;
         assert_eq!(report.summary_line(), line);
     }
 }

@@ -8,11 +8,12 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{FileIndex, HandleId, InodeNo, VolumeId};
+use bafs_proto::job_report::ObservedInputs;
 use bafs_proto::limits::{IO_BYTES_MAX, MANIFEST_ENTRIES_MAX};
 use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -28,6 +29,7 @@ use super::server::Server;
 use crate::errno::errno_of;
 use crate::limits::{DEFAULT_READ_AHEAD_KIB, PASSTHROUGH_FILE_BYTES_MIN};
 use crate::logic::manifest_tree::{ManifestFile, ManifestTree, Owner};
+use crate::logic::observed_names::ObservedNames;
 use crate::logic::read_ahead_filter::{ReadAheadFilter, ReadPurpose};
 use crate::volume_health::{VolumeHealth, is_fatal};
 use crate::volume_mode::FileReads;
@@ -45,6 +47,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct CacheTree {
     manifest_tree: ManifestTree,
+    observed_names: Mutex<ObservedNames>,
     /// Blocks on this machine, or why there are none to be had.
     local_blocks: Result<Arc<LocalBlocks>>,
     blocks: Arc<BlockFetcher>,
@@ -92,6 +95,7 @@ impl CacheTree {
         ));
         Ok(Self {
             manifest_tree: directory,
+            observed_names: Mutex::default(),
             local_blocks: near,
             blocks,
             read_ahead_filter: Mutex::default(),
@@ -221,10 +225,14 @@ impl CacheTree {
             return Err(Errno(libc::EACCES));
         }
         match op {
-            FileOp::Lookup { parent, name } => directory
-                .lookup(*parent, name)
-                .map(FileReply::Attr)
-                .ok_or(Errno(libc::ENOENT)),
+            FileOp::Lookup { parent, name } => {
+                let found = directory.lookup(*parent, name);
+                match &found {
+                    Some(attr) => self.lock_names().note_found(attr.ino),
+                    None => self.lock_names().note_missing(*parent, name),
+                }
+                found.map(FileReply::Attr).ok_or(Errno(libc::ENOENT))
+            }
             FileOp::GetAttr { ino, .. } => attr(*ino).map(FileReply::Attr),
             FileOp::ReadLink { ino } => directory
                 .symlink(*ino)
@@ -267,7 +275,19 @@ impl CacheTree {
         }
     }
 
+    fn lock_names(&self) -> MutexGuard<'_, ObservedNames> {
+        // No holder leaves them half-changed.
+        let names = self.observed_names.lock();
+        names.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What of the source was seen so far, if that is known exactly.
+    pub(super) fn observed_inputs(&self) -> Option<ObservedInputs> {
+        self.lock_names().inputs(&self.manifest_tree)
+    }
+
     fn list_directory(&self, ino: InodeNo, cookie: u64, bytes_max: u32) -> FileResult {
+        self.lock_names().note_listed(ino);
         let mut entries = Vec::new();
         let mut left = bytes_max;
         let listed = self.manifest_tree.read_entries(ino, cookie, |entry| {

@@ -25,6 +25,7 @@ impl View<'_> {
     pub(crate) fn retention_of(&self, volume: VolumeIndex) -> Retention {
         let node = self.graph.volume(volume);
         match (node.is_needed(), node.is_idle()) {
+            (false, _) if self.is_worth_keeping(volume) => Retention::Needed,
             (false, _) => Retention::Unneeded,
             (true, true) => Retention::Idle,
             (true, false) => Retention::Needed,

@@ -131,7 +131,7 @@ impl Fetcher {
         CacheMember {
             server: self.server,
             address: self.address.clone(),
-            capacity_bytes: generation.store.capacity_bytes,
+            capacity_bytes: generation.store.capacity_bytes(),
         }
     }
 
@@ -141,7 +141,7 @@ impl Fetcher {
     /// `ServerFault`.
     pub(crate) async fn view(&self, generation: &Generation) -> Result<Arc<PlacementView>> {
         let members = self.members(generation);
-        let own_bytes = generation.store.capacity_bytes;
+        let own_bytes = generation.store.capacity_bytes();
         generation
             .membership
             .view(self.server, own_bytes, members)

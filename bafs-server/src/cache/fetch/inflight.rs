@@ -15,6 +15,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+use std::time::Duration;
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::inflight_fetches::{FetchOwner, FetchWaiter, InflightFetch, InflightFetches, Join};
@@ -29,6 +30,11 @@ use crate::cache::locks::lock;
 use crate::logic::block_claims::BlockClaims;
 use crate::logic::blocks::BlockKey;
 use crate::logic::read_ahead::SequentialReaders;
+
+/// Blocks of a volume that is removed are stored within this time, or lost; and how often that is
+/// looked at.
+const STORING_MAX: Duration = Duration::from_secs(2);
+const STORING_LOOK: Duration = Duration::from_millis(5);
 
 type Fetches = InflightFetches<BlockKey, Block, FetchProgress>;
 
@@ -81,6 +87,14 @@ impl BlockFetches {
             sequential_readers: Mutex::default(),
             limiter: OnceLock::new(),
             peers_home_answer_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until what was fetched is stored, for a short time at most.
+    pub(crate) async fn wait_until_stored(&self) {
+        let end = tokio::time::Instant::now() + STORING_MAX;
+        while self.fetches.iter().any(Fetches::has_completed) && tokio::time::Instant::now() < end {
+            tokio::time::sleep(STORING_LOOK).await;
         }
     }
 

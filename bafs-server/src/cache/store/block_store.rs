@@ -2,6 +2,7 @@
 //! Fetches nothing.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bafs_proto::ids::{BlockIndex, FileIndex};
@@ -24,8 +25,7 @@ pub(crate) struct BlockStore {
     pub(crate) manifest: Arc<Manifest>,
     /// The blocks that are here.
     pub(crate) disk: CacheDisk,
-    /// Most bytes that it keeps.
-    pub(crate) capacity_bytes: u64,
+    capacity_bytes: AtomicU64,
     /// Which paths are pinned.
     pub(crate) pins: Arc<Pins>,
     pub(super) checks: FileChecks,
@@ -52,12 +52,24 @@ impl BlockStore {
         Ok(Self {
             disk: CacheDisk::open(directory, manifest.block_bytes(), table, counters)?,
             manifest: Arc::new(manifest),
-            capacity_bytes,
+            capacity_bytes: AtomicU64::new(capacity_bytes),
             pins,
             checks: FileChecks::default(),
             recall: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
         })
+    }
+
+    /// Most bytes that it keeps.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Keeps at most so many bytes in so many files from now on, and evicts what is over that
+    /// (waits for the disk).
+    pub(crate) fn set_capacity(&self, bytes: u64, files: u64) {
+        self.capacity_bytes.store(bytes, Ordering::Relaxed);
+        self.disk.set_capacity(bytes, files);
     }
 
     /// The wanted blocks as far as the file goes; `None` when these are none.
@@ -140,7 +152,7 @@ impl BlockStore {
     pub(crate) fn log_bypass(&self) {
         let table = self.disk.table();
         tracing::info!(
-            capacity_bytes = self.capacity_bytes,
+            capacity_bytes = self.capacity_bytes(),
             used_bytes = table.used_bytes(),
             capacity_files = table.capacity_files(),
             used_files = table.used_files(),

@@ -179,6 +179,21 @@ impl CacheDisk {
         }
     }
 
+    /// Keeps at most so many bytes in so many files from now on. Blocks that are over that leave at
+    /// once, unless others have them open.
+    pub(super) fn set_capacity(&self, bytes: u64, files: u64) {
+        let victims = {
+            let mut table = self.table();
+            table.set_capacity(bytes, files);
+            let excess = table.used_bytes().saturating_sub(bytes);
+            table.evict_bytes(excess)
+        };
+        self.queue_free(victims.iter().map(|v| (v.key, v.length)));
+        if let Err(error) = self.free_queued() {
+            tracing::warn!(%error, "blocks over the capacity of a cache are still on disk");
+        }
+    }
+
     /// Frees so many bytes on a full disk, as far as there are. Tells whether it freed any.
     pub(super) fn evict_for_full_disk(&self, bytes: u64) -> bool {
         let victims = self.table().evict_bytes(bytes);

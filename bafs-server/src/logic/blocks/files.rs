@@ -52,6 +52,10 @@ impl FileHold {
 }
 
 impl FileTable {
+    pub(super) fn set_capacity(&mut self, files: u64) {
+        self.capacity = files;
+    }
+
     /// At most so many files.
     pub(super) fn new(capacity: u64) -> Self {
         Self {

@@ -1,0 +1,68 @@
+//! What a journal tells of the last run, and of those before it, to whoever begins another one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use bafs_proto::Result;
+use bafs_proto::ids::RunId;
+use bafs_workflow::Workflow;
+
+use super::journal_opening::has_begun;
+use crate::NullSelector;
+use crate::earlier_work::{JobRecord, KeptVolume};
+use crate::io::journal::read_tail;
+
+/// The last run in a journal, with what is known of all jobs that any run finished.
+#[derive(Debug, Clone)]
+pub struct EarlierRun {
+    /// The last run.
+    pub run: RunId,
+    /// What it ran.
+    pub workflow: Workflow,
+    /// Whether it ended.
+    pub is_over: bool,
+    /// Whether it saw a node, so that something may be left of it.
+    pub has_begun: bool,
+    /// Whether its nodes ended with it.
+    pub is_temporary: bool,
+    /// Of jobs that are done, by their names.
+    pub records: BTreeMap<String, JobRecord>,
+    /// Names of the jobs that failed in it.
+    pub failed: BTreeSet<String>,
+    /// Volumes that outlived it.
+    pub kept: Vec<KeptVolume>,
+}
+
+impl EarlierRun {
+    /// Reads a journal; nothing when there is none.
+    ///
+    /// # Errors
+    /// As [`Journal::open`](crate::io::journal::Journal::open).
+    pub fn read(journal: &Path) -> Result<Option<Self>> {
+        if !journal.exists() {
+            return Ok(None);
+        }
+        let tail = read_tail(journal)?;
+        let has_begun = has_begun(&tail);
+        let mut scheduler = tail.header.new_scheduler(&NullSelector);
+        if let Some(snapshot) = &tail.snapshot {
+            scheduler.redo(&snapshot.state);
+        }
+        for step in &tail.steps {
+            scheduler.redo(&step.changes);
+        }
+        scheduler.finish_redo();
+        let records = scheduler.job_records().cloned();
+        let failed = scheduler.failures.iter().map(|failed| failed.name.clone());
+        Ok(Some(Self {
+            run: tail.header.run,
+            is_over: scheduler.outcome().is_some(),
+            has_begun,
+            is_temporary: scheduler.is_temporary(),
+            records: records.map(|it| (it.job.clone(), it)).collect(),
+            failed: failed.collect(),
+            kept: scheduler.kept_volumes(),
+            workflow: tail.header.workflow,
+        }))
+    }
+}

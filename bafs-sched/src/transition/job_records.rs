@@ -1,0 +1,135 @@
+//! Notes what made the outputs of a job that is done, and forgets it when these are gone.
+
+use bafs_proto::ids::ExecutionId;
+use bafs_proto::message::JobReport;
+use bafs_proto::source::SourceIdentity;
+use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
+
+use crate::earlier_work::{
+    JobRecord, KeptVolume, ResultRecord, SeenSource, SourceRecord, describe_job_digest,
+};
+use crate::policy::View;
+use crate::state::jobs::JobState;
+use crate::state::scheduler_state::State;
+
+impl State {
+    /// A job is done. Where nothing is noted for a journal, no later run will ask.
+    pub(crate) fn record_job(&mut self, job: JobIndex, execution: ExecutionId, report: &JobReport) {
+        if !self.graph.is_recording() {
+            return;
+        }
+        let workflow = &self.graph.workflow;
+        let mounts = workflow.job(job).mounts.iter();
+        let sources = mounts.filter_map(|mount| self.seen_source(mount.volume, report));
+        let producers = self.producers(job).into_iter().filter_map(|producer| {
+            let name = &workflow.job(producer).name;
+            let record = self.records.of_job.get(name)?;
+            Some((name.clone(), record.execution))
+        });
+        let record = JobRecord {
+            job: workflow.job(job).name.clone(),
+            execution,
+            description: describe_job_digest(workflow, job, |volume| {
+                self.graph.volume(volume).extracts.as_slice()
+            }),
+            program: self.records.programs.get(&job).cloned(),
+            sources: sources.collect(),
+            producers: producers.collect(),
+            results: Vec::new(),
+        };
+        self.records.of_job.insert(record.job.clone(), record);
+    }
+
+    /// What a job saw of the source of a volume, if that has one. Where nobody counted it may be
+    /// all of it, as it was before the volume was made.
+    fn seen_source(&self, volume: VolumeIndex, report: &JobReport) -> Option<SourceRecord> {
+        let spec = self.graph.workflow.volume(volume);
+        let whole = || match self.records.sources.get(&volume) {
+            Some(digest) => SeenSource::Whole(*digest),
+            None => SeenSource::Unknown,
+        };
+        let (source, seen) = match &spec.kind {
+            VolumeKind::Scratch { fill } => (fill.as_ref()?, whole()),
+            VolumeKind::Cache { source, .. } => {
+                let mut used = report.volumes.iter();
+                let used = used.find(|used| used.name == spec.name);
+                let seen = used.and_then(|used| used.inputs.clone());
+                (source, seen.map_or_else(whole, SeenSource::Exactly))
+            }
+        };
+        let source = source.clone();
+        Some(SourceRecord { source, seen })
+    }
+
+    /// Jobs whose execution that of a job depends on: parents, and writers before it of its
+    /// volumes.
+    fn producers(&self, job: JobIndex) -> Vec<JobIndex> {
+        let mounted = self.graph.mounted(job).into_iter();
+        let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
+        let writers = scratch.flat_map(|(volume, _)| &self.graph.volume(volume).writers);
+        let rank = self.graph.rank(job);
+        let before = writers
+            .copied()
+            .filter(|writer| self.graph.rank(*writer) < rank);
+        let parents = self.graph.workflow.job(job).parents.iter().copied();
+        let mut all: Vec<JobIndex> = parents.chain(before).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// What a job wrote is gone, or was wrong.
+    pub(crate) fn forget_record(&mut self, job: JobIndex) {
+        let name = self.graph.workflow.job(job).name.clone();
+        self.records.of_job.remove(&name);
+    }
+
+    /// A result is at home, and is this there.
+    pub(crate) fn result_identified(&mut self, index: u32, identity: SourceIdentity) {
+        let extract = &self.graph.workflow.extracts[index as usize];
+        let (volume, target) = (extract.volume, extract.target.clone());
+        for writer in self.graph.volume(volume).writers.clone() {
+            let name = &self.graph.workflow.job(writer).name;
+            if let Some(record) = self.records.of_job.get_mut(name) {
+                record.results.retain(|result| result.target != target);
+                let target = target.clone();
+                record.results.push(ResultRecord { target, identity });
+            }
+        }
+    }
+
+    /// Records of jobs that are done, of this run and of earlier ones.
+    pub fn job_records(&self) -> impl Iterator<Item = &JobRecord> {
+        self.records.of_job.values()
+    }
+
+    /// Whether the nodes end with the run.
+    pub fn is_temporary(&self) -> bool {
+        self.records.is_temporary
+    }
+
+    /// Volumes that outlive the run, for the next one to use.
+    pub fn kept_volumes(&self) -> Vec<KeptVolume> {
+        let view = View::new(self);
+        let kept = self.volumes.iter().filter_map(|(id, instance)| {
+            let volume = instance.volume;
+            let server = instance.server?;
+            let is_worth = view.is_worth_keeping(volume) && self.volumes.scratch(volume)?.0 == id;
+            let writers = self.graph.volume(volume).writers.iter().copied();
+            let done = writers.filter(|writer| self.graph.state(*writer) == JobState::Done);
+            let written = done.filter_map(|writer| {
+                let name = self.graph.workflow.job(writer).name.clone();
+                let execution = self.records.of_job.get(&name)?.execution;
+                Some((name, execution))
+            });
+            is_worth.then(|| KeptVolume {
+                id,
+                name: self.graph.workflow.volume(volume).name.clone(),
+                server,
+                size: instance.size,
+                writers: written.collect(),
+            })
+        });
+        kept.collect()
+    }
+}

@@ -1,0 +1,271 @@
+//! What homes and this machine have now of all that a workflow reads, runs and made, so that it can
+//! be compared with what earlier runs saw. A few calls, many at once. Decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use bafs_proto::message::{ListSource, SourceEntry, SourceKind, StatSource};
+use bafs_proto::{Error, ErrorCode};
+use bafs_sched::earlier_work::{
+    FoundResult, HomeState, JobRecord, ProgramIdentity, SourceListing, SourceState, source_of,
+};
+use bafs_server::home_server::DirectoryView;
+use bafs_workflow::{Job, JobIndex, Scheme, Url, Workflow};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::client::ClusterClient;
+use crate::home_view::{ClusterView, HomeView, LOCAL_HOME};
+
+/// Calls to homes at once.
+const CALLS_MAX: usize = 32;
+
+/// Entries of one listing that are held: those that a volume may have.
+const ENTRIES_MAX: usize = bafs_proto::limits::MANIFEST_ENTRIES_MAX;
+
+/// Looks at the sources and results of a workflow, and at its programs. `records` are those of its
+/// jobs that ran.
+///
+/// # Errors
+/// A home that records name cannot be reached.
+pub(super) fn look_at_homes(
+    view: &HomeView,
+    workflow: &Workflow,
+    records: &BTreeMap<String, JobRecord>,
+) -> Result<HomeState> {
+    let recorded = workflow
+        .jobs
+        .iter()
+        .filter_map(|job| records.get(&job.name));
+    let seen: BTreeSet<Url> = recorded
+        .clone()
+        .flat_map(|record| record.sources.iter().map(|it| it.source.clone()))
+        .collect();
+    let declared = workflow.volumes.iter();
+    let declared = declared.filter_map(|volume| source_of(&volume.kind).cloned());
+    let sources: BTreeSet<Url> = declared.chain(seen.iter().cloned()).collect();
+    let sent = recorded.flat_map(|record| record.results.iter().map(|it| it.target.clone()));
+    let results: BTreeSet<Url> = sent.collect();
+    let (sources, results) = match view {
+        HomeView::Directory(export) => look_at_directory(export, sources, results),
+        HomeView::Cluster(cluster) => look_at_cluster(cluster, sources, results)?,
+    };
+    // Of a home that is away nobody knows what changed; of one that no record names it may do.
+    for (url, state) in &sources {
+        if let SourceState::Unknown(why) = state
+            && seen.contains(url)
+            && url.scheme == Scheme::Bafs
+        {
+            bail!(
+                "cannot see what changed at {url}: {why}; start that home, or run all jobs again \
+                 with --forced"
+            );
+        }
+    }
+    Ok(HomeState {
+        sources,
+        results,
+        programs: find_programs(workflow),
+    })
+}
+
+type Found = (BTreeMap<Url, SourceState>, BTreeMap<Url, FoundResult>);
+
+fn to_source(listed: Result<Vec<SourceEntry>, Error>) -> SourceState {
+    match listed {
+        Ok(entries) => SourceState::Listed(SourceListing::new(entries)),
+        Err(error) if error.code == ErrorCode::NotFound => SourceState::Missing,
+        Err(error) => SourceState::Unknown(error.to_string()),
+    }
+}
+
+fn to_result(found: Result<SourceEntry, Error>) -> FoundResult {
+    match found {
+        Ok(entry) if entry.kind == SourceKind::File => FoundResult::Present(entry.identity),
+        // What is there is no result.
+        Ok(_) => FoundResult::Missing,
+        Err(error) if error.code == ErrorCode::NotFound => FoundResult::Missing,
+        Err(error) => FoundResult::Unknown(error.to_string()),
+    }
+}
+
+/// The directory that a throw-away cluster exports, without the cluster.
+fn look_at_directory(export: &Path, sources: BTreeSet<Url>, results: BTreeSet<Url>) -> Found {
+    let export = match export.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => export,
+    };
+    let view = DirectoryView::open(export);
+    let place = |url: &Url| -> Result<(&DirectoryView, String), Error> {
+        let view = view.as_ref().map_err(Clone::clone)?;
+        let elsewhere = || {
+            let text = "it is not in the directory of this machine that is exported";
+            Error::new(ErrorCode::Unsupported, text)
+        };
+        let below = match url.scheme {
+            Scheme::Bafs if url.host == LOCAL_HOME => url.path.clone(),
+            Scheme::File => {
+                let root = export.canonicalize().map_err(|_| elsewhere())?;
+                let below = Path::new(&url.path).strip_prefix(root);
+                let below = below.map_err(|_| elsewhere())?;
+                below.to_string_lossy().into_owned()
+            }
+            _ => return Err(elsewhere()),
+        };
+        Ok((view, below.trim_matches('/').to_owned()))
+    };
+    let listed = sources.into_iter().map(|url| {
+        let listed = place(&url).and_then(|(view, path)| view.list(&path));
+        (url, to_source(listed))
+    });
+    let found = results.into_iter().map(|url| {
+        let found = place(&url).and_then(|(view, path)| view.stat(&path));
+        (url, to_result(found))
+    });
+    (listed.collect(), found.collect())
+}
+
+/// The homes of a cluster, with many calls at once.
+fn look_at_cluster(
+    cluster: &ClusterView,
+    sources: BTreeSet<Url>,
+    results: BTreeSet<Url>,
+) -> Result<Found> {
+    let place = |url: &Url| -> Result<String, Error> {
+        if url.scheme != Scheme::Bafs {
+            let text = "only bafs: homes are looked at";
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        }
+        let address = cluster.address(url);
+        address.map_err(|error| Error::new(ErrorCode::Unreachable, format!("{error:#}")))
+    };
+    let place_all = |urls: BTreeSet<Url>| -> Vec<(Url, Result<String, Error>)> {
+        urls.into_iter()
+            .map(|url| (url.clone(), place(&url)))
+            .collect()
+    };
+    let (sources, results) = (place_all(sources), place_all(results));
+    let client = cluster.client().clone();
+    cluster.run(async move {
+        let permits = Arc::new(Semaphore::new(CALLS_MAX));
+        let mut listings = JoinSet::new();
+        for (url, address) in sources {
+            let (client, permits) = (client.clone(), Arc::clone(&permits));
+            listings.spawn(async move {
+                let _permit = permits.acquire_owned().await;
+                let listed = match address {
+                    Ok(address) => list_source(&client, &address, &url).await,
+                    Err(error) => Err(error),
+                };
+                (url, to_source(listed))
+            });
+        }
+        let mut stats = JoinSet::new();
+        for (url, address) in results {
+            let (client, permits) = (client.clone(), Arc::clone(&permits));
+            stats.spawn(async move {
+                let _permit = permits.acquire_owned().await;
+                let found = match address {
+                    Ok(address) => {
+                        let path = url.path.trim_matches('/').to_owned();
+                        call_home(&client, &address, StatSource { path }).await
+                    }
+                    Err(error) => Err(error),
+                };
+                (url, to_result(found))
+            });
+        }
+        let listed = listings.join_all().await.into_iter().collect();
+        Ok((listed, stats.join_all().await.into_iter().collect()))
+    })
+}
+
+async fn list_source(
+    client: &ClusterClient,
+    address: &str,
+    url: &Url,
+) -> Result<Vec<SourceEntry>, Error> {
+    let (mut entries, mut after) = (Vec::new(), None);
+    loop {
+        let call = ListSource {
+            path: url.path.trim_matches('/').to_owned(),
+            after: after.take(),
+        };
+        let page = call_home(client, address, call).await?;
+        after = page.entries.last().map(|entry| entry.path.clone());
+        entries.extend(page.entries);
+        if entries.len() > ENTRIES_MAX {
+            let text = format!("it has more than {ENTRIES_MAX} files");
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        }
+        if !page.has_more || after.is_none() {
+            return Ok(entries);
+        }
+    }
+}
+
+async fn call_home<C: bafs_proto::message::Call + Clone>(
+    client: &ClusterClient,
+    address: &str,
+    call: C,
+) -> Result<C::Reply, Error> {
+    let answer = client.call(address, call).await;
+    answer.map_err(|error| match error.downcast::<Error>() {
+        Ok(error) => error,
+        Err(error) => Error::new(ErrorCode::Unreachable, format!("{error:#}")),
+    })
+}
+
+/// Programs of jobs that this machine has outside of volumes.
+fn find_programs(workflow: &Workflow) -> BTreeMap<JobIndex, ProgramIdentity> {
+    let mut known: BTreeMap<PathBuf, Option<ProgramIdentity>> = BTreeMap::new();
+    let mut programs = BTreeMap::new();
+    for (job, index) in workflow.jobs.iter().zip(0u32..) {
+        let Some(path) = find_program(job) else {
+            continue;
+        };
+        let found = known
+            .entry(path)
+            .or_insert_with_key(|path| identify_program(path));
+        if let Some(found) = found {
+            programs.insert(JobIndex(index), found.clone());
+        }
+    }
+    programs
+}
+
+fn find_program(job: &Job) -> Option<PathBuf> {
+    let program = Path::new(&job.command.executable);
+    if program.is_absolute() {
+        let is_mounted = |path: &str| program.starts_with(path);
+        let is_in_volume = job.mounts.iter().any(|mount| is_mounted(&mount.path));
+        return (!is_in_volume).then(|| program.to_owned());
+    }
+    if program.components().count() > 1 {
+        return None;
+    }
+    let mut variables = job.command.environment.iter();
+    let own = variables.find(|(name, _)| name == "PATH");
+    let path = own.map(|(_, value)| value.into());
+    let path = path.or_else(|| std::env::var_os("PATH"))?;
+    let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));
+    places.find(|place| {
+        let found = place.metadata();
+        found.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+    })
+}
+
+fn identify_program(path: &Path) -> Option<ProgramIdentity> {
+    let found = path.metadata().ok().filter(|it| it.is_file())?;
+    Some(ProgramIdentity {
+        path: path.to_string_lossy().into_owned(),
+        size: found.size(),
+        mtime_ns: found
+            .mtime()
+            .saturating_mul(1_000_000_000)
+            .saturating_add(found.mtime_nsec()),
+    })
+}

@@ -1,0 +1,138 @@
+//! From the command to a run that begins: one at a time, what it does, and what a run before it
+//! left under way. Starts no job.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use bafs_proto::message::Role;
+use bafs_sched::driver::{self, CancelHandle, EarlierRun, RunOptions};
+use bafs_sched::earlier_work::EarlierWork;
+use bafs_sched::{NullSelector, Settings};
+use bafs_workflow::Workflow;
+
+use super::run_lock::RunLock;
+use super::run_plan::{PlannedRun, RunPlace, RunPlan, describe_resumed, plan_run};
+use crate::args::RunArgs;
+use crate::home_view::HomeView;
+use crate::init;
+use crate::output::{Printer, print_notice};
+
+/// A run that begins, or goes on.
+#[derive(Debug)]
+pub(super) struct RunStart {
+    /// What earlier runs did; nothing when the last one goes on.
+    pub(super) work: Option<EarlierWork>,
+    /// Held until the run ends.
+    _lock: Option<RunLock>,
+}
+
+/// Where a run is to be.
+#[derive(Clone, Copy)]
+pub(super) struct RunSetting<'s> {
+    pub(super) journal: &'s Path,
+    pub(super) homes: &'s HomeView,
+    /// Identity and catalog of a cluster that stays; none for one that ends with the run.
+    pub(super) cluster: Option<(&'s Path, &'s str)>,
+}
+
+/// Prepares a run. Nothing when there is none: for want of work, or because the user wanted to know
+/// only.
+///
+/// # Errors
+/// Another process runs the workflow; see also [`plan_run`].
+pub(super) async fn prepare_run(
+    args: &RunArgs,
+    workflow: &Workflow,
+    setting: RunSetting<'_>,
+    output: Printer,
+) -> Result<Option<RunStart>> {
+    let lock = match args.dry_run {
+        true => None,
+        false => RunLock::acquire(setting.journal)?,
+    };
+    let place = RunPlace {
+        journal: setting.journal,
+        homes: setting.homes,
+        is_temporary: setting.cluster.is_none(),
+        ignores_open_runs: false,
+    };
+    let look = |place| tokio::task::block_in_place(|| plan_run(args, workflow, place));
+    let mut plan = look(place)?;
+    if let RunPlan::CancelFirst(open) = plan {
+        if let (Some(cluster), false) = (setting.cluster, args.dry_run) {
+            print_notice(
+                "the run before was interrupted, and is not what is wanted now: its jobs are \
+                 stopped first",
+            );
+            cancel_run(open, cluster, setting.journal).await?;
+        }
+        let ignores_open_runs = true;
+        plan = look(RunPlace {
+            ignores_open_runs,
+            ..place
+        })?;
+    }
+    let planned = match plan {
+        RunPlan::Begin(planned) => planned,
+        RunPlan::Resume(open) | RunPlan::CancelFirst(open) => {
+            if args.dry_run {
+                let (text, value) = describe_resumed(&open);
+                output.print_result(&text, &value)?;
+                return Ok(None);
+            }
+            return Ok(Some(RunStart {
+                work: None,
+                _lock: lock,
+            }));
+        }
+    };
+    tell_plan(args, workflow, &planned, output)?;
+    let is_over = args.dry_run || planned.is_nothing();
+    Ok((!is_over).then_some(RunStart {
+        work: Some(planned.work),
+        _lock: lock,
+    }))
+}
+
+/// Says what runs and why: all of it if nothing else is wanted.
+fn tell_plan(
+    args: &RunArgs,
+    workflow: &Workflow,
+    planned: &PlannedRun,
+    output: Printer,
+) -> Result<()> {
+    if args.dry_run {
+        let text = planned.describe_jobs(workflow);
+        return output.print_result(&text, &planned.to_json(workflow));
+    }
+    if planned.is_nothing() {
+        let text = format!("{}: nothing to run: {}", workflow.name, planned.describe());
+        return output.print_result(&text, &planned.empty_report(workflow));
+    }
+    if planned.has_earlier() {
+        print_notice(&planned.describe());
+    }
+    Ok(())
+}
+
+/// Ends a run that was interrupted: kills its jobs, and deletes its volumes but for those that it
+/// keeps.
+async fn cancel_run(open: EarlierRun, cluster: (&Path, &str), journal: &Path) -> Result<()> {
+    let (identity, catalog) = cluster;
+    let cancel = CancelHandle::default();
+    cancel.request_cancel();
+    let options = RunOptions {
+        catalog: catalog.to_owned(),
+        identity: init::load_identity(identity, Role::Scheduler)?,
+        journal: PathBuf::from(journal),
+        log_directory: None,
+        settings: Settings::default(),
+        file_home: None,
+        strategy_selector: Arc::new(NullSelector),
+        earlier_work: None,
+        cancel_handle: cancel,
+    };
+    driver::run_workflow(open.workflow, options, |_| {}).await?;
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! Running a workflow again: what changed since is done, and no more.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{TestCluster, bafs_program, mount_obstacle, printed_text, report_skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Samples of two jobs: `count` reads its own file of a cache that all share, `sum` what that
+/// wrote. `extra` goes to each `count`.
+fn sample_workflow(samples: u32, extra: &str) -> String {
+    format!(
+        "volume reads cache bafs://home/reads 1 MB\n\
+         for s in 1..{samples}\n\
+         volume counted$(s) scratch 1 MB files 10\n\
+         volume summed$(s) scratch 1 MB files 10\n\
+         job count$(s) {{\n\
+           executable = /bin/sh\n\
+           arguments = -c \"{extra} wc -l < /reads/$(s).txt > /out/lines; \
+           cat /reads/$(s).txt > /out/all\"\n\
+         }}\n\
+         job sum$(s) {{\n\
+           executable = /bin/sh\n\
+           arguments = -c \"cat /in/lines > /out/sum && cksum < /in/all >> /out/sum\"\n\
+         }}\n\
+         parent count$(s) child sum$(s)\n\
+         mount reads count$(s) /reads\n\
+         mount counted$(s) count$(s) /out\n\
+         mount counted$(s) sum$(s) /in ro\n\
+         mount summed$(s) sum$(s) /out\n\
+         extract summed$(s) sum bafs://home/out/$(s)\n\
+         end\n"
+    )
+}
+
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
+        return Ok(None);
+    }
+    let world = TestCluster::start(&["20MB", "20MB"])?;
+    world.wait_for_servers(3)?;
+    Ok(Some(world))
+}
+
+fn write_reads(world: &TestCluster, samples: u32) -> Result<()> {
+    for sample in 1..=samples {
+        let text = format!("read of sample {sample}\n");
+        world.write_home(&format!("reads/{sample}.txt"), text.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Runs a workflow to its end; the jobs that ran, sorted.
+fn run_jobs(world: &TestCluster, options: &[&str]) -> Result<Vec<String>> {
+    let path = world.home.path().join("test.bafs");
+    let path = path.to_string_lossy();
+    let args = [&["run", &*path, "--json"], options].concat();
+    let output = world.bafs_command(&args).output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    names_of(&output.stdout)
+}
+
+fn names_of(stdout: &[u8]) -> Result<Vec<String>> {
+    let report: serde_json::Value = serde_json::from_slice(stdout)?;
+    let jobs = report["jobs"].as_array().context("a report has jobs")?;
+    let names = jobs.iter().filter_map(|job| job["name"].as_str());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn write_workflow(world: &TestCluster, text: &str) -> Result<()> {
+    std::fs::write(world.home.path().join("test.bafs"), text)?;
+    Ok(())
+}
+
+#[test]
+fn cluster_runs_again_only_what_changed() -> Result<()> {
+    let Some(world) = start_cluster("cluster_runs_again_only_what_changed")? else {
+        return Ok(());
+    };
+    write_reads(&world, 3)?;
+    write_workflow(&world, &sample_workflow(2, ""))?;
+    ensure!(run_jobs(&world, &[])? == ["count1", "count2", "sum1", "sum2"]);
+    ensure!(run_jobs(&world, &[])?.is_empty(), "nothing changed");
+
+    world.write_home("reads/2.txt", b"another read\n")?;
+    let dry = world.run_json(&["run", &workflow_path(&world), "--dry-run"])?;
+    ensure!(dry["up_to_date"] == 2, "{dry}");
+    let reason = dry["run"][0]["text"].as_str().unwrap_or_default();
+    ensure!(
+        reason == "its input bafs://home/reads/2.txt changed",
+        "{dry}"
+    );
+    ensure!(run_jobs(&world, &[])? == ["count2", "sum2"]);
+    let sum = world.read_home("out/2")?;
+    let again = run_jobs(&world, &["--forced"])?;
+    ensure!(again.len() == 4, "all are forced: {again:?}");
+    ensure!(world.read_home("out/2")? == sum);
+
+    // A sample more runs alone, although its file is in a directory that all read.
+    write_workflow(&world, &sample_workflow(3, ""))?;
+    ensure!(run_jobs(&world, &[])? == ["count3", "sum3"]);
+    // Others have a new name there, which nobody looked for.
+    world.write_home("reads/9.txt", b"x\n")?;
+    ensure!(run_jobs(&world, &[])?.is_empty());
+
+    // A result that somebody changes or removes is made again.
+    world.write_home("out/1", b"edited\n")?;
+    ensure!(run_jobs(&world, &[])? == ["count1", "sum1"]);
+    std::fs::remove_file(world.home.path().join("out/3"))?;
+    ensure!(run_jobs(&world, &[])? == ["count3", "sum3"]);
+    ensure!(run_jobs(&world, &["--from", "sum2"])? == ["count2", "sum2"]);
+
+    // An edit of one job, and a sample less.
+    write_workflow(&world, &sample_workflow(2, "true;"))?;
+    let all = ["count1", "count2", "sum1", "sum2"];
+    ensure!(run_jobs(&world, &[])? == all);
+    Ok(())
+}
+
+fn workflow_path(world: &TestCluster) -> String {
+    let path = world.home.path().join("test.bafs");
+    path.to_string_lossy().into_owned()
+}
+
+/// Sample 2 fails in its second job; the volume of the first stays, and the next run uses it.
+#[test]
+fn cluster_keeps_volumes_of_a_failed_run() -> Result<()> {
+    let Some(world) = start_cluster("cluster_keeps_volumes_of_a_failed_run")? else {
+        return Ok(());
+    };
+    write_reads(&world, 2)?;
+    let flag = world.home.path().join("mended");
+    let text = sample_workflow(2, "").replace(
+        "cat /in/lines > /out/sum &&",
+        &format!("test -e {} && cat /in/lines > /out/sum &&", flag.display()),
+    );
+    write_workflow(&world, &text)?;
+    let path = workflow_path(&world);
+    let run = ["run", &path, "--json", "--keep", "1h"];
+    let output = world.bafs_command(&run).output()?;
+    ensure!(!output.status.success(), printed_text(&output));
+    let kept = world.run_json(&["volume", "list"])?;
+    ensure!(kept.as_array().is_some_and(|all| all.len() == 2), "{kept}");
+    std::fs::write(&flag, b"")?;
+    ensure!(run_jobs(&world, &["--keep", "1h"])? == ["sum1", "sum2"]);
+    let left = world.run_json(&["volume", "list"])?;
+    ensure!(left.as_array().is_some_and(Vec::is_empty), "left: {left}");
+    ensure!(run_jobs(&world, &[])?.is_empty());
+    Ok(())
+}
+
+/// A scheduler is killed, and the workflow edited: what it left is stopped, and what is still right
+/// does not run again.
+#[test]
+fn cluster_goes_on_after_a_kill_and_an_edit() -> Result<()> {
+    let Some(world) = start_cluster("cluster_goes_on_after_a_kill_and_an_edit")? else {
+        return Ok(());
+    };
+    write_reads(&world, 2)?;
+    let slow = "test $(s) = 1 || sleep 600;";
+    write_workflow(&world, &sample_workflow(2, slow))?;
+    let path = workflow_path(&world);
+    let mut run = world.bafs_command(&["run", &path, "--json"]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    for _ in 0..600 {
+        if world.read_home("out/1").is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let refused = world.bafs_command(&["run", &path]).output()?;
+    let told = printed_text(&refused);
+    ensure!(!refused.status.success(), "two runs at once: {told}");
+    let holder = format!("process {} on host ", run.id());
+    ensure!(told.contains(&holder), "the holder is named: {told}");
+    kill(Pid::from_raw(i32::try_from(run.id())?), Signal::SIGKILL)?;
+    run.wait()?;
+    let text = sample_workflow(2, slow).replace("sleep 600", "sleep 0");
+    write_workflow(&world, &text)?;
+    let ran = run_jobs(&world, &[])?;
+    ensure!(ran == ["count1", "count2", "sum1", "sum2"], "{ran:?}");
+    ensure!(run_jobs(&world, &[])?.is_empty());
+    Ok(())
+}
+
+fn run_locally(directory: &Path, options: &[&str]) -> Result<Vec<String>> {
+    let mut run = Command::new(bafs_program());
+    run.arg("run").arg(directory.join("test.bafs"));
+    run.args(["--local", "1", "--json"]).args(options);
+    let output = run.stdin(Stdio::null()).output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    names_of(&output.stdout)
+}
+
+#[test]
+fn local_run_brings_up_to_date() -> Result<()> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip("local_run_brings_up_to_date", &reason);
+        return Ok(());
+    }
+    let home = tempfile::tempdir()?;
+    std::fs::create_dir(home.path().join("reads"))?;
+    for sample in ["1", "2"] {
+        std::fs::write(home.path().join(format!("reads/{sample}.txt")), sample)?;
+    }
+    std::fs::write(home.path().join("test.bafs"), sample_workflow(2, ""))?;
+    ensure!(run_locally(home.path(), &[])?.len() == 4);
+    ensure!(run_locally(home.path(), &[])?.is_empty());
+    std::fs::write(home.path().join("reads/1.txt"), "changed")?;
+    ensure!(run_locally(home.path(), &[])? == ["count1", "sum1"]);
+    ensure!(home.path().join("test.bafs.journal").exists());
+    ensure!(!home.path().join("test.bafs.journal.lock").exists());
+    Ok(())
+}
