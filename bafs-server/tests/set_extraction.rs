@@ -131,16 +131,20 @@ async fn an_interrupted_set_is_marked_incomplete() {
     let sent = world.call(A, extract_set(1, &["a", "b"], &world)).await;
     sent.expect("first");
     // The second file of the new set has no place at home.
-    std::fs::write(volume.join("a"), "new").expect("write");
+    std::fs::write(volume.join("a"), random_bytes(100_000, 5)).expect("write");
     std::fs::remove_file(root.path().join("out/set/b")).expect("remove");
     std::fs::create_dir(root.path().join("out/set/b")).expect("mkdir");
     let sent = world.call(A, extract_set(2, &["a", "b"], &world)).await;
     sent.expect_err("a directory is in its place");
     let manifest = read_manifest(root.path());
     assert!(!manifest.complete && manifest.files.is_empty());
+    // What is at home already is not sent again.
+    let before = world.counter(HOME, "home_written_bytes").await;
     std::fs::remove_dir(root.path().join("out/set/b")).expect("rmdir");
     let sent = world.call(A, extract_set(2, &["a", "b"], &world)).await;
     sent.expect("the same set goes on");
+    let written = world.counter(HOME, "home_written_bytes").await - before;
+    assert!(written < 10_000, "{written} bytes");
     check_files(root.path(), &read_manifest(root.path()));
 }
 

@@ -84,14 +84,16 @@ impl Storage {
         let (homes, asked, volume) = (self.homes.clone(), call.clone(), call.volume);
         let pieces = self.extractions.chunk_memory.clone();
         let open_files = self.extractions.open_set_files.clone();
+        let sent = (!asked.selections.is_empty()).then(|| self.extractions.sent_sets.of(extract));
         let sending = async move {
-            if !asked.selections.is_empty() {
+            if let Some(sent) = sent {
                 let set = SetExtraction {
                     root,
                     call: asked,
                     homes,
                     chunk_memory: pieces,
                     open_files,
+                    sent,
                     deadline,
                 };
                 return set.run().await;
@@ -121,6 +123,7 @@ impl Storage {
         self.database
             .write(TableChange::AddReceipt(extract, record))
             .await?;
+        self.extractions.sent_sets.forget(extract);
         self.counters.add("extract_files", 1);
         self.counters.add("extract_bytes", receipt.size);
         Ok(receipt)

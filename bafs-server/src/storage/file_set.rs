@@ -20,7 +20,7 @@ const MATCH_OPTIONS: MatchOptions = MatchOptions {
 };
 
 /// A file of a set, as it was when it was looked at.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct SetFile {
     /// Path in the volume.
     pub(super) source: String,

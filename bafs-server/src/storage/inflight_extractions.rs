@@ -12,6 +12,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, watch};
 
 use super::extraction::MEMORY_UNIT_BYTES;
+use super::sent_sets::SentSets;
 use super::set_extraction::SET_FILES_OPEN_MAX;
 
 /// Most extractions at once; home is the bottleneck long before.
@@ -37,6 +38,8 @@ pub(super) struct InflightExtractions {
     pub(super) chunk_memory: Arc<Semaphore>,
     /// Places for open files of sets.
     pub(super) open_set_files: Arc<Semaphore>,
+    /// What of unfinished sets is at home.
+    pub(super) sent_sets: SentSets,
 }
 
 impl Default for InflightExtractions {
@@ -47,6 +50,7 @@ impl Default for InflightExtractions {
                 (CHUNK_MEMORY_BYTES_MAX / MEMORY_UNIT_BYTES) as usize,
             )),
             open_set_files: Arc::new(Semaphore::new(SET_FILES_OPEN_MAX)),
+            sent_sets: SentSets::default(),
         }
     }
 }

@@ -53,6 +53,7 @@ mod inflight_extractions;
 mod lifecycle;
 mod listing_prefetch;
 mod scratch_trees;
+mod sent_sets;
 mod set_extraction;
 mod store;
 mod tree_calls;

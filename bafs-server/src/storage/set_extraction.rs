@@ -5,7 +5,7 @@
 //! never taken for complete while files of both are there.
 //!
 //! Each file is an upload of its own (`extraction.rs`), whose id follows from the set's id and the
-//! path. A repeated set sends nothing again that home remembers. When the last file is at home, the
+//! path. A set that is asked for again sends nothing again that the node knows to be at home. When the last file is at home, the
 //! volume is looked at once more: the set fails if a file came, went or changed meanwhile.
 //!
 //! Files of an older set that the new one lacks stay at home, and no manifest names them.
@@ -30,6 +30,7 @@ use tokio::task::JoinSet;
 
 use super::extraction::{Extraction, OpenedFile};
 use super::file_set::{FileSet, find_files};
+use super::sent_sets::SentFiles;
 use crate::errors::run_blocking;
 use crate::home_clients::HomeClients;
 
@@ -50,6 +51,7 @@ pub(super) struct SetExtraction {
     pub(super) homes: Arc<HomeClients>,
     pub(super) chunk_memory: Arc<Semaphore>,
     pub(super) open_files: Arc<Semaphore>,
+    pub(super) sent: Arc<SentFiles>,
     pub(super) deadline: Deadline,
 }
 
@@ -102,30 +104,41 @@ impl SetExtraction {
         found.map_err(|error| error.context(format!("extract from volume {volume}")))
     }
 
-    /// Sends the files, several at once; their receipts by path. The first failure ends it.
+    /// Sends the files, several at once; their receipts by path. After a failure, those under way
+    /// go on: what they bring home counts at the next attempt.
     async fn send_files(&self, files: &FileSet) -> Result<BTreeMap<String, PutReceipt>> {
         let mut receipts = BTreeMap::new();
-        let mut under_way = JoinSet::new();
+        let (mut under_way, mut failure) = (JoinSet::new(), None);
         for (path, file) in files {
             if under_way.len() >= CONCURRENT_FILES {
-                note_receipt(under_way.join_next().await, &mut receipts)?;
+                failure = note_receipt(under_way.join_next().await, &mut receipts).err();
+            }
+            if failure.is_some() {
+                break;
+            }
+            if let Some(receipt) = self.sent.receipt(path, file) {
+                receipts.insert(path.clone(), receipt);
+                continue;
             }
             let place = self.open_files.clone().acquire_owned().await;
             let place = place.map_err(|error| interrupted_error(&error))?;
             let call = self.call_for(SetPart::File(path), &file.source);
-            let (root, deadline, path) = (self.root.clone(), self.deadline, path.clone());
+            let (root, deadline) = (self.root.clone(), self.deadline);
+            let (sent, path, file) = (self.sent.clone(), path.clone(), file.clone());
             let (homes, memory) = (self.homes.clone(), self.chunk_memory.clone());
             under_way.spawn(async move {
                 let _place = place;
                 let open = move || Extraction::open(&root, call, homes, memory, deadline);
                 let receipt = run_blocking(open).await?.run().await?;
+                sent.note(path.clone(), file, receipt.clone());
                 Ok((path, receipt))
             });
         }
         while !under_way.is_empty() {
-            note_receipt(under_way.join_next().await, &mut receipts)?;
+            let noted = note_receipt(under_way.join_next().await, &mut receipts);
+            failure = failure.or(noted.err());
         }
-        Ok(receipts)
+        failure.map_or(Ok(receipts), Err)
     }
 
     fn describe_set(&self, complete: bool, files: Vec<ManifestFile>) -> SetManifest {
