@@ -43,6 +43,7 @@ mod clock;
 mod journal_opening;
 mod journal_writing;
 mod maintenance;
+pub(crate) mod message;
 mod output_collector;
 mod run_options;
 
@@ -53,10 +54,9 @@ use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
-use bafs_proto::message::{Advert, JobOutcome};
+use bafs_proto::message::JobOutcome;
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
@@ -65,7 +65,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use self::clock::RunClock;
 use self::journal_opening::{RecoveredRun, open_journal, recover_run};
-use self::maintenance::send_event;
+use self::message::{DriverMessage, send_event};
 use self::output_collector::{OutputCollector, find_ended_attempt};
 pub use run_options::{CancelHandle, RunOptions};
 
@@ -92,27 +92,6 @@ const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
 const EVENT_BATCH_MAX: usize = 256;
-
-/// What the tasks of a run tell its loop.
-#[derive(Debug)]
-pub(crate) enum DriverMessage {
-    /// A fact.
-    Event(Event),
-    /// An execution whose end must be waited for.
-    WatchExecution(ServerId, ExecutionId),
-    /// A listing of the catalog.
-    CatalogListed(Vec<Advert>),
-    /// The run must not begin, or go on.
-    RunRejected(Error),
-    /// The catalog will never answer this run.
-    CatalogRefused(Error),
-    /// Volumes must be kept alive.
-    RenewalDue,
-    /// Users may have wished something, and nodes may be silent.
-    PeriodicCheckDue,
-    /// What a node keeps for the run, or why it does not.
-    QuotaAnswered(ServerId, Result<NodeQuotaList>),
-}
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
 /// after every batch of facts.
@@ -494,7 +473,7 @@ impl Driver {
         self.tasks.spawn(async move {
             let started = servers.start_job(now, execution, job, &place, volumes, &results);
             let started = started.await;
-            send_event(&notes, Some(started)).await;
+            send_event(&notes, started).await;
         });
     }
 
@@ -511,7 +490,7 @@ impl Driver {
                 let place = self.server_address(server);
                 self.tasks.spawn(async move {
                     for event in servers.create_volume(now, id, volume, &place, size).await {
-                        send_event(&notes, Some(event)).await;
+                        send_event(&notes, event).await;
                     }
                 });
             }
@@ -532,7 +511,7 @@ impl Driver {
                 };
                 self.tasks.spawn(async move {
                     for event in servers.copy_volume(now, copying).await {
-                        send_event(&notes, Some(event)).await;
+                        send_event(&notes, event).await;
                     }
                 });
             }

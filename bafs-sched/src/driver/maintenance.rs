@@ -6,10 +6,11 @@ use std::time::Duration;
 use bafs_proto::Result;
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::node_quota::NodeQuotaList;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{CATALOG_POLL_INTERVAL_MS, Driver, DriverMessage, monotonic_now, wall_time_now};
+use super::message::{DriverMessage, send_event};
+use super::{CATALOG_POLL_INTERVAL_MS, Driver, monotonic_now, wall_time_now};
 use crate::io::home_aliases::HomeAliases;
 use crate::io::node_quotas::ClockReading;
 use crate::io::servers::RETRY_PAUSE;
@@ -198,7 +199,7 @@ impl Driver {
             match servers.renew_volumes(&place, volumes, lifetime_ms).await {
                 // That everything is well is not worth a record.
                 Ok(lost) if lost.is_empty() => {}
-                Ok(lost) => send_event(&notes, Some(Event::VolumesProbed { server, lost })).await,
+                Ok(lost) => send_event(&notes, Event::VolumesProbed { server, lost }).await,
                 Err(error) => tracing::debug!(node = place.address, %error, "volumes not renewed"),
             }
         });
@@ -213,7 +214,7 @@ impl Driver {
         );
         let search = self.tasks.spawn(async move {
             let found = servers.find_volumes(&place, volumes).await;
-            send_event(&notes, Some(Event::VolumesFound { server, found })).await;
+            send_event(&notes, Event::VolumesFound { server, found }).await;
         });
         if let Some(earlier) = self.volume_searches.insert(server, search) {
             earlier.abort();
@@ -229,7 +230,7 @@ impl Driver {
         );
         self.tasks.spawn(async move {
             match servers.inspect_cache(volume, &place).await {
-                Ok(seen) => send_event(&notes, Some(seen)).await,
+                Ok(seen) => send_event(&notes, seen).await,
                 Err(error) => tracing::debug!(%volume, %error, "a cache is not inspected"),
             }
         });
@@ -248,7 +249,7 @@ impl Driver {
         let place = source.server.map(|server| self.server_address(server));
         self.tasks.spawn(async move {
             let sent = servers.extract_file(now, extract, source, place);
-            send_event(&notes, Some(sent.await)).await;
+            send_event(&notes, sent.await).await;
         });
     }
 
@@ -263,7 +264,7 @@ impl Driver {
                 Ok(()) => Event::VolumeDeleted { volume },
                 Err(_) => Event::VolumeDeleteFailed { volume },
             };
-            send_event(&notes, Some(event)).await;
+            send_event(&notes, event).await;
         });
     }
 
@@ -303,12 +304,5 @@ impl Driver {
             tasks.spawn(async move { servers.renew_volumes(&place, volumes, lifetime_ms).await });
         }
         while tasks.join_next().await.is_some() {}
-    }
-}
-
-pub(super) async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Option<Event>) {
-    if let Some(event) = event {
-        // The loop ended: nobody waits for this any more.
-        let _ = notes.send(DriverMessage::Event(event)).await;
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::servers::Servers;
 use crate::Event;
-use crate::driver::DriverMessage;
+use crate::driver::message::DriverMessage;
 
 /// One poll waits so long for news, in milliseconds.
 const POLL_WAIT_MS: u32 = 5_000;

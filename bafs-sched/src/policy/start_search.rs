@@ -46,7 +46,12 @@ impl View<'_> {
         let mut is_crowded = false;
         for &spill in spills {
             for &server in &candidates {
-                let is_refused = self.graph.job(job).troubles.refused_by.contains(&server);
+                let is_refused = self
+                    .graph
+                    .job(job)
+                    .failure_history
+                    .refused_by
+                    .contains(&server);
                 let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
                 let is_too_long = !self.can_end_in_time(job, server);
                 let is_unfit = is_refused || !has_slots || is_too_long;
@@ -120,7 +125,8 @@ impl View<'_> {
         care: Care,
     ) -> Vec<ServerId> {
         let of_job = self.graph.job(job);
-        let is_choosy = of_job.troubles.avoids_any() && policies.failure.avoids_failed_nodes();
+        let is_choosy =
+            of_job.failure_history.avoids_any() && policies.failure.avoids_failed_nodes();
         if !is_choosy || care != Care::Safe {
             return candidates.to_vec();
         }
@@ -133,7 +139,7 @@ impl View<'_> {
         }
         let kept = candidates
             .iter()
-            .filter(|server| !of_job.troubles.avoids(**server));
+            .filter(|server| !of_job.failure_history.avoids(**server));
         kept.copied().collect()
     }
 
@@ -159,7 +165,8 @@ impl View<'_> {
     /// nothing of its like.
     pub(crate) fn stands_for_its_kind(&self, job: JobIndex) -> bool {
         let node = self.graph.job(job);
-        let is_choosy = node.troubles.avoids_any() || !node.troubles.refused_by.is_empty();
+        let is_choosy =
+            node.failure_history.avoids_any() || !node.failure_history.refused_by.is_empty();
         self.may_start(job) && !self.is_held_back && !is_choosy
     }
 }
@@ -171,8 +178,8 @@ pub(crate) fn unlike_nodes(view: View<'_>, job: JobIndex) -> Vec<ServerId> {
     let of_job = view.graph.job(job);
     let (mut known, mut unlike) = (BTreeSet::new(), Vec::new());
     for (server, node) in view.fleet.live() {
-        let is_told =
-            of_job.troubles.refused_by.contains(&server) || of_job.troubles.avoids(server);
+        let is_told = of_job.failure_history.refused_by.contains(&server)
+            || of_job.failure_history.avoids(server);
         let is_bare = node.busy == 0 && node.limit.is_none() && !view.volumes.has_any(server);
         let (space, slots) = (view.fleet.available(server), node.slots());
         let ends = view.can_end_in_time(job, server);

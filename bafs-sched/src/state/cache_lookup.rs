@@ -105,7 +105,7 @@ impl State {
 
     /// What was asked of the parts of the volume that comes before its readers.
     pub(crate) fn asked_to_warm(&self) -> Vec<Action> {
-        let ahead = self.warming.ahead.iter();
+        let ahead = self.prefetching.ahead.iter();
         let parts = ahead.flat_map(|ahead| &ahead.asked);
         let action = |&id: &VolumeId| {
             let server = self.volumes.get(id)?.server?;
@@ -122,7 +122,7 @@ impl State {
     fn warmed_part(&self, server: ServerId) -> Option<VolumeId> {
         let is_spare =
             |ahead: &&Ahead| ahead.is_made && self.graph.volume(ahead.volume).users_near == 0;
-        let made = self.warming.ahead.as_ref().filter(is_spare)?;
+        let made = self.prefetching.ahead.as_ref().filter(is_spare)?;
         self.volumes.live_at(made.volume, Some(server))
     }
 

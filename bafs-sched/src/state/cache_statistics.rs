@@ -9,17 +9,17 @@ use crate::state::recorded::{RowChanges, kept};
 use crate::state::tracked::{Keys, Table};
 
 /// Part of a cache beyond its size, in thousandths, before any cache was looked at.
-pub(crate) const SKEW_PERMILLE_FIRST: u64 = 100;
+pub(crate) const IMBALANCE_PERMILLE_FIRST: u64 = 100;
 
 /// The least and the most that is learned, in thousandths: a block more on some node is never far,
 /// and room for a third more would be missed elsewhere.
-pub(crate) const SKEW_PERMILLE_MIN: u64 = 20;
+pub(crate) const IMBALANCE_PERMILLE_MIN: u64 = 20;
 
-pub(crate) const SKEW_PERMILLE_MAX: u64 = 300;
+pub(crate) const IMBALANCE_PERMILLE_MAX: u64 = 300;
 
 /// What was seen of caches.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Skew {
+pub(crate) struct LoadImbalance {
     /// The answers for each cache since its parts were asked last.
     pub(crate) asked: BTreeMap<VolumeIndex, CacheInspection>,
     /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
@@ -27,7 +27,7 @@ pub(crate) struct Skew {
     /// The same, the most uneven cache last.
     pub(crate) by_unevenness: BTreeSet<(u64, VolumeIndex)>,
     /// What they got once more.
-    pub(crate) again: Again,
+    pub(crate) refetched: RefetchedParts,
 }
 
 /// What the parts of a cache were asked.
@@ -42,18 +42,21 @@ pub(crate) struct CacheInspection {
 
 kept! {
     /// What was written of what was seen of caches.
-    SkewChanges of Skew;
+    LoadImbalanceChanges of LoadImbalance;
     values {}
     tables {}
     indexed { found: Table<VolumeIndex, u64> }
-    parts { again: Again }
+    parts {
+        #[serde(rename = "again")]
+        refetched: RefetchedParts,
+    }
     // Parts that were asked are asked again when they are read again.
     rebuilt { asked, by_unevenness }
 }
 
 kept! {
     /// What was written of what came from home again.
-    AgainChanges of Again;
+    RefetchedPartChanges of RefetchedParts;
     values {}
     tables { told: Keys<VolumeIndex> }
     indexed {}
@@ -62,7 +65,7 @@ kept! {
     rebuilt { parts }
 }
 
-impl Skew {
+impl LoadImbalance {
     /// Puts back how unevenly caches are spread.
     pub(crate) fn restore(&mut self, rows: RowChanges<VolumeIndex, u64>) {
         for (volume, found) in rows.set {
@@ -73,8 +76,8 @@ impl Skew {
     /// Part of the next cache beyond its size, in thousandths: as much as the most uneven needs.
     pub(crate) fn permille(&self) -> u64 {
         let most = self.by_unevenness.last();
-        most.map_or(SKEW_PERMILLE_FIRST, |(most, _)| {
-            *most.clamp(&SKEW_PERMILLE_MIN, &SKEW_PERMILLE_MAX)
+        most.map_or(IMBALANCE_PERMILLE_FIRST, |(most, _)| {
+            *most.clamp(&IMBALANCE_PERMILLE_MIN, &IMBALANCE_PERMILLE_MAX)
         })
     }
 
@@ -88,13 +91,13 @@ impl Skew {
 
 /// What parts of caches got from home once more.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Again {
+pub(crate) struct RefetchedParts {
     /// Of each cache that nobody was told of, the bytes of each part.
     pub(crate) parts: BTreeMap<VolumeIndex, BTreeMap<VolumeId, u64>>,
     pub(crate) told: Keys<VolumeIndex>,
 }
 
-impl Again {
+impl RefetchedParts {
     /// What all parts of a cache got once more, in bytes; nothing where it was told already.
     pub(crate) fn note(&mut self, volume: VolumeIndex, id: VolumeId, bytes: u64) -> u64 {
         if bytes == 0 || self.told.contains(&volume) {

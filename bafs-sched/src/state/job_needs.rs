@@ -108,8 +108,8 @@ impl State {
         let (node, slots) = (self.graph.job(job), self.slots_of(job));
         let seen = self.fleet.get(server).map(|node| &node.seen);
         seen.is_some_and(|seen| seen.slots >= slots)
-            && !node.troubles.refused_by.contains(&server)
-            && !node.troubles.avoids(server)
+            && !node.failure_history.refused_by.contains(&server)
+            && !node.failure_history.avoids(server)
             && self.can_ever_hold(job, server, need)
     }
 

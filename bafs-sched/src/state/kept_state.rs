@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::attempts::Attempt;
-use crate::state::cache_statistics::Skew;
+use crate::state::cache_statistics::LoadImbalance;
 use crate::state::copy_costs::Checkpoints;
 use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
@@ -22,10 +22,10 @@ use crate::state::jobs::Graph;
 use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
 use crate::state::nodes::Fleet;
-use crate::state::observed_access::Deeds;
+use crate::state::observed_access::ObservedAccess;
 use crate::state::pipeline_homes::Claims;
-use crate::state::preemptions::Ways;
-use crate::state::prefetch::Warming;
+use crate::state::preemptions::Preemptions;
+use crate::state::prefetch::PrefetchState;
 use crate::state::progress::{JobFailure, Outcome};
 use crate::state::recorded::{ChangeSet, Kept, RowChanges, kept, whole_rows};
 use crate::state::scheduler_state::{Phase, State};
@@ -51,7 +51,8 @@ kept! {
         is_cancelled: bool,
         cut_off: Option<CutOff>,
         away_rest: usize,
-        patience: Option<Time>,
+        #[serde(rename = "patience")]
+        wait_until: Option<Time>,
         lacks_room_since: Option<Time>,
         is_settling: bool,
         protected: Option<u32>,
@@ -74,7 +75,8 @@ kept! {
         stale: Table<VolumeId, ServerId>,
         left: Table<VolumeId, LostVolume>,
         redone: Table<JobIndex, u64>,
-        strays: Table<bafs_proto::ids::ExecutionId, ServerId>,
+        #[serde(rename = "strays")]
+        orphaned_executions: Table<bafs_proto::ids::ExecutionId, ServerId>,
         unanswered: Table<VolumeId, ServerId>,
         late: Keys<VolumeId>,
         idle_caches: Keys<VolumeIndex>,
@@ -91,18 +93,22 @@ kept! {
         checkpoints: Checkpoints,
         leaving: Leaving,
         timers: Timers,
-        ways: Ways,
+        #[serde(rename = "ways")]
+        preemptions: Preemptions,
         admission: Option<StrategyLimits>,
         guided: Option<Guided>,
         claims: Claims,
         steering: Steering,
         sizes: Sizes,
-        deeds: Deeds,
-        skew: Skew,
-        warming: Warming,
+        #[serde(rename = "deeds")]
+        observed_access: ObservedAccess,
+        #[serde(rename = "skew")]
+        load_imbalance: LoadImbalance,
+        #[serde(rename = "warming")]
+        prefetching: PrefetchState,
     }
     rebuilt {
-        run, settings, queues, under_way, executions, surveys, cpus_max, out, decisions,
+        run, settings, policies, queues, under_way, executions, surveys, cpus_max, out, decisions,
     }
 }
 
@@ -154,7 +160,8 @@ impl State {
         self.restore_attempts(std::mem::take(&mut rows.attempts));
         self.leaving
             .restore(std::mem::take(&mut rows.leaving.parts));
-        self.skew.restore(std::mem::take(&mut rows.skew.found));
+        self.load_imbalance
+            .restore(std::mem::take(&mut rows.load_imbalance.found));
         self.make_limits(&rows);
         // Last, as counts of changes grew by all this.
         self.restore_plain(&mut rows);
@@ -284,7 +291,7 @@ impl State {
         self.graph.begun.note_all();
         self.volumes.changed.note_all();
         self.surveys = crate::state::node_surveys::Surveys::default();
-        self.warming.look_again();
+        self.prefetching.look_again();
         let graph = &self.graph;
         for unknown in self.sizes.unknown.values_mut() {
             unknown.retain(|pipeline| !graph.is_pipeline_final(*pipeline));
@@ -330,10 +337,10 @@ impl State {
     fn without_memory(&self) -> Self {
         let mut state = self.clone();
         state.queues = crate::state::ready_queue::Queues::default();
-        state.skew.asked.clear();
-        state.skew.again.parts.clear();
-        state.warming.looked_at = None;
-        if let Some(ahead) = &mut state.warming.ahead {
+        state.load_imbalance.asked.clear();
+        state.load_imbalance.refetched.parts.clear();
+        state.prefetching.looked_at = None;
+        if let Some(ahead) = &mut state.prefetching.ahead {
             ahead.asked.clear();
         }
         state.out.clear();

@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::action::{Action, MountedVolume};
 use crate::decision::Decision;
 use crate::event::{Event, NodeInfo};
+use crate::policy_names::PolicyPositions;
 use crate::settings::Settings;
 use crate::space::Space;
 use crate::state::attempt_index::UnderWay;
 use crate::state::attempts::{Attempt, AttemptState};
-use crate::state::cache_statistics::Skew;
+use crate::state::cache_statistics::LoadImbalance;
 use crate::state::copy_costs::Checkpoints;
 use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
@@ -26,10 +27,10 @@ use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
 use crate::state::node_surveys::Surveys;
 use crate::state::nodes::Fleet;
-use crate::state::observed_access::Deeds;
+use crate::state::observed_access::ObservedAccess;
 use crate::state::pipeline_homes::Claims;
-use crate::state::preemptions::Ways;
-use crate::state::prefetch::Warming;
+use crate::state::preemptions::Preemptions;
+use crate::state::prefetch::PrefetchState;
 use crate::state::progress::{JobFailure, Outcome, Progress};
 use crate::state::ready_queue::Queues;
 use crate::state::strategy::Guided;
@@ -61,6 +62,8 @@ pub(crate) enum Phase {
 pub struct State {
     pub(crate) run: RunId,
     pub(crate) settings: Settings,
+    /// Those that the settings name.
+    pub(crate) policies: PolicyPositions,
     pub(crate) now: Time,
     pub(crate) phase: Phase,
     pub(crate) is_cancelled: bool,
@@ -89,14 +92,14 @@ pub struct State {
     /// Steps until jobs are tried again on nodes that have nothing to do.
     pub(crate) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
-    pub(crate) strays: Table<ExecutionId, ServerId>,
+    pub(crate) orphaned_executions: Table<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
     pub(crate) unanswered: Table<VolumeId, ServerId>,
     /// Volumes that were made after they were given up; their deletion is under way.
     pub(crate) late: Keys<VolumeId>,
     pub(crate) timers: Timers,
     /// Until when the core waits for nodes or space.
-    pub(crate) patience: Option<Time>,
+    pub(crate) wait_until: Option<Time>,
     /// Beside other runs: since when a job has slots, and no room.
     pub(crate) lacks_room_since: Option<Time>,
     /// Whether it waits for further nodes, some being there.
@@ -106,7 +109,7 @@ pub struct State {
     /// How often that ended before the pipeline did, since the last pipeline ended.
     pub(crate) unprotected: u32,
     /// Pipelines whose volumes were dropped for others.
-    pub(crate) ways: Ways,
+    pub(crate) preemptions: Preemptions,
     /// The strategy's rules, when there are any.
     pub(crate) admission: Option<StrategyLimits>,
     /// How often rules gave way.
@@ -125,11 +128,11 @@ pub struct State {
     /// Sizes that are not declared, or were too small.
     pub(crate) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
-    pub(crate) deeds: Deeds,
+    pub(crate) observed_access: ObservedAccess,
     /// How unevenly blocks of caches were found to be spread.
-    pub(crate) skew: Skew,
+    pub(crate) load_imbalance: LoadImbalance,
     /// Batch volumes that come before their readers start.
-    pub(crate) warming: Warming,
+    pub(crate) prefetching: PrefetchState,
     /// Caches that are kept only for users that may have to run again.
     pub(crate) idle_caches: Keys<VolumeIndex>,
     /// Which ready jobs go first because of the jobs after them.
@@ -164,6 +167,7 @@ impl State {
         run: RunId,
         workflow: Workflow,
         settings: Settings,
+        policies: PolicyPositions,
         selector: &dyn StrategySelector,
     ) -> Self {
         let extractions = Extractions::new(workflow.extracts.len());
@@ -171,13 +175,14 @@ impl State {
         let graph = Graph::new(workflow);
         let mut scheduler = Self {
             run,
+            policies,
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
             cut_off: None,
             sizes: Sizes::new(&graph),
             steering: Steering::new(&graph),
-            warming: Warming::new(&graph),
+            prefetching: PrefetchState::new(&graph),
             graph,
             volumes,
             fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
@@ -193,16 +198,16 @@ impl State {
             leaving: Leaving::default(),
             wanted_moves: Keys::default(),
             away_rest: 0,
-            strays: Table::default(),
+            orphaned_executions: Table::default(),
             unanswered: Table::default(),
             late: Keys::default(),
             timers: Timers::default(),
-            patience: None,
+            wait_until: None,
             lacks_room_since: None,
             is_settling: false,
             protected: None,
             unprotected: 0,
-            ways: Ways::default(),
+            preemptions: Preemptions::default(),
             admission: None,
             rules_eased: 0,
             guided: None,
@@ -210,8 +215,8 @@ impl State {
             surveys: Surveys::default(),
             nodes_gone: 0,
             last_gone: None,
-            deeds: Deeds::default(),
-            skew: Skew::default(),
+            observed_access: ObservedAccess::default(),
+            load_imbalance: LoadImbalance::default(),
             idle_caches: Keys::default(),
             urgency: Urgency::default(),
             is_space_wanted: false,
@@ -424,9 +429,11 @@ impl State {
         }) {
             actions.push(Action::DeleteVolume { id, server });
         }
-        let strays = self.strays.iter();
-        let strays = strays.filter(|(_, server)| !self.is_lost(**server));
-        actions.extend(strays.map(|(&execution, &server)| Action::KillJob { execution, server }));
+        let orphaned_executions = self.orphaned_executions.iter();
+        let orphaned_executions = orphaned_executions.filter(|(_, server)| !self.is_lost(**server));
+        actions.extend(
+            orphaned_executions.map(|(&execution, &server)| Action::KillJob { execution, server }),
+        );
         for (job, attempt) in &self.attempts {
             let (execution, server) = (attempt.execution, attempt.server);
             match attempt.stage {
@@ -533,10 +540,7 @@ impl State {
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),
-            Event::CommandReceived {
-                count,
-                command: wish,
-            } => self.steer(count, wish),
+            Event::CommandReceived { count, command } => self.steer(count, command),
             Event::Tick => {}
             Event::SchedulerResumed { id_prefix: series } => {
                 self.next_id = u64::from(series) << SERIES_BITS;
@@ -557,7 +561,7 @@ impl State {
     /// What was to happen after so long happens as much later.
     pub(crate) fn put_off(&mut self, away_ms: u64) {
         self.timers.put_off(away_ms);
-        self.patience = self.patience.map(|until| until.plus_ms(away_ms));
+        self.wait_until = self.wait_until.map(|until| until.plus_ms(away_ms));
         self.lacks_room_since = self.lacks_room_since.map(|since| since.plus_ms(away_ms));
         self.fleet.put_off(away_ms);
         self.extractions.put_off(away_ms);
@@ -581,7 +585,7 @@ impl State {
             Timer::Delete(volume) => self.delete_again(volume),
             Timer::Cleanup => self.stop_cleaning(),
             // The time is compared where it matters.
-            Timer::Patience => {}
+            Timer::WaitTimeout => {}
         }
     }
 }

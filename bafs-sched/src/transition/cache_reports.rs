@@ -15,7 +15,7 @@ impl State {
         let Some(plan) = View::new(self).plan_inspection(volume) else {
             return;
         };
-        self.skew.asked.insert(volume, plan.inspection);
+        self.load_imbalance.asked.insert(volume, plan.inspection);
         let inspect = |(id, server)| Action::InspectCache { id, server };
         self.out.extend(plan.parts.into_iter().map(inspect));
     }
@@ -29,7 +29,7 @@ impl State {
         let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
             return;
         };
-        let asked = self.skew.asked.get_mut(&volume);
+        let asked = self.load_imbalance.asked.get_mut(&volume);
         let (Some(asked), Some(node)) = (asked, self.fleet.get(server)) else {
             return;
         };
@@ -39,7 +39,7 @@ impl State {
             *left = left.saturating_sub(1);
         }
         if let Some(found) = View::new(self).imbalance_of(volume, server) {
-            self.skew.note(volume, found);
+            self.load_imbalance.note(volume, found);
         }
     }
 
@@ -48,12 +48,12 @@ impl State {
         let Some(volume) = self.volumes.get(id).map(|instance| instance.volume) else {
             return;
         };
-        let again = self.skew.again.note(volume, id, bytes);
+        let again = self.load_imbalance.refetched.note(volume, id, bytes);
         let Some(text) = View::new(self).describe_refetch(volume, again) else {
             return;
         };
-        self.skew.again.parts.remove(&volume);
-        self.skew.again.told.insert(volume);
+        self.load_imbalance.refetched.parts.remove(&volume);
+        self.load_imbalance.refetched.told.insert(volume);
         self.tell(RunWarning {
             job: None,
             volume: Some(volume),

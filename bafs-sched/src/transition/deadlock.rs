@@ -112,7 +112,7 @@ impl State {
         let Some(job) = View::new(self).first_unbound(jobs) else {
             return false;
         };
-        self.ways.note_progress(self.graph.totals.done);
+        self.preemptions.note_progress(self.graph.totals.done);
         let preemption = View::new(self).choose_preemption(job);
         let is_any = preemption.is_some();
         if let Some(preemption) = preemption {
@@ -124,7 +124,7 @@ impl State {
     /// Drops the volumes of a pipeline, and lets only the other one start jobs until it is through.
     pub(super) fn preempt(&mut self, victim: u32, beneficiary: u32) {
         let dropped = View::new(self).preempted_volumes(victim);
-        *self.ways.made.entry(victim).or_default() += 1;
+        *self.preemptions.made.entry(victim).or_default() += 1;
         self.protected = Some(beneficiary);
         self.end_claims(victim);
         for &(id, volume) in &dropped {
@@ -163,10 +163,10 @@ impl State {
             return;
         }
         let until = *self
-            .patience
+            .wait_until
             .get_or_insert_with(|| self.now.plus_ms(self.settings.space_timeout_ms));
         if self.now < until {
-            self.timers.set(until, Timer::Patience);
+            self.timers.set(until, Timer::WaitTimeout);
             return;
         }
         let reason = View::new(self).describe_deadlock(job);
@@ -175,6 +175,6 @@ impl State {
 
     /// No fact need follow that would make anybody look again.
     fn look_again_soon(&mut self) {
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);
     }
 }

@@ -42,8 +42,8 @@ impl State {
             None => drop(self.volumes.remove(id)),
         }
         if !self.volumes.is_live(volume) {
-            self.warming.give_up(volume);
-            self.warming.forget(volume);
+            self.prefetching.give_up(volume);
+            self.prefetching.forget(volume);
             self.idle_caches.remove(&volume);
             self.requeue_users(volume);
         }
@@ -62,7 +62,7 @@ impl State {
             Retention::Needed => {}
             Retention::Idle => {
                 let is_new = self.idle_caches.insert(volume);
-                self.warming.idled += u64::from(is_new && self.graph.is_batch(volume));
+                self.prefetching.idled += u64::from(is_new && self.graph.is_batch(volume));
             }
             Retention::Unneeded => self.retire_all(volume),
         }

@@ -40,7 +40,7 @@ impl State {
         if self.leaving.is_empty() && std::mem::take(&mut self.is_space_wanted) {
             self.evict_idle_caches();
         }
-        if std::mem::take(&mut self.warming.is_in_the_way) {
+        if std::mem::take(&mut self.prefetching.is_in_the_way) {
             self.evict_prefetched();
         }
     }
@@ -115,7 +115,7 @@ impl State {
         let search = View::new(self).find_start(&policies, job, candidates, care);
         self.is_space_wanted |= search.is_space_wanted;
         self.is_held_back |= search.is_held_back;
-        self.warming.is_in_the_way |= search.is_prefetch_in_the_way;
+        self.prefetching.is_in_the_way |= search.is_prefetch_in_the_way;
         let is_found = search.start.is_some();
         if let Some(start) = search.start {
             self.commit(start);
@@ -134,14 +134,14 @@ impl State {
             return false;
         }
         let stuck = View::new(self).jobs_better_away();
-        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.warming.is_in_the_way);
+        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.prefetching.is_in_the_way);
         let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
         if !is_placed {
             self.away_rest = self.attempts.len() / AWAY_REST;
         }
         // Nothing is deleted for a job that only need not wait.
         self.is_space_wanted &= was_wanted || self.may_spill();
-        self.warming.is_in_the_way &= was_in_the_way;
+        self.prefetching.is_in_the_way &= was_in_the_way;
         is_placed
     }
 
@@ -153,7 +153,7 @@ impl State {
         creates: Vec<Create>,
         borrows: Vec<(ServerId, Space)>,
     ) {
-        self.patience = None;
+        self.wait_until = None;
         self.note_claims(job, server, &creates, borrows);
         self.assign(job, server, creates);
     }

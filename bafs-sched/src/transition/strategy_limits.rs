@@ -41,7 +41,7 @@ impl State {
     pub(crate) fn end_pipeline_if_final(&mut self, pipeline: u32) {
         if self.graph.is_pipeline_final(pipeline) {
             self.unprotected = 0;
-            self.ways.pipeline_ended(pipeline);
+            self.preemptions.pipeline_ended(pipeline);
             self.end_claims(pipeline);
             self.pass_probe_on(pipeline);
         }
@@ -160,6 +160,6 @@ impl State {
         }
         self.queues.wake_all();
         // No fact need follow that would make anybody look again.
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);
     }
 }

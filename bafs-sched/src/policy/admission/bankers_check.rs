@@ -189,15 +189,17 @@ impl View<'_> {
     /// those have found theirs, and each of them that has not begun finds it if there is room for
     /// the largest pipeline anywhere.
     fn leaves_room_for_awaited(&self, pipeline: u32, taken: &BTreeMap<ServerId, Space>) -> bool {
-        let crossings = &self.graph.crossings;
-        if taken.is_empty() || !crossings.waits(pipeline) {
+        let cross_dependencies = &self.graph.cross_dependencies;
+        if taken.is_empty() || !cross_dependencies.waits(pipeline) {
             return true;
         }
         let begun = self.claims.home.keys();
         let is_new = !self.claims.home.contains_key(&pipeline);
         let begun = begun.chain(is_new.then_some(&pipeline));
-        let begun = begun.filter(|other| crossings.is_awaited(**other)).count();
-        begun >= crossings.awaited() || {
+        let begun = begun
+            .filter(|other| cross_dependencies.is_awaited(**other))
+            .count();
+        begun >= cross_dependencies.awaited() || {
             let most = self.graph.courses.most.least;
             self.has_lender(most, &BTreeSet::new(), taken)
         }
@@ -271,7 +273,7 @@ impl View<'_> {
                 pipeline,
                 held,
                 rest,
-                waits: self.graph.crossings.waits(pipeline),
+                waits: self.graph.cross_dependencies.waits(pipeline),
             }
         };
         let mut claims = Vec::with_capacity(survey.held.len() + 1);

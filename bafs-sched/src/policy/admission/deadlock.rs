@@ -137,7 +137,7 @@ impl View<'_> {
             candidates.iter().copied().partition(is_begun);
         let is_wanted = |job: &JobIndex| {
             let pipeline = self.graph.pipeline(*job);
-            begun.is_empty() || self.graph.crossings.is_awaited(pipeline)
+            begun.is_empty() || self.graph.cross_dependencies.is_awaited(pipeline)
         };
         let (wanted, other): (Vec<JobIndex>, Vec<JobIndex>) = new.into_iter().partition(is_wanted);
         (begun.into_iter().chain(wanted).collect(), other)
@@ -157,7 +157,12 @@ impl View<'_> {
 
     /// Whether a home did not answer when a job needed it last.
     pub(crate) fn is_homeless(&self, job: JobIndex) -> bool {
-        self.graph.job(job).troubles.environment.away.is_some()
+        self.graph
+            .job(job)
+            .failure_history
+            .environment
+            .away
+            .is_some()
     }
 
     /// Whether nothing is under way that could change what is possible.
@@ -188,7 +193,7 @@ impl View<'_> {
         let scratch = self.volumes.iter().filter(|(_, i)| self.is_preemptible(i));
         let holders = scratch.filter_map(|(_, i)| of(i.volume));
         let may_go = |other: &u32| {
-            let made = self.ways.made.get(other).copied().unwrap_or(0);
+            let made = self.preemptions.made.get(other).copied().unwrap_or(0);
             let most = match *other == beneficiary {
                 true => u32::from(self.is_larger_than_nodes(beneficiary)),
                 false => PREEMPTIONS_MAX,
@@ -250,9 +255,9 @@ impl View<'_> {
     pub(crate) fn describe_deadlock(&self, job: Option<JobIndex>) -> String {
         let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
         if let Some(job) = job
-            && !self.graph.job(job).troubles.refused_by.is_empty()
+            && !self.graph.job(job).failure_history.refused_by.is_empty()
         {
-            let refused_by = self.graph.job(job).troubles.refused_by.iter();
+            let refused_by = self.graph.job(job).failure_history.refused_by.iter();
             let nodes: Vec<String> = refused_by.map(|server| self.fleet.name(*server)).collect();
             return format!(
                 "job '{name}' cannot start: {} cannot run it, and no other node has room; add a \
@@ -331,7 +336,7 @@ impl View<'_> {
 
     /// Which pipelines were preempted for each other in vain, if some were.
     fn describe_preemptions(&self) -> String {
-        let made = self.ways.made.keys().take(LEFT_SHOWN);
+        let made = self.preemptions.made.keys().take(LEFT_SHOWN);
         let name = |it: &u32| format!("'{}'", self.graph.workflow.job(JobIndex(*it)).name);
         let names: Vec<String> = made.map(name).collect();
         match names.as_slice() {

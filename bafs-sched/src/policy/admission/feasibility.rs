@@ -417,8 +417,8 @@ impl View<'_> {
         // Its volumes are made already.
         trial.end_made(job);
         if course.len() > TRIED_JOBS_MAX {
-            let mut ways = [Prefer::Roomiest, Prefer::Tightest].into_iter();
-            return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));
+            let mut preemptions = [Prefer::Roomiest, Prefer::Tightest].into_iter();
+            return care == Care::None || preemptions.any(|prefer| trial.clone().follow(prefer));
         }
         trial.go_on() || trial.tries_left == 0
     }

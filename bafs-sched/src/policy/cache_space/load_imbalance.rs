@@ -69,7 +69,10 @@ impl View<'_> {
     /// How unevenly the blocks of a cache are spread over the parts in the group of `server`, in
     /// thousandths. Nothing before all of them have told what they keep.
     pub(crate) fn imbalance_of(&self, volume: VolumeIndex, server: ServerId) -> Option<u64> {
-        let (asked, node) = (self.skew.asked.get(&volume)?, self.fleet.get(server)?);
+        let (asked, node) = (
+            self.load_imbalance.asked.get(&volume)?,
+            self.fleet.get(server)?,
+        );
         if asked.left.get(&node.seen.group) != Some(&0) {
             return None;
         }
@@ -91,7 +94,7 @@ impl View<'_> {
 
     /// The size of a cache, and a part more for blocks that are not spread evenly.
     pub(crate) fn with_imbalance(&self, bytes: u64) -> u64 {
-        with_imbalance(bytes, self.skew.permille())
+        with_imbalance(bytes, self.load_imbalance.permille())
     }
 }
 
@@ -132,16 +135,16 @@ fn unevenness(parts: &[(u64, u64)], size: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::cache_statistics::SKEW_PERMILLE_FIRST;
-    use crate::state::cache_statistics::Skew;
+    use crate::state::cache_statistics::IMBALANCE_PERMILLE_FIRST;
+    use crate::state::cache_statistics::LoadImbalance;
 
     #[test]
     fn load_imbalance_follows_the_most_uneven_cache() {
-        let mut skew = Skew::default();
-        assert_eq!(skew.permille(), SKEW_PERMILLE_FIRST);
+        let mut load_imbalance = LoadImbalance::default();
+        assert_eq!(load_imbalance.permille(), IMBALANCE_PERMILLE_FIRST);
         for (volume, found, expected) in [(1, 50, 50), (2, 90, 90), (2, 40, 50), (1, 0, 40)] {
-            skew.note(VolumeIndex(volume), found);
-            assert_eq!(skew.permille(), expected);
+            load_imbalance.note(VolumeIndex(volume), found);
+            assert_eq!(load_imbalance.permille(), expected);
         }
     }
 
@@ -163,13 +166,13 @@ mod tests {
     #[test]
     fn learned_imbalance_is_bounded() {
         let permille = |found: &[u64]| {
-            let mut skew = Skew::default();
+            let mut load_imbalance = LoadImbalance::default();
             for (at, found) in (0..).zip(found) {
-                skew.note(VolumeIndex(at), *found);
+                load_imbalance.note(VolumeIndex(at), *found);
             }
-            skew.permille()
+            load_imbalance.permille()
         };
-        assert_eq!(permille(&[]), SKEW_PERMILLE_FIRST);
+        assert_eq!(permille(&[]), IMBALANCE_PERMILLE_FIRST);
         assert_eq!(
             [permille(&[0]), permille(&[60, 40]), permille(&[900])],
             [20, 60, 300]

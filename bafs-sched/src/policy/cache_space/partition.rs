@@ -541,7 +541,7 @@ pub(super) fn tight_partition(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::cache_statistics::SKEW_PERMILLE_FIRST;
+    use crate::state::cache_statistics::IMBALANCE_PERMILLE_FIRST;
 
     const MB: u64 = 1_000_000;
 
@@ -568,7 +568,7 @@ mod tests {
                 bytes: size * MB,
                 files: 1,
             },
-            SKEW_PERMILLE_FIRST,
+            IMBALANCE_PERMILLE_FIRST,
             rooms,
             ConcurrentCacheData::default(),
             || 0,
@@ -663,8 +663,10 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let (skew, beside) = (SKEW_PERMILLE_FIRST, ConcurrentCacheData::default());
-            let partition = partition(size, skew, &rooms, beside, || readers).expect("it fits");
+            let (load_imbalance, beside) =
+                (IMBALANCE_PERMILLE_FIRST, ConcurrentCacheData::default());
+            let partition =
+                partition(size, load_imbalance, &rooms, beside, || readers).expect("it fits");
             partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
@@ -720,9 +722,9 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let skew = SKEW_PERMILLE_FIRST;
-            let partition =
-                partition_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
+            let load_imbalance = IMBALANCE_PERMILLE_FIRST;
+            let partition = partition_beside(size, load_imbalance, &rooms, 10 * MB, beside * MB)
+                .expect("it fits");
             partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         assert_eq!([0, 40, 41, 5_000].map(taken), [3_960, 3_960, 3_600, 3_600]);

@@ -30,7 +30,7 @@ impl CachePartitioning for Reserving {
             server,
             rooms,
         } = division;
-        let (size, imbalance) = (view.size_of(volume), view.skew.permille());
+        let (size, imbalance) = (view.size_of(volume), view.load_imbalance.permille());
         if view.admission.is_some() {
             let readers = u64::from(view.graph.volume(volume).users_left);
             let scratch = view.scratch_need_max.bytes.saturating_mul(readers);

@@ -124,7 +124,7 @@ impl View<'_> {
         if most > 0 && !self.others_could_make_room(candidates) {
             return (Concession::Work, None);
         }
-        let (until, lacks_room_since) = match self.patience {
+        let (until, lacks_room_since) = match self.wait_until {
             Some(until) => (until, self.lacks_room_since),
             None => (self.now.plus_ms(OTHERS_WAIT_MS), None),
         };

@@ -46,7 +46,7 @@ impl View<'_> {
         }
         let has = |volume: VolumeIndex| {
             !self.graph.is_batch(volume)
-                || (self.volumes.is_live(volume) && self.warming.place_behind(volume) == 0)
+                || (self.volumes.is_live(volume) && self.prefetching.place_behind(volume) == 0)
         };
         let mut mounted = self.graph.mounted(job).into_iter();
         match mounted.all(|(volume, _)| has(volume)) {

@@ -5,6 +5,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::{Placement, Policy, View};
+use crate::space::Space;
 use crate::state::planned_volumes::Create;
 
 /// Idle nodes that are searched for one that has a part of a job's cache.
@@ -28,8 +29,8 @@ impl Policy for Capacity {
 }
 
 impl Placement for Capacity {
-    fn binding(&self, view: View<'_>, job: JobIndex) -> Option<ServerId> {
-        view.node_of_data(job)
+    fn binding(&self, view: View<'_>, job: JobIndex, need: Space) -> Option<ServerId> {
+        view.node_of_data(job, need)
     }
 
     /// Where caches are just as large as they must be, the roomiest nodes may be those without a
@@ -54,7 +55,7 @@ impl View<'_> {
     /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
     /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
     /// job room.
-    pub(crate) fn node_of_data(&self, job: JobIndex) -> Option<ServerId> {
+    pub(crate) fn node_of_data(&self, job: JobIndex, need: Space) -> Option<ServerId> {
         let mut home: Option<(u64, ServerId)> = None;
         for (volume, _) in self.graph.mounted(job) {
             if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
@@ -68,9 +69,8 @@ impl View<'_> {
             }
         }
         let (_, server) = home?;
-        let no_room_on = &self.graph.job(job).troubles.no_room_on;
-        let can_run =
-            !no_room_on.contains(&server) && self.could_run(job, server, self.need_of(job));
+        let no_room_on = &self.graph.job(job).failure_history.no_room_on;
+        let can_run = !no_room_on.contains(&server) && self.could_run(job, server, need);
         can_run.then_some(server)
     }
 
