@@ -37,7 +37,7 @@ impl View<'_> {
         care: Care,
     ) -> StartSearch {
         let mounted = self.graph.mounted(job);
-        let spills = match self.may_spill() {
+        let spills = match self.packs_volumes() {
             true => &[Spill::Never, Spill::Allowed][..],
             false => &[Spill::Never][..],
         };
@@ -101,7 +101,7 @@ impl View<'_> {
         };
         let is_cache = |volume: VolumeIndex| self.graph.volume(volume).is_cache;
         // Parts that are just large enough must come first, or this node may be left without.
-        let caches_first = self.admission.is_some();
+        let caches_first = self.packs_volumes();
         for caches in [caches_first, !caches_first] {
             for &(volume, _) in mounted.iter().filter(|(v, _)| is_cache(*v) == caches) {
                 match caches {

@@ -1,7 +1,7 @@
 //! Where parts of caches are: of which a group has one, which are being deleted, and which came
 //! before their readers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
@@ -82,25 +82,6 @@ impl State {
             absent.fold(0, size).saturating_sub(others)
         });
         lacking.max().unwrap_or(0)
-    }
-
-    /// Whether parts of caches are being deleted on nodes that share caches with this one.
-    pub(crate) fn is_cache_leaving(&self, server: ServerId) -> bool {
-        let group = self.fleet.group_name(server).unwrap_or_default();
-        self.leaving.in_group(group).next().is_some()
-    }
-
-    /// What parts of caches that are being deleted hold of each node that shares caches with this
-    /// one.
-    pub(crate) fn leaving_bytes(&self, server: ServerId) -> BTreeMap<ServerId, Space> {
-        let mut bytes = BTreeMap::<ServerId, Space>::new();
-        let group = self.fleet.group_name(server).unwrap_or_default();
-        for (id, server) in self.leaving.in_group(group) {
-            let size = self.volumes.get(id).map(|instance| instance.size);
-            let there = bytes.entry(server).or_default();
-            *there = there.saturating_add(size.unwrap_or_default());
-        }
-        bytes
     }
 
     /// What was asked of the parts of the volume that comes before its readers.

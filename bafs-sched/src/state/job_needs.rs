@@ -130,24 +130,25 @@ impl State {
             }
         }
         left.files = left.files.max(need.files);
-        self.may_spill() || left.can_hold(need)
+        self.packs_volumes() || left.can_hold(need)
     }
 
-    /// Whether scratch volumes may lie on other nodes than the jobs that need them first.
-    pub(crate) fn may_spill(&self) -> bool {
-        self.admission.is_some()
+    /// Whether the storage of all nodes counts as one, because a strategy counts on all of it:
+    /// scratch volumes may lie on other nodes than the jobs that need them first, caches are just
+    /// as large as they must be, and nodes may read them at their peers.
+    pub(crate) fn packs_volumes(&self) -> bool {
+        self.limits.is_some()
     }
 
-    /// Whether scratch volumes may lie on other nodes than the jobs that need them first: now, or
-    /// as soon as a guide has chosen a strategy.
-    pub(crate) fn will_spill(&self) -> bool {
-        self.may_spill() || self.guided.is_some()
+    /// The same, now or as soon as the selector has chosen a strategy.
+    pub(crate) fn may_pack_volumes(&self) -> bool {
+        self.packs_volumes() || self.guided.is_some()
     }
 
     /// Nodes that may hold scratch volumes: one that runs no jobs has parts of caches only, unless
     /// volumes may lie on other nodes than their jobs.
     pub(crate) fn nodes_for_scratch(&self) -> impl Iterator<Item = ServerId> {
-        let is_storing = self.will_spill();
+        let is_storing = self.may_pack_volumes();
         let nodes = self.fleet.live();
         let nodes = nodes.filter(move |(_, node)| is_storing || node.seen.slots > 0);
         nodes.map(|(id, _)| id)

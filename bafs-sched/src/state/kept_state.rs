@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::attempts::Attempt;
-use crate::state::cache_statistics::LoadImbalance;
+use crate::state::cache_statistics::CacheStatistics;
 use crate::state::copy_costs::Checkpoints;
 use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
@@ -95,7 +95,8 @@ kept! {
         timers: Timers,
         #[serde(rename = "ways")]
         preemptions: Preemptions,
-        admission: Option<StrategyLimits>,
+        #[serde(rename = "admission")]
+        limits: Option<StrategyLimits>,
         guided: Option<Guided>,
         claims: Claims,
         steering: Steering,
@@ -103,7 +104,7 @@ kept! {
         #[serde(rename = "deeds")]
         observed_access: ObservedAccess,
         #[serde(rename = "skew")]
-        load_imbalance: LoadImbalance,
+        cache_statistics: CacheStatistics,
         #[serde(rename = "warming")]
         prefetching: PrefetchState,
     }
@@ -158,10 +159,6 @@ impl State {
         self.graph.restore_volumes(of_workflow);
         self.restore_instances(std::mem::take(&mut rows.volumes.instances));
         self.restore_attempts(std::mem::take(&mut rows.attempts));
-        self.leaving
-            .restore(std::mem::take(&mut rows.leaving.parts));
-        self.load_imbalance
-            .restore(std::mem::take(&mut rows.load_imbalance.found));
         self.make_limits(&rows);
         // Last, as counts of changes grew by all this.
         self.restore_plain(&mut rows);
@@ -170,13 +167,13 @@ impl State {
 
     /// Limits of a strategy that is new, before what was used up of them is put back.
     fn make_limits(&mut self, rows: &StateRows) {
-        let limits = &rows.admission;
-        let exists = limits.exists.0.unwrap_or_else(|| self.admission.is_some());
+        let limits = &rows.limits;
+        let exists = limits.exists.0.unwrap_or_else(|| self.limits.is_some());
         if exists
-            && (limits.is_fresh || self.admission.is_none())
+            && (limits.is_fresh || self.limits.is_none())
             && let Some(rules) = limits.part.rules.0.clone()
         {
-            self.admission = Some(StrategyLimits::new(rules, &self.graph));
+            self.limits = Some(StrategyLimits::new(rules, &self.graph));
         }
     }
 
@@ -337,8 +334,7 @@ impl State {
     fn without_memory(&self) -> Self {
         let mut state = self.clone();
         state.queues = crate::state::ready_queue::Queues::default();
-        state.load_imbalance.asked.clear();
-        state.load_imbalance.refetched.parts.clear();
+        state.cache_statistics.refetched.parts.clear();
         state.prefetching.looked_at = None;
         if let Some(ahead) = &mut state.prefetching.ahead {
             ahead.asked.clear();

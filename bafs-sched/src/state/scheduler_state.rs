@@ -16,7 +16,7 @@ use crate::settings::Settings;
 use crate::space::Space;
 use crate::state::attempt_index::UnderWay;
 use crate::state::attempts::{Attempt, AttemptState};
-use crate::state::cache_statistics::LoadImbalance;
+use crate::state::cache_statistics::CacheStatistics;
 use crate::state::copy_costs::Checkpoints;
 use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
@@ -110,8 +110,8 @@ pub struct State {
     pub(crate) unprotected: u32,
     /// Pipelines whose volumes were dropped for others.
     pub(crate) preemptions: Preemptions,
-    /// The strategy's rules, when there are any.
-    pub(crate) admission: Option<StrategyLimits>,
+    /// What a strategy limits, when one is followed.
+    pub(crate) limits: Option<StrategyLimits>,
     /// How often rules gave way.
     pub(crate) rules_eased: u64,
     /// Which strategy is followed, when the scheduler chooses by itself.
@@ -129,8 +129,8 @@ pub struct State {
     pub(crate) sizes: Sizes,
     /// What jobs did, to compare it with what is declared.
     pub(crate) observed_access: ObservedAccess,
-    /// How unevenly blocks of caches were found to be spread.
-    pub(crate) load_imbalance: LoadImbalance,
+    /// What came from home again.
+    pub(crate) cache_statistics: CacheStatistics,
     /// Batch volumes that come before their readers start.
     pub(crate) prefetching: PrefetchState,
     /// Caches that are kept only for users that may have to run again.
@@ -208,7 +208,7 @@ impl State {
             protected: None,
             unprotected: 0,
             preemptions: Preemptions::default(),
-            admission: None,
+            limits: None,
             rules_eased: 0,
             guided: None,
             claims: Claims::default(),
@@ -216,7 +216,7 @@ impl State {
             nodes_gone: 0,
             last_gone: None,
             observed_access: ObservedAccess::default(),
-            load_imbalance: LoadImbalance::default(),
+            cache_statistics: CacheStatistics::default(),
             idle_caches: Keys::default(),
             urgency: Urgency::default(),
             is_space_wanted: false,
@@ -244,7 +244,7 @@ impl State {
     /// Takes the limits and the strategy selector that the settings name.
     fn follow_settings(&mut self, selector: &dyn StrategySelector) {
         let rules = self.settings.allocation_rules.clone();
-        self.admission = rules.map(|rules| StrategyLimits::new(rules, &self.graph));
+        self.limits = rules.map(|rules| StrategyLimits::new(rules, &self.graph));
         let guide = self.settings.strategy_selector.clone();
         let workflow = &self.graph.workflow;
         self.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
@@ -527,12 +527,9 @@ impl State {
             Event::HomeListed { .. } => {}
             Event::CacheInspected {
                 volume,
-                primary_bytes: kept_bytes,
-                refetched_bytes: again_bytes,
-            } => {
-                self.cache_inspected(volume, kept_bytes);
-                self.note_refetched(volume, again_bytes);
-            }
+                refetched_bytes,
+                ..
+            } => self.note_refetched(volume, refetched_bytes),
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::VolumesFound { server, found } => self.volumes_found(server, &found),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),

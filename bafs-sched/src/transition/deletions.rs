@@ -77,11 +77,10 @@ impl State {
         self.drop_copies_of_closed(pipeline);
     }
 
-    /// A part of a cache is gone, or will not go soon. With the last of its group those go on that
-    /// waited for an even division.
+    /// A part of a cache is gone, or will not go soon. With the last one those go on that waited
+    /// for its space.
     pub(crate) fn has_left(&mut self, id: VolumeId) {
-        let server = self.leaving.remove(id);
-        if server.is_some_and(|server| !self.is_cache_leaving(server)) {
+        if self.leaving.remove(id) && self.leaving.is_empty() {
             self.queues.wake_all();
             self.queues.feed();
         }

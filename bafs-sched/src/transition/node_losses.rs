@@ -27,10 +27,6 @@ impl State {
                 ListedNode::Present => {}
                 ListedNode::Replaces(node) => self.commit(Decision::GiveUpNode { node }),
             }
-            let is_moved = self.fleet.group_name(server) != Some(node.group.as_str());
-            if is_moved {
-                self.leaving.move_to(server, &node.group);
-            }
             let is_back = self.fleet.see(node);
             self.prefetching.look_again();
             self.queues.wake(server);

@@ -27,14 +27,10 @@ const PREEMPTIONS_MAX: u32 = 2;
 pub(crate) enum DeadlockMeasure {
     /// Starts jobs on whatever node can take them.
     Start(DeadlockJobs, Care),
-    /// Gives up caches that nobody reads unless something is lost.
-    EvictIdleCaches,
     /// Limits of the strategy give way.
     RelaxLimits,
     /// Copies of volumes go.
     DropCopies,
-    /// Gives up caches that no job which may start soon reads.
-    EvictFarCaches,
     /// Gives up all caches but those of the first job.
     EvictUnusedCaches,
     /// Gives up all caches.
@@ -53,18 +49,14 @@ pub(crate) enum DeadlockJobs {
 }
 
 /// All measures, those that cost least first.
-pub(crate) const MEASURES: [DeadlockMeasure; 12] = [
+pub(crate) const MEASURES: [DeadlockMeasure; 8] = [
     DeadlockMeasure::Start(DeadlockJobs::All, Care::Safe),
-    DeadlockMeasure::EvictIdleCaches,
     DeadlockMeasure::RelaxLimits,
     DeadlockMeasure::DropCopies,
-    DeadlockMeasure::EvictFarCaches,
-    DeadlockMeasure::Start(DeadlockJobs::First, Care::Fitting),
     DeadlockMeasure::EvictUnusedCaches,
     DeadlockMeasure::Start(DeadlockJobs::First, Care::None),
     DeadlockMeasure::EvictAllCaches,
     DeadlockMeasure::Preempt,
-    DeadlockMeasure::Start(DeadlockJobs::Others, Care::Fitting),
     DeadlockMeasure::Start(DeadlockJobs::Others, Care::None),
 ];
 

@@ -6,7 +6,7 @@
 use bafs_proto::ids::ServerId;
 use bafs_workflow::VolumeIndex;
 
-use super::partition::{CachePartition, ConcurrentCacheData};
+use super::partition::CachePartition;
 use super::partitioning::CachePlanning;
 use crate::decision::Decision;
 use crate::policy::View;
@@ -130,8 +130,7 @@ impl View<'_> {
 
     /// The batch volume to fetch next, and a node of the group where it goes.
     fn next_prefetch(&self) -> Option<(VolumeIndex, ServerId)> {
-        // A strategy says itself what is there at once.
-        if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
+        if self.settings.caches_nothing() || self.protected.is_some() {
             return None;
         }
         if !self.leaving.is_empty() || self.prefetching.declared.is_empty() {
@@ -166,29 +165,6 @@ impl View<'_> {
     fn is_usable(&self, volume: VolumeIndex) -> bool {
         let is_free = |server| self.fleet.free_slots(server) > self.slots_soon_needed(server);
         self.graph.volume(volume).users_near > 0 && self.fleet.idle().any(is_free)
-    }
-
-    /// What is to be fetched while a batch volume is read that the group of `server` divides.
-    pub(crate) fn beside_next(&self, volume: VolumeIndex, server: ServerId) -> ConcurrentCacheData {
-        let is_next = |next: &&VolumeIndex| {
-            let node = self.graph.volume(**next);
-            **next != volume && node.users_left > 0 && !self.volumes.is_live(**next)
-        };
-        let Some(&next) = self.prefetching.declared.iter().find(is_next) else {
-            return ConcurrentCacheData::default();
-        };
-        let is_passing = |other: &VolumeIndex| {
-            let is_read =
-                |it: VolumeIndex| it == *other || self.graph.batch.is_read_with(it, *other);
-            self.volumes.is_live(*other) && ![volume, next].into_iter().any(is_read)
-        };
-        let passing = self.graph.batch.volumes().filter(is_passing);
-        let held = passing.filter_map(|other| self.cached_in_group(other, server));
-        ConcurrentCacheData {
-            next: self.size_of(next).bytes,
-            passing: held.fold(0, u64::saturating_add),
-            ..ConcurrentCacheData::default()
-        }
     }
 
     fn looked_at_now(&self, volume: VolumeIndex, server: ServerId) -> LookedAt {

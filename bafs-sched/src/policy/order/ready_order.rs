@@ -28,9 +28,9 @@ pub(crate) struct OrderKey {
 impl View<'_> {
     /// The turn of a job under the limits of a strategy.
     pub(crate) fn turn_by_limits(&self, job: JobIndex) -> (u32, u32) {
-        let admission = self.admission.as_ref();
-        admission.map_or((0, 0), |admission| {
-            admission.turn(&self.graph, job, self.graph.pipeline(job))
+        let limits = self.limits.as_ref();
+        limits.map_or((0, 0), |limits| {
+            limits.turn(&self.graph, job, self.graph.pipeline(job))
         })
     }
 

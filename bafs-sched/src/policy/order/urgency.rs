@@ -16,11 +16,7 @@ impl View<'_> {
         if chains.is_flat || self.urgency.is_over {
             return None;
         }
-        let from = match self.admission {
-            // Its limits say the order.
-            Some(_) => NONE,
-            None => chains.urgent_from(self.fleet.slots),
-        };
+        let from = chains.urgent_from(self.fleet.slots);
         (from != self.urgency.from).then_some(Decision::PrioritiseChains {
             from,
             is_final: false,

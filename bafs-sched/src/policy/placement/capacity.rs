@@ -8,12 +8,6 @@ use super::{Placement, Policy, View};
 use crate::space::Space;
 use crate::state::planned_volumes::Create;
 
-/// Idle nodes that are searched for one that has a part of a job's cache.
-const READERS_LOOKED_AT: usize = 64;
-
-/// Those of them that are tried.
-const READERS_TRIED: usize = 16;
-
 /// Keeps jobs with their scratch data, and looks for slots and space elsewhere.
 #[derive(Debug)]
 pub(super) struct Capacity;
@@ -33,18 +27,8 @@ impl Placement for Capacity {
         view.node_of_data(job, need)
     }
 
-    /// Where caches are just as large as they must be, the roomiest nodes may be those without a
-    /// part of them, and cannot run their readers.
-    fn candidates(&self, view: View<'_>, job: JobIndex) -> Vec<ServerId> {
+    fn candidates(&self, view: View<'_>, _job: JobIndex) -> Vec<ServerId> {
         let mut candidates = view.fleet.candidates();
-        let mounts = view.graph.workflow.job(job).mounts.iter();
-        let mut caches = mounts.filter(|mount| view.graph.volume(mount.volume).is_cache);
-        if let (Some(_), Some(mount)) = (&view.admission, caches.next()) {
-            let idle = view.fleet.idle().take(READERS_LOOKED_AT);
-            let has_part =
-                |server: &ServerId| view.volumes.live_at(mount.volume, Some(*server)).is_some();
-            candidates.extend(idle.filter(has_part).take(READERS_TRIED));
-        }
         candidates
             .retain(|server| view.fleet.free_slots(*server) > view.slots_soon_needed(*server));
         candidates
