@@ -40,6 +40,7 @@
 //! cancelled.
 
 mod clock;
+mod ended_attempt;
 mod journal_opening;
 mod journal_writing;
 mod maintenance;
@@ -64,9 +65,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::clock::RunClock;
+use self::ended_attempt::find_ended_attempt;
 use self::journal_opening::{RecoveredRun, open_journal, recover_run};
 use self::message::{DriverMessage, send_event};
-use self::output_collector::{OutputCollector, find_ended_attempt};
+use self::output_collector::OutputCollector;
 pub use run_options::{CancelHandle, RunOptions};
 
 use crate::io::connectivity::Connectivity;
@@ -79,7 +81,7 @@ use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
 use crate::report::{RunReport, RunReportBuilder};
-use crate::{Action, Event, MountedVolume, Progress, Scheduler};
+use crate::{Action, Event, MountedVolume, Progress, RunWarning, Scheduler};
 
 pub(crate) use self::clock::{monotonic_now, wall_time_now};
 
@@ -92,6 +94,15 @@ const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
 const EVENT_BATCH_MAX: usize = 256;
+
+/// Warnings after the first `logged` that are logged at once. Those of the last step are not: the
+/// report follows them, and tells them all.
+fn warnings_to_log(scheduler: &Scheduler, logged: usize) -> &[RunWarning] {
+    match scheduler.outcome() {
+        None => &scheduler.warnings()[logged..],
+        Some(_) => &[],
+    }
+}
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
 /// after every batch of facts.
@@ -392,7 +403,7 @@ impl Driver {
             self.report_failure(now, &event);
             let warned = self.scheduler.warnings().len();
             steps.push(self.scheduler.record_step(now, event));
-            for warning in &self.scheduler.warnings()[warned..] {
+            for warning in warnings_to_log(&self.scheduler, warned) {
                 tracing::warn!("{}", warning.text);
             }
         }
@@ -473,7 +484,7 @@ impl Driver {
         self.tasks.spawn(async move {
             let started = servers.start_job(now, execution, job, &place, volumes, &results);
             let started = started.await;
-            send_event(&notes, started).await;
+            send_event(&notes, Some(started)).await;
         });
     }
 
@@ -490,7 +501,7 @@ impl Driver {
                 let place = self.server_address(server);
                 self.tasks.spawn(async move {
                     for event in servers.create_volume(now, id, volume, &place, size).await {
-                        send_event(&notes, event).await;
+                        send_event(&notes, Some(event)).await;
                     }
                 });
             }
@@ -511,7 +522,7 @@ impl Driver {
                 };
                 self.tasks.spawn(async move {
                     for event in servers.copy_volume(now, copying).await {
-                        send_event(&notes, event).await;
+                        send_event(&notes, Some(event)).await;
                     }
                 });
             }

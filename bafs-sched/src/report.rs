@@ -12,6 +12,7 @@ use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
 
 use crate::io::journal::{History, visit_steps};
+pub use crate::state::extractions::UnsentResult;
 use crate::{Event, NullSelector, Outcome, Progress, Scheduler, Settings, StrategySelector};
 
 /// What a run did.
@@ -34,6 +35,9 @@ pub struct RunReport {
     pub warnings: Vec<String>,
     /// Further ones that were not kept.
     pub warnings_omitted: u64,
+    /// Results that could not be sent; the outcome or the warnings tell them too.
+    #[serde(skip)]
+    pub unsent_results: Vec<UnsentResult>,
 }
 
 /// What became of one job.
@@ -175,6 +179,7 @@ impl RunReportBuilder {
             jobs: self.jobs.into_values().collect(),
             warnings: self.warnings.into_iter().chain(declared).collect(),
             warnings_omitted: scheduler.warnings_omitted(),
+            unsent_results: scheduler.unsent_results(),
         }
     }
 }

@@ -18,6 +18,16 @@ pub enum IoMode {
     Remote,
 }
 
+/// How long the nodes of a run stay, which decides what a user can do about their disks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClusterLifetime {
+    /// Longer than the run.
+    #[default]
+    BeyondRun,
+    /// As long as the run: `bafs run --local` starts them, and the next run has others.
+    OneRun,
+}
+
 /// How a workflow is run. Kept in the journal, so that a restart decides alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -33,6 +43,10 @@ pub struct Settings {
     pub strategy_selector: Option<StrategySelectorConfig>,
     /// The policies that the user named.
     pub policies: PolicyNames,
+    /// Whether a refusal of what only a plan makes possible says so.
+    pub suggests_plan: bool,
+    /// How long the nodes stay.
+    pub cluster: ClusterLifetime,
     /// Space of each node that stays unused, in thousandths: cooperative caches are never spread
     /// quite evenly.
     pub slack_permille: u32,
@@ -84,6 +98,8 @@ impl Default for Settings {
             allocation_rules: None,
             strategy_selector: None,
             policies: PolicyNames::default(),
+            suggests_plan: true,
+            cluster: ClusterLifetime::default(),
             slack_permille: 20,
             node_timeout_ms: 6_000,
             nodes_timeout_ms: 60_000,

@@ -17,9 +17,10 @@ use bytes::Bytes;
 
 use crate::access::AccessChecker;
 use crate::clock;
-use crate::counters::{Counters, Metrics};
+use crate::counters::{Counters, Metrics, ReadMetrics};
 use crate::logic::adverts::{ADVERTS_MAX, AdvertRefusal, Adverts};
 use crate::serving::RunningServer;
+use crate::start_error::StartError;
 
 /// What a catalog needs to start.
 #[derive(Debug, Clone)]
@@ -34,11 +35,13 @@ pub struct CatalogConfig {
 ///
 /// # Errors
 /// `Conflict` when the port is in use, `Malformed` when the identity is not usable.
-pub async fn start(config: CatalogConfig) -> Result<RunningServer> {
+pub async fn start(config: CatalogConfig) -> Result<RunningServer, StartError> {
     let service = Arc::new(Catalog::new(config.identity.verifier.clone()));
-    let listener = Listener::bind(&config.listen, &config.identity)?;
+    let listener = Listener::bind(&config.listen, &config.identity);
+    let listener = listener.map_err(StartError::from_listening)?;
     let published = service.clone();
-    RunningServer::start(listener, service, Arc::new(move || published.metrics()))
+    let figures: ReadMetrics = Arc::new(move || published.metrics());
+    Ok(RunningServer::start(listener, service, figures)?)
 }
 
 /// Answers calls about servers.

@@ -49,6 +49,7 @@ pub mod logic;
 pub mod node;
 pub mod serving;
 mod source;
+pub mod start_error;
 pub mod storage;
 mod table_rows;
 pub mod tree_sessions;

@@ -13,6 +13,7 @@ use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{Error, ErrorCode};
 use bafs_server::catalog::{Catalog, CatalogConfig};
+use bafs_server::start_error::StartErrorCause;
 
 fn advert(id: u64, ttl_ms: u64) -> Advert {
     Advert {
@@ -171,6 +172,7 @@ async fn a_port_in_use_is_a_clear_error() {
     let error = bafs_server::catalog::start(taken)
         .await
         .expect_err("in use");
-    assert_eq!(error.code, ErrorCode::Conflict);
+    assert_eq!(error.cause, StartErrorCause::Listen);
+    assert_eq!(error.error.code, ErrorCode::Conflict);
     running.stop().await;
 }

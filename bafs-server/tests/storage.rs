@@ -198,7 +198,8 @@ async fn a_store_serves_one_node() {
     let _node = world.node(A, world.config(store.path())).await;
     let second =
         bafs_server::node::Node::open(world.config(store.path()), B.to_owned(), world.pool.clone());
-    assert_eq!(second.await.expect_err("in use").code, ErrorCode::Conflict);
+    let refused = second.await.expect_err("in use").error;
+    assert_eq!(refused.code, ErrorCode::Conflict);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,7 @@ mod copy_benefit;
 mod copy_scenario;
 mod decide;
 mod declared_access;
+mod every_policy;
 mod fair_share;
 mod feasibility;
 mod final_pipelines;

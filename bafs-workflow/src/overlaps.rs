@@ -136,7 +136,7 @@ pub fn split_parts(path: &str) -> Vec<String> {
 /// The host without a port that is the usual one.
 fn host_of(url: &Url) -> String {
     let usual = match url.scheme {
-        Scheme::Ftp => ":21",
+        Scheme::Ftp | Scheme::Ftps => ":21",
         Scheme::Sftp => ":22",
         Scheme::Http => ":80",
         Scheme::Https => ":443",

@@ -36,6 +36,8 @@ pub enum Scheme {
     S3,
     /// File transfer over SSH.
     Sftp,
+    /// The file transfer protocol over TLS.
+    Ftps,
 }
 
 /// Why a text is no URL.
@@ -47,9 +49,10 @@ pub struct UrlError {
     pub hint: Option<String>,
 }
 
-const SCHEMES: [(&str, Scheme); 7] = [
+const SCHEMES: [(&str, Scheme); 8] = [
     ("bafs", Scheme::Bafs),
     ("ftp", Scheme::Ftp),
+    ("ftps", Scheme::Ftps),
     ("file", Scheme::File),
     ("http", Scheme::Http),
     ("https", Scheme::Https),

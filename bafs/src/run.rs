@@ -16,7 +16,8 @@ use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::io::homes::FileHome;
 use bafs_sched::report::RunReport;
 use bafs_sched::{
-    AllocationRules, IoMode, JobStartOrder, Outcome, Progress, Settings, StrategySelectorConfig,
+    AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, Settings,
+    StrategySelectorConfig,
 };
 use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
@@ -173,6 +174,10 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
             .map(|path| build_strategy_selector(path, workflow))
             .transpose()?,
         policies: args.policies.over(usual.policies.clone())?,
+        cluster: match args.local {
+            Some(_) => ClusterLifetime::OneRun,
+            None => ClusterLifetime::BeyondRun,
+        },
         ..usual
     })
 }

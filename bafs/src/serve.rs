@@ -1,5 +1,6 @@
 //! `bafs home`, `bafs catalog`, `bafs node`: a server until it is told to stop.
 
+use std::io;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use bafs_server::home_clients::HomeSettings;
 use bafs_server::home_server::{self, HomeConfig};
 use bafs_server::node::{self, NodeConfig};
 use bafs_server::serving::RunningServer;
+use bafs_server::start_error::{StartError, StartErrorCause};
 use bafs_workflow::{Url, parse_duration};
 use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
@@ -62,51 +64,40 @@ fn read_home_settings(path: &Path) -> Result<HomeSettings> {
     })
 }
 
-/// What a server said that did not start, with what helps.
-fn explain_start_error(started: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
-    started.map_err(|error| match start_error_remedy(&error.detail) {
+/// Adds to the error of a server that did not start what helps.
+fn explain_start_error(started: Result<RunningServer, StartError>) -> Result<RunningServer> {
+    started.map_err(|error| match start_error_remedy(&error) {
         Some(remedy) => anyhow!("{error}; {remedy}"),
         None => error.into(),
     })
 }
 
 /// What helps where the system refused something to a server that starts.
-fn start_error_remedy(refusal: &str) -> Option<&'static str> {
-    let of_listening = [
-        (
-            "Address already in use",
-            "another process uses this port; choose another --listen, or stop that process",
-        ),
-        (
-            "Cannot assign requested address",
-            "give an address of this machine with --listen; `ip address` lists them",
-        ),
-        (
-            "Permission denied",
-            "ports below 1024 are for root; choose another --listen",
-        ),
-    ];
-    let of_the_store = [
-        (
-            "Not a directory",
-            "give a directory with --store; the node creates it if needed",
-        ),
-        (
-            "File exists",
-            "it is not a directory; give a directory with --store",
-        ),
-        (
-            "Permission denied",
-            "give a directory with --store that this user may write",
-        ),
-    ];
-    let known = match refusal {
-        it if it.starts_with("cannot listen at ") => of_listening.as_slice(),
-        it if it.starts_with("store ") => of_the_store.as_slice(),
-        _ => return None,
-    };
-    let found = known.iter().find(|(reason, _)| refusal.contains(reason));
-    found.map(|(_, remedy)| *remedy)
+fn start_error_remedy(start: &StartError) -> Option<&'static str> {
+    match (start.cause, start.error.code) {
+        (StartErrorCause::Listen, ErrorCode::Conflict) => {
+            Some("another process uses this port; choose another --listen, or stop that process")
+        }
+        (StartErrorCause::Listen, ErrorCode::NotFound) => {
+            Some("give an address of this machine with --listen; `ip address` lists them")
+        }
+        (StartErrorCause::Listen, ErrorCode::RightMissing) => {
+            Some("ports below 1024 are for root; choose another --listen")
+        }
+        (StartErrorCause::Store(Some(kind)), _) => match kind {
+            io::ErrorKind::NotADirectory => {
+                Some("give a directory with --store; the node creates it if needed")
+            }
+            io::ErrorKind::AlreadyExists => {
+                Some("it is not a directory; give a directory with --store")
+            }
+            io::ErrorKind::PermissionDenied => {
+                Some("give a directory with --store that this user may write")
+            }
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// Runs a catalog.
@@ -327,6 +318,8 @@ async fn wait_for_stdin_end() {
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::Error;
+
     use super::*;
 
     #[test]
@@ -344,12 +337,19 @@ mod tests {
 
     #[test]
     fn startup_errors_suggest_a_remedy() {
-        let taken = "cannot listen at 10.0.0.1:1 (TCP): Address already in use (os error 98)";
-        assert!(start_error_remedy(taken).is_some_and(|it| it.contains("choose another --listen")));
-        let file = start_error_remedy("store env.sh: Not a directory (os error 20)");
+        let remedy = |cause, code| {
+            start_error_remedy(&StartError {
+                cause,
+                error: Error::new(code, "no"),
+            })
+        };
+        let taken = remedy(StartErrorCause::Listen, ErrorCode::Conflict);
+        assert!(taken.is_some_and(|it| it.contains("choose another --listen")));
+        let of_store = |kind| remedy(StartErrorCause::Store(kind), ErrorCode::ServerFault);
+        let file = of_store(Some(io::ErrorKind::NotADirectory));
         assert!(file.is_some_and(|it| it.contains("give a directory with --store")));
-        assert_eq!(start_error_remedy("store a: Not enough memory"), None);
-        assert_eq!(start_error_remedy("the cluster is Not a directory"), None);
+        assert_eq!(of_store(Some(io::ErrorKind::OutOfMemory)), None);
+        assert_eq!(remedy(StartErrorCause::Other, ErrorCode::Conflict), None);
     }
 
     #[test]

@@ -48,6 +48,7 @@ mod mount_network;
 mod mount_programs;
 mod mount_ring;
 mod mount_write_back;
+mod policy_page;
 mod random_operations;
 mod suite_model;
 mod suite_posix;

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::unistd::geteuid;
 use serde::Serialize;
 
-use super::privilege::errno_of;
+use super::privilege::{Privilege, errno_of};
 use super::probe;
 
 /// One thing that was looked at.
@@ -79,18 +79,17 @@ fn check_user() -> Check {
 fn check_name_space() -> Check {
     let subject = "private name space";
     match probe::probe_name_space() {
-        Ok(found) => Check::fine_check(subject, found),
-        Err(error) => {
-            // The error's own text ends in what to do, after the last semicolon.
-            let (found, remedy) = error.split_once("; ").unwrap_or((&error, "run as root"));
-            let (found, remedy) = (found.to_owned(), remedy.to_owned());
-            Check {
-                subject: subject.into(),
-                status: CheckStatus::Missing,
-                found,
-                remedy,
-            }
+        Ok(Privilege::Root) => Check::fine_check(subject, "sandbox works as root"),
+        Ok(Privilege::UserNamespace { uid, .. }) => {
+            let found = format!("sandbox works as user {uid} in a user name space");
+            Check::fine_check(subject, found)
         }
+        Err(refused) => Check {
+            subject: subject.into(),
+            status: CheckStatus::Missing,
+            found: refused.problem,
+            remedy: refused.remedy,
+        },
     }
 }
 

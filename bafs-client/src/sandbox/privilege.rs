@@ -41,23 +41,19 @@ pub fn is_root_of_machine() -> bool {
 
 /// Why the agent could not get a mount name space of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{}; {}", self.problem(), self.remedy())]
 pub enum EnterError {
     /// A name space is entered by one thread; the others would stay outside.
-    #[error(
-        "cannot enter a private name space with {count} threads; call enter_private first in main"
-    )]
     Threads {
         /// How many threads there were.
         count: usize,
     },
     /// The agent finds its own program and its threads in `/proc`.
-    #[error("/proc cannot be read ({errno}); mount it: mount -t proc proc /proc")]
     NoProc {
         /// The kernel's answer.
         errno: Errno,
     },
     /// Neither root nor user name spaces.
-    #[error("not root, and user name spaces are unavailable: {missing} ({errno}); {remedy}")]
     NoUserNamespace {
         /// What is missing.
         missing: String,
@@ -67,7 +63,6 @@ pub enum EnterError {
         errno: Errno,
     },
     /// There is a name space, but mounting in it was refused.
-    #[error("cannot {step} in the private name space: {errno}; {remedy}")]
     MountRefused {
         /// What was attempted.
         step: &'static str,
@@ -77,11 +72,41 @@ pub enum EnterError {
         errno: Errno,
     },
     /// No directory of the host can carry the private mount points.
-    #[error("none of the directories {candidates:?} can hold the private mount points")]
     NoBase {
         /// The directories that were tried.
         candidates: Vec<PathBuf>,
     },
+}
+
+impl EnterError {
+    /// What is wrong.
+    pub fn problem(&self) -> String {
+        match self {
+            Self::Threads { count } => {
+                format!("cannot enter a private name space with {count} threads")
+            }
+            Self::NoProc { errno } => format!("/proc cannot be read ({errno})"),
+            Self::NoUserNamespace { missing, errno, .. } => {
+                format!("not root, and user name spaces are unavailable: {missing} ({errno})")
+            }
+            Self::MountRefused { step, errno, .. } => {
+                format!("cannot {step} in the private name space: {errno}")
+            }
+            Self::NoBase { candidates } => {
+                format!("none of the directories {candidates:?} can hold the private mount points")
+            }
+        }
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &str {
+        match self {
+            Self::Threads { .. } => "call enter_private first in main",
+            Self::NoProc { .. } => "mount it: mount -t proc proc /proc",
+            Self::NoUserNamespace { remedy, .. } | Self::MountRefused { remedy, .. } => remedy,
+            Self::NoBase { .. } => "run as root",
+        }
+    }
 }
 
 /// Moves this process into a private mount name space.

@@ -3,43 +3,57 @@
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
+use serde::{Deserialize, Serialize};
+
 use super::privilege::{Privilege, enter_private};
 use super::running::Sandbox;
 use crate::own_process::{OWN_EXECUTABLE, PROBE, SUBCOMMAND};
 
-/// Precedes the verdict, so that a program that does not know the subcommand cannot pass.
-const WORKS_PREFIX: &str = "sandbox works as ";
-const REFUSED_PREFIX: &str = "sandbox refused: ";
+/// What the child tells its parent. A program that does not know the subcommand prints none.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Verdict {
+    /// Jobs can run here, by this right.
+    Works(Privilege),
+    Refused(NamespaceRefusal),
+}
+
+/// Why no job can run here.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NamespaceRefusal {
+    pub(super) problem: String,
+    /// What to do about it.
+    pub(super) remedy: String,
+}
 
 /// The child's part: does all that an agent does, and prints the verdict.
 pub(super) fn print_verdict() -> io::Result<()> {
     let verdict = match enter_private().and_then(Sandbox::prepare) {
-        Ok(sandbox) => match sandbox.privilege() {
-            Privilege::Root => format!("{WORKS_PREFIX}root"),
-            Privilege::UserNamespace { uid, .. } => {
-                format!("{WORKS_PREFIX}user {uid} in a user name space")
-            }
-        },
-        Err(error) => format!("{REFUSED_PREFIX}{error}"),
+        Ok(sandbox) => Verdict::Works(sandbox.privilege()),
+        Err(error) => Verdict::Refused(NamespaceRefusal {
+            problem: error.problem(),
+            remedy: error.remedy().to_owned(),
+        }),
     };
-    io::stdout().write_all(verdict.as_bytes())
+    io::stdout().write_all(&serde_json::to_vec(&verdict)?)
 }
 
-/// The parent's part: who can run jobs here, or why nobody can.
-pub(super) fn probe_name_space() -> Result<String, String> {
+/// The parent's part: by what right jobs can run here, or why none can.
+pub(super) fn probe_name_space() -> Result<Privilege, NamespaceRefusal> {
+    let refusal = |problem: String| NamespaceRefusal {
+        problem,
+        remedy: "run as root".to_owned(),
+    };
     let output = Command::new(OWN_EXECUTABLE)
         .args([SUBCOMMAND, PROBE])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()
-        .map_err(|error| format!("cannot start a process: {error}"))?;
-    let verdict = String::from_utf8_lossy(&output.stdout);
-    match (
-        verdict.strip_prefix(WORKS_PREFIX),
-        verdict.strip_prefix(REFUSED_PREFIX),
-    ) {
-        (Some(_), _) => Ok(verdict.into_owned()),
-        (None, Some(why)) => Err(why.to_owned()),
-        (None, None) => Err("this program does not call dispatch_job_init".to_owned()),
+        .map_err(|error| refusal(format!("cannot start a process: {error}")))?;
+    match serde_json::from_slice(&output.stdout) {
+        Ok(Verdict::Works(privilege)) => Ok(privilege),
+        Ok(Verdict::Refused(refused)) => Err(refused),
+        Err(_) => Err(refusal(
+            "this program does not call dispatch_job_init".to_owned(),
+        )),
     }
 }

@@ -200,7 +200,8 @@ impl Listener {
     /// be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
+    /// `Conflict` when the port is in use, `NotFound` when this machine has no such address,
+    /// `RightMissing` when the user may not use it, `ServerFault` for anything else.
     pub fn bind(address: &str, identity: &Identity) -> Result<Self> {
         let mut tries = 0;
         loop {

@@ -48,7 +48,7 @@ mod tls;
 
 pub use cancellation::{CancelGuard, Cancellation};
 pub use memory_budget::set_request_memory_max;
-pub use tls::install_crypto_provider;
+pub use tls::{ForeignTlsConnector, ForeignTlsStream, install_crypto_provider};
 
 use std::future::Future;
 use std::pin::Pin;
@@ -276,4 +276,15 @@ async fn serve_decoded(
         ));
     }
     Ok((reply, body))
+}
+
+/// The code of an error of a socket that cannot listen.
+fn listen_error_code(kind: std::io::ErrorKind) -> ErrorCode {
+    use std::io::ErrorKind;
+    match kind {
+        ErrorKind::AddrInUse => ErrorCode::Conflict,
+        ErrorKind::AddrNotAvailable => ErrorCode::NotFound,
+        ErrorKind::PermissionDenied => ErrorCode::RightMissing,
+        _ => ErrorCode::ServerFault,
+    }
 }

@@ -21,7 +21,7 @@ use super::hello::{
     FRAME_TIMEOUT_MS, HelloReply, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, check_hello,
     connection_error, decode_lengths, encode_lengths, own_hello, peer_closed_error, resolve,
 };
-use super::{BoxFuture, Connection, Dial, Exchange, Frame, tls};
+use super::{BoxFuture, Connection, Dial, Exchange, Frame, listen_error_code, tls};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::hash::DigestKey;
@@ -222,10 +222,7 @@ fn endpoint(
     identity: &Identity,
 ) -> Result<Endpoint> {
     let failed = |e: std::io::Error| {
-        let code = match e.kind() {
-            std::io::ErrorKind::AddrInUse => ErrorCode::Conflict,
-            _ => ErrorCode::ServerFault,
-        };
+        let code = listen_error_code(e.kind());
         Error::new(code, format!("cannot listen at {address}: {e}"))
     };
     let socket = UdpSocket::bind(address).map_err(failed)?;

@@ -1,9 +1,11 @@
 //! Mutual TLS 1.3 from an [`Identity`], and the only user of rustls and tokio-rustls.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfig};
@@ -103,6 +105,60 @@ impl Connector {
             .set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
         check_protocol(stream.get_ref().1.alpn_protocol())?;
         Ok(stream.into())
+    }
+}
+
+/// Secures TCP connections to servers outside of the cluster, which show certificates for their
+/// host names.
+pub struct ForeignTlsConnector(TlsConnector);
+
+/// A secured connection to such a server.
+pub type ForeignTlsStream = tokio_rustls::client::TlsStream<TcpStream>;
+
+impl ForeignTlsConnector {
+    /// Trusts the authorities of a PEM file if one is given, else those of the system. Blocks.
+    ///
+    /// # Errors
+    /// `NotFound` when the file cannot be read, `Malformed` when it has no certificate.
+    pub fn new(authorities: Option<&Path>) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        match authorities {
+            None => {
+                let found = rustls_native_certs::load_native_certs();
+                roots.add_parsable_certificates(found.certs);
+            }
+            Some(path) => {
+                let fail = |code, why: &dyn std::fmt::Display| {
+                    Error::new(code, format!("certificates {}: {why}", path.display()))
+                };
+                let pem = std::fs::read(path).map_err(|e| fail(ErrorCode::NotFound, &e))?;
+                for certificate in CertificateDer::pem_slice_iter(&pem) {
+                    let certificate = certificate.map_err(|e| fail(ErrorCode::Malformed, &e))?;
+                    let added = roots.add(certificate);
+                    added.map_err(|e| fail(ErrorCode::Malformed, &e))?;
+                }
+                if roots.is_empty() {
+                    return Err(fail(ErrorCode::Malformed, &"it has no certificate"));
+                }
+            }
+        }
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self(Arc::new(config).into()))
+    }
+
+    /// Secures a connection to `host`. Later connections resume the session of the first, which
+    /// some FTP servers demand of data connections.
+    ///
+    /// # Errors
+    /// As the handshake; `InvalidInput` when that is no host name.
+    pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<ForeignTlsStream> {
+        let name = ServerName::try_from(host.to_owned());
+        let name = name.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        self.0.connect(name, stream).await
     }
 }
 

@@ -5,7 +5,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 
 use super::RunOptions;
-use super::output_collector::find_ended_attempt;
+use super::ended_attempt::find_ended_attempt;
 use crate::io::homes::Homes;
 use crate::io::job_logs::EndedAttempt;
 use crate::io::journal::{Journal, JournalHeader, JournalTail, Snapshot};

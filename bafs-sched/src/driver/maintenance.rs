@@ -199,7 +199,7 @@ impl Driver {
             match servers.renew_volumes(&place, volumes, lifetime_ms).await {
                 // That everything is well is not worth a record.
                 Ok(lost) if lost.is_empty() => {}
-                Ok(lost) => send_event(&notes, Event::VolumesProbed { server, lost }).await,
+                Ok(lost) => send_event(&notes, Some(Event::VolumesProbed { server, lost })).await,
                 Err(error) => tracing::debug!(node = place.address, %error, "volumes not renewed"),
             }
         });
@@ -214,7 +214,7 @@ impl Driver {
         );
         let search = self.tasks.spawn(async move {
             let found = servers.find_volumes(&place, volumes).await;
-            send_event(&notes, Event::VolumesFound { server, found }).await;
+            send_event(&notes, Some(Event::VolumesFound { server, found })).await;
         });
         if let Some(earlier) = self.volume_searches.insert(server, search) {
             earlier.abort();
@@ -230,7 +230,7 @@ impl Driver {
         );
         self.tasks.spawn(async move {
             match servers.inspect_cache(volume, &place).await {
-                Ok(seen) => send_event(&notes, seen).await,
+                Ok(seen) => send_event(&notes, Some(seen)).await,
                 Err(error) => tracing::debug!(%volume, %error, "a cache is not inspected"),
             }
         });
@@ -249,7 +249,7 @@ impl Driver {
         let place = source.server.map(|server| self.server_address(server));
         self.tasks.spawn(async move {
             let sent = servers.extract_file(now, extract, source, place);
-            send_event(&notes, sent.await).await;
+            send_event(&notes, Some(sent.await)).await;
         });
     }
 
@@ -264,7 +264,7 @@ impl Driver {
                 Ok(()) => Event::VolumeDeleted { volume },
                 Err(_) => Event::VolumeDeleteFailed { volume },
             };
-            send_event(&notes, event).await;
+            send_event(&notes, Some(event)).await;
         });
     }
 

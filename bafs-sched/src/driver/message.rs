@@ -29,8 +29,9 @@ pub(crate) enum DriverMessage {
     QuotaAnswered(ServerId, Result<NodeQuotaList>),
 }
 
-/// Tells the loop a fact.
-pub(crate) async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Event) {
-    // The loop ended: nobody waits for this any more.
-    let _ = notes.send(DriverMessage::Event(event)).await;
+pub(super) async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Option<Event>) {
+    if let Some(event) = event {
+        // The loop ended: nobody waits for this any more.
+        let _ = notes.send(DriverMessage::Event(event)).await;
+    }
 }

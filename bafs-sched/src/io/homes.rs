@@ -296,9 +296,12 @@ impl Homes {
                 Some(home) => resolve_file(url, home, self.find_id_by_address(&home.address)),
                 None => resolve_foreign(url),
             },
-            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => {
-                resolve_foreign(url)
-            }
+            Scheme::Ftp
+            | Scheme::Ftps
+            | Scheme::Http
+            | Scheme::Https
+            | Scheme::S3
+            | Scheme::Sftp => resolve_foreign(url),
         }
     }
 

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | 4 | length of the payload (little endian), at most 1 GiB |
 //! | 16 | first half of the payload's BLAKE3 digest |
-//! | length | payload (MessagePack, with the names of fields) |
+//! | length | payload: MessagePack with the names of fields, as an LZ4 block (its length first) |
 //!
 //! The first frame is a [`JournalHeader`]: the run, its workflow, its settings. Every other frame
 //! has steps of the core ([`RecordedStep`]: an event with its time, the actions that were decided,
@@ -27,7 +27,7 @@
 //! **Crashes.** A frame is written as a whole, so only the last one can be incomplete. Nothing was
 //! done yet because of it, and it is cut off. A frame with a wrong digest in the middle is damage.
 //!
-//! **Versions.** Journals from version 24 on are read and continued, whatever the rules of the core
+//! **Versions.** Journals from version 24 on (whose payloads are not compressed) are read and continued, whatever the rules of the core
 //! were: rows say what was decided. Unknown fields are ignored, and new ones have defaults. Only a
 //! change that an older program could not read counts as another version
 //! (`docs/contributing/journal.md`).
@@ -59,8 +59,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
 use self::creation::{create_journal, lock_error, lock_file};
 use self::format::{
-    FRAME_HEAD_BYTES, FrameContent, Layout, begin_journal, damaged, decode_content, decode_frame,
-    decode_payload, encode_frame, payload_bytes, read_frames, read_layout,
+    FRAME_HEAD_BYTES, FrameContent, Layout, PayloadForm, begin_journal, damaged, decode_content,
+    decode_frame, decode_payload, encode_frame, payload_bytes, read_frames, read_layout,
 };
 pub use self::format::{JOURNAL_MAGIC, JOURNAL_VERSION};
 use super::job_logs::EndedAttempt;
@@ -68,7 +68,7 @@ use crate::{Event, RecordedStep, Scheduler, Settings, StateChanges, StrategySele
 
 /// A snapshot is due when so many bytes were written since the last, and no fewer than that had:
 /// so at most half of the bytes are snapshots, and what is read at the start is bounded.
-const SNAPSHOT_BYTES_MIN: u64 = 16 << 20;
+const SNAPSHOT_BYTES_MIN: u64 = 4 << 20;
 
 /// First bytes of a journal that are read to find the rest.
 const START_BYTES: usize = 64;
@@ -161,6 +161,7 @@ impl JournalTail {
 pub struct Journal {
     file: File,
     path: String,
+    form: PayloadForm,
     /// Where the offset of the last snapshot is.
     snapshot_field: u64,
     /// Where the next frame comes.
@@ -218,6 +219,7 @@ impl Journal {
         let journal = Self {
             file,
             path: name,
+            form: found.layout.form,
             snapshot_field: found.layout.snapshot_field as u64,
             end: found.end,
             snapshot_bytes: found.snapshot_bytes,
@@ -241,6 +243,7 @@ impl Journal {
         };
         write().map_err(|e| io_error("write", &self.path, &e))?;
         self.end = bytes.len() as u64;
+        self.form = PayloadForm::NEW;
         (self.snapshot_bytes, self.bytes_since) = (0, 0);
         Ok(JournalTail {
             header,
@@ -287,7 +290,7 @@ impl Journal {
     }
 
     fn write_frame(&mut self, content: &FrameContent<'_>) -> Result<u64> {
-        let frame = encode_frame(content)?;
+        let frame = encode_frame(content, self.form)?;
         self.file
             .write_all(&frame)
             .and_then(|()| self.file.sync_data())
@@ -308,7 +311,7 @@ pub fn read_history(path: &Path) -> Result<History> {
         let layout = read_layout(&bytes)?;
         let (header, begin) = decode_header(&bytes[layout.header..], layout)?;
         let mut steps = Vec::new();
-        read_frames(&bytes[begin..], begin as u64, |frame| {
+        read_frames(&bytes[begin..], layout.form, begin as u64, |frame| {
             steps.extend(frame.steps)
         })?;
         Ok(History { header, steps })
@@ -326,13 +329,13 @@ pub(crate) fn visit_steps(
     mut each: impl FnMut(&JournalHeader, RecordedStep),
 ) -> Result<()> {
     read_parts(path, |opened| {
-        let (_, header, mut at) = opened.read_start()?;
+        let (layout, header, mut at) = opened.read_start()?;
         while at < opened.length {
             let bytes = opened.read_frame(at)?;
             let Some(payload) = decode_frame(&bytes) else {
                 break;
             };
-            let frame = decode_content(payload, at)?;
+            let frame = decode_content(payload, layout.form, at)?;
             frame.steps.into_iter().for_each(|step| each(&header, step));
             at += bytes.len() as u64;
         }
@@ -423,7 +426,7 @@ impl OpenedFile<'_> {
             end: 0,
         };
         let tail = &mut found.tail;
-        found.end = read_frames(&bytes, steps_at, |frame| {
+        found.end = read_frames(&bytes, layout.form, steps_at, |frame| {
             tail.steps.extend(frame.steps);
             // One whose offset was not written.
             if frame.snapshot.is_some() {
@@ -441,7 +444,7 @@ impl OpenedFile<'_> {
             return Ok(None);
         }
         let bytes = self.read_frame(at)?;
-        let frame = decode_frame(&bytes).map(|payload| decode_content(payload, at));
+        let frame = decode_frame(&bytes).map(|payload| decode_content(payload, layout.form, at));
         let snapshot = frame.and_then(Result::ok).and_then(|frame| frame.snapshot);
         Ok(snapshot.map(|snapshot| (snapshot, bytes.len() as u64)))
     }
@@ -450,7 +453,7 @@ impl OpenedFile<'_> {
 fn decode_header(frame: &[u8], layout: Layout) -> Result<(JournalHeader, usize)> {
     let at = layout.header as u64;
     let payload = decode_frame(frame).ok_or_else(|| damaged(at, "its header is not whole"))?;
-    let header = decode_payload(payload, at, "its header")?;
+    let header = decode_payload(payload, layout.form, at, "its header")?;
     Ok((header, layout.header + FRAME_HEAD_BYTES + payload.len()))
 }
 

@@ -12,6 +12,22 @@ pub(crate) enum Finder {
     Writer,
 }
 
+/// What a full disk lacks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum DiskResource {
+    #[default]
+    Bytes,
+    Inodes,
+}
+
+/// What showed that a disk is full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DiskLack {
+    /// In words.
+    pub(crate) why: String,
+    pub(crate) lacks: DiskResource,
+}
+
 /// How often the disk of a node had no space, one time after the other.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fullness {
@@ -22,6 +38,9 @@ pub(crate) struct Fullness {
     pub(crate) for_writers: u32,
     /// What was told the last time.
     pub(crate) why: String,
+    /// What it lacked then.
+    #[serde(default)]
+    pub(crate) lacks: DiskResource,
     /// The user was told that it seems to be full.
     pub(crate) is_told: bool,
 }
@@ -32,7 +51,7 @@ impl Fullness {
     }
 
     /// What is met while the node gets no work anyway is one and the same.
-    pub(crate) fn note(&mut self, finder: Finder, why: &str, is_another: bool, now: Time) {
+    pub(crate) fn note(&mut self, finder: Finder, lack: &DiskLack, is_another: bool, now: Time) {
         let times = match finder {
             Finder::Volume => &mut self.for_volumes,
             Finder::Writer => &mut self.for_writers,
@@ -41,7 +60,8 @@ impl Fullness {
         if finder == Finder::Volume {
             self.refused_at = now;
         }
-        why.clone_into(&mut self.why);
+        lack.why.clone_into(&mut self.why);
+        self.lacks = lack.lacks;
     }
 
     /// All volumes of a job that asked for them at this time were made.

@@ -38,6 +38,17 @@ pub(crate) struct Failing {
     pub(crate) error: Error,
 }
 
+/// A result that could not be sent home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnsentResult {
+    /// What the user is told of it: what failed, where it stays, and how to fetch it.
+    pub message: String,
+    /// What failed alone.
+    pub failure: String,
+    /// The name of the node that keeps it, and the volume there; nothing if no node does.
+    pub place: Option<(String, VolumeId)>,
+}
+
 /// All extractions, in the order of the workflow's list.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Extractions {

@@ -243,8 +243,8 @@ impl State {
             self.learn_held(job, &report);
             self.learn_took(job, &report);
             self.succeed(job);
-        } else if let Some((server, why)) = find_full_disk(View::new(self), job, &report) {
-            self.pass_by_full_disk(job, server, &why);
+        } else if let Some((server, lack)) = find_full_disk(View::new(self), job, &report) {
+            self.pass_by_full_disk(job, server, &lack);
         } else if !(found_no_space(View::new(self), job, &report) && self.grow(job, &report)) {
             self.look_for_refused_writes(job, &report);
             self.end_unsuccessful(job, report);

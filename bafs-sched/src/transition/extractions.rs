@@ -11,7 +11,7 @@ use crate::describe::describe_ms;
 use crate::policy::View;
 use crate::policy::failure::attribution::is_last_own_fault;
 use crate::policy::failure::extraction_failures::{self, ExtractionVerdict, judge_extraction};
-use crate::state::extractions::{ExtractionState, Failing};
+use crate::state::extractions::{ExtractionState, Failing, UnsentResult};
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::timers::Timer;
@@ -193,12 +193,10 @@ impl State {
         self.extractions.stages[index as usize] = ExtractionState::Kept(id);
         self.extractions.failed += 1;
         let spec = &self.graph.workflow.extracts[index as usize];
-        let name = &self.graph.workflow.volume(spec.volume).name;
         let (path, target) = (&spec.path, &spec.target);
         let failing = self.extractions.failing.get(&index);
-        let error = failing.map(|failing| &failing.error);
-        let is_of_file = error.is_some_and(|error| error.code == ErrorCode::BadPath);
-        let error = error.map_or_else(String::new, ToString::to_string);
+        let is_of_file = failing.is_some_and(|it| it.error.code == ErrorCode::BadPath);
+        let failure = self.describe_unsent(index);
         let instance = self.volumes.get_mut(id);
         let server = instance.and_then(|instance| {
             instance.is_kept = true;
@@ -221,8 +219,7 @@ impl State {
             }
             None => format!("it stays at home in .bafs-remote/{}/{id}", self.run),
         };
-        let text =
-            format!("file '{path}' of volume '{name}' failed to reach {target}: {error}; {stays}");
+        let text = format!("{failure}; {stays}");
         let warning = RunWarning {
             job: None,
             volume: Some(spec.volume),
@@ -230,6 +227,37 @@ impl State {
             text,
         };
         self.extractions.given_up.insert(index, warning);
+    }
+
+    /// What failed of a result that could not be sent.
+    fn describe_unsent(&self, index: u32) -> String {
+        let spec = &self.graph.workflow.extracts[index as usize];
+        let name = &self.graph.workflow.volume(spec.volume).name;
+        let (path, target) = (&spec.path, &spec.target);
+        let failing = self.extractions.failing.get(&index);
+        let error = failing.map_or_else(String::new, |failing| failing.error.to_string());
+        format!("file '{path}' of volume '{name}' failed to reach {target}: {error}")
+    }
+
+    /// Results that could not be sent, in the order of the workflow.
+    pub fn unsent_results(&self) -> Vec<UnsentResult> {
+        let given_up = self.extractions.given_up.iter();
+        let results = given_up.map(|(index, warning)| {
+            let stage = self.extractions.stages.get(*index as usize);
+            let volume = match stage {
+                Some(ExtractionState::Kept(id)) => Some(*id),
+                _ => None,
+            };
+            let node = warning
+                .node
+                .map(|server| self.fleet.name(server).to_owned());
+            UnsentResult {
+                message: warning.text.clone(),
+                failure: self.describe_unsent(*index),
+                place: node.zip(volume),
+            }
+        });
+        results.collect()
     }
 
     /// The run ends: results that could not be sent so far stay where they are.

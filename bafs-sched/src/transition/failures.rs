@@ -14,7 +14,7 @@ use crate::policy::failure::attribution::{
     self, CreationVerdict, FailureVerdict, FaultCause, UnfitVerdict,
 };
 use crate::state::attempts::AttemptState;
-use crate::state::disk_fullness::Finder;
+use crate::state::disk_fullness::{DiskLack, DiskResource, Finder};
 use crate::state::jobs::JobState;
 use crate::state::progress::JobFailure;
 use crate::state::scheduler_state::State;
@@ -340,9 +340,14 @@ impl State {
         }
         match attribution::judge_creation(error) {
             CreationVerdict::NoSpace => {
-                self.note_full(server, &fault, Finder::Volume);
+                let lacks = match error.code {
+                    ErrorCode::NoSpaceFiles => DiskResource::Inodes,
+                    _ => DiskResource::Bytes,
+                };
+                let lack = DiskLack { why: fault, lacks };
+                self.note_full(server, &lack, Finder::Volume);
                 for job in waiters {
-                    self.lacks_room(job, server, &fault);
+                    self.lacks_room(job, server, &lack);
                 }
             }
             CreationVerdict::Environment(cause) => {

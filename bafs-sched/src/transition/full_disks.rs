@@ -12,19 +12,19 @@ use crate::policy::failure::attribution::judge_retry;
 use crate::policy::failure::full_disk::{
     find_leaving, may_pass, quarantine_reason, remedy, written_nodes,
 };
-use crate::state::disk_fullness::{Finder, Fullness};
+use crate::state::disk_fullness::{DiskLack, Finder, Fullness};
 use crate::state::observed_access::RunWarning;
 use crate::state::scheduler_state::State;
 
 impl State {
     /// The disk of a node was full for a job that wrote there, as it seems. It runs again, on
     /// another node if one can run it, and is not blamed.
-    pub(crate) fn pass_by_full_disk(&mut self, job: JobIndex, server: ServerId, why: &str) {
+    pub(crate) fn pass_by_full_disk(&mut self, job: JobIndex, server: ServerId, lack: &DiskLack) {
         let Some(ran_on) = self.attempts.get(&job).map(|attempt| attempt.server) else {
             return;
         };
         self.abandon_attempt(job);
-        let times = self.note_full(server, why, Finder::Writer);
+        let times = self.note_full(server, lack, Finder::Writer);
         let stays = self.leave_full_disk(job, server);
         let node = self.graph.job_mut(job);
         node.failure_history.environment.full_disks += 1;
@@ -33,7 +33,9 @@ impl State {
         }
         if may_pass(times) {
             let name = &self.graph.workflow.job(job).name;
-            let text = format!("job '{name}' failed and runs again: {why}; {}", remedy(why));
+            let why = &lack.why;
+            let remedy = remedy(View::new(self), lack.lacks);
+            let text = format!("job '{name}' failed and runs again: {why}; {remedy}");
             self.tell(RunWarning {
                 job: Some(job),
                 volume: None,
@@ -41,21 +43,21 @@ impl State {
                 text,
             });
         }
-        self.tell_full(server, why);
+        self.tell_full(server, lack);
         if ran_on == server || !stays {
             return self.commit(Decision::Retry { job, pause_ms: 0 });
         }
         // It does not wait for the full disk where it runs: nothing else would end that.
         let faults = self.count_environment_fault(job);
         let pause_ms = self.settings.pause_ms(faults);
-        let fault = format!("{why}; {}", remedy(why));
+        let fault = format!("{}; {}", lack.why, remedy(View::new(self), lack.lacks));
         let decision = judge_retry(View::new(self), job, faults, pause_ms, &fault);
         self.commit(decision);
     }
 
     /// A node had no space for a volume of a job that fits into what it offers. The job runs on
     /// another node if one can run it, and else waits, however long.
-    pub(crate) fn lacks_room(&mut self, job: JobIndex, server: ServerId, fault: &str) {
+    pub(crate) fn lacks_room(&mut self, job: JobIndex, server: ServerId, lack: &DiskLack) {
         self.abandon_attempt(job);
         if !self.leave_full_disk(job, server) {
             self.graph
@@ -64,7 +66,7 @@ impl State {
                 .no_room_on
                 .insert(server);
         }
-        self.tell_full(server, fault);
+        self.tell_full(server, lack);
         self.commit(Decision::Retry { job, pause_ms: 0 });
     }
 
@@ -82,11 +84,11 @@ impl State {
 
     /// A node had no space where it should have: it gets no new work for a moment, and then one job
     /// at a time of those that tell whether that is over. Answers how often it was so in a row.
-    pub(crate) fn note_full(&mut self, server: ServerId, why: &str, finder: Finder) -> u32 {
+    pub(crate) fn note_full(&mut self, server: ServerId, lack: &DiskLack, finder: Finder) -> u32 {
         let now = self.now;
         let times = self.fleet.update(server, |node| {
             let is_another = node.aside_until.is_none();
-            node.full.note(finder, why, is_another, now);
+            node.full.note(finder, lack, is_another, now);
             node.full.times()
         });
         let times = times.unwrap_or(0);
@@ -99,7 +101,7 @@ impl State {
     }
 
     /// Names a node whose disk seems to be full, once.
-    fn tell_full(&mut self, server: ServerId, fault: &str) {
+    fn tell_full(&mut self, server: ServerId, lack: &DiskLack) {
         let is_news = self.fleet.update(server, |node| {
             let is_full = !may_pass(node.full.times());
             is_full && !std::mem::replace(&mut node.full.is_told, true)
@@ -107,9 +109,10 @@ impl State {
         if is_news == Some(true) {
             let name = self.fleet.name(server);
             let text = format!(
-                "the disk of node {name} seems to be full: {fault}; {}; the scheduler retries the \
-                 node later",
-                remedy(fault)
+                "the disk of node {name} seems to be full: {}; {}; the scheduler retries the node \
+                 later",
+                lack.why,
+                remedy(View::new(self), lack.lacks)
             );
             self.tell(RunWarning {
                 job: None,

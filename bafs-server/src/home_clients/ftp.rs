@@ -1,6 +1,6 @@
-//! A home behind FTP: plain, so for public data and networks that are trusted. An upload is a file
-//! of another name beside its place: it is resumed where it ended, read back and compared, and
-//! renamed over what was there.
+//! A home behind FTP: plain, so for public data and networks that are trusted, or over TLS. An
+//! upload is a file of another name beside its place: it is resumed where it ended, read back and
+//! compared, and renamed over what was there.
 //!
 //! A connection does one thing at a time, so there are as many as there are calls at once. What a
 //! file is, is asked before and after each read on the same connection.
@@ -8,7 +8,7 @@
 mod connection;
 mod facts;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::hash::{Digest, DigestHasher};
@@ -16,6 +16,7 @@ use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
     PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourcePage,
 };
+use bafs_proto::net::ForeignTlsConnector;
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -28,7 +29,7 @@ use super::listing::{
     changed_error, chunk_digests, directory_entry, file_entry, make_page, note_unreadable,
 };
 use super::settings::HomeSetting;
-use connection::FtpConnection;
+use connection::{FtpConnection, FtpServer};
 use facts::{FileFacts, FtpFileKind};
 
 /// Connections that are kept for the next call.
@@ -45,17 +46,20 @@ const ANONYMOUS: (&str, &str) = ("anonymous", "bafs@");
 
 /// An FTP server.
 pub(super) struct FtpHost {
-    host: String,
-    user: String,
-    password: String,
+    server: FtpServer,
     /// Each with the time until which it is kept.
     idle: Mutex<Vec<(Deadline, FtpConnection)>>,
 }
 
 impl FtpHost {
-    /// The server of `address`, which is `ftp://HOST` or `ftp://HOST:PORT`.
-    pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Self {
-        let host = address.trim_start_matches("ftp://");
+    /// The server of `address`, which is `ftp://HOST`, `ftps://HOST`, or one of them with a port.
+    ///
+    /// # Errors
+    /// `NotFound` and `Malformed` when the setting names no certificates.
+    pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Result<Self> {
+        let (scheme, host) = address.split_once("://").unwrap_or(("ftp", address));
+        let authorities = setting.and_then(|setting| setting.authorities.as_deref());
+        let tls = (scheme == "ftps").then(|| ForeignTlsConnector::new(authorities));
         let has_port = matches!(host.rsplit_once(':'), Some((_, port)) if !port.ends_with(']'));
         let user = setting.and_then(|setting| setting.user.as_deref());
         let (user, password) = match user {
@@ -65,23 +69,27 @@ impl FtpHost {
             }
             None => ANONYMOUS,
         };
-        Self {
-            host: if has_port {
-                host.to_owned()
-            } else {
-                format!("{host}:21")
+        let place = if has_port {
+            host.to_owned()
+        } else {
+            format!("{host}:21")
+        };
+        Ok(Self {
+            server: FtpServer {
+                place,
+                user: user.to_owned(),
+                password: password.to_owned(),
+                tls: tls.transpose()?.map(Arc::new),
             },
-            user: user.to_owned(),
-            password: password.to_owned(),
             idle: Mutex::default(),
-        }
+        })
     }
 
     /// A connection that is alive and does nothing.
     async fn connection(&self) -> Result<FtpConnection> {
         loop {
             let Some(mut control) = self.newest_idle() else {
-                return FtpConnection::open(&self.host, &self.user, &self.password).await;
+                return FtpConnection::open(&self.server).await;
             };
             // The server may have ended it meanwhile.
             match timeout(ALIVE_TIMEOUT, control.run_command("NOOP", "")).await {

@@ -11,7 +11,7 @@
 //! | `s3://` | `object_home::bucket`: an object store | one put, or parts |
 //! | `http://`, `https://` | `object_home::web`: a web server | none |
 //! | `sftp://` | `sftp`: over `ssh` | a temporary file, then a rename |
-//! | `ftp://` | `ftp` (RFC 959, RFC 3659) | a temporary file, then a rename |
+//! | `ftp://`, `ftps://` | `ftp` (RFC 959, RFC 3659, RFC 4217) | a temporary file, then a rename |
 //!
 //! A URL names scheme and host, and the path is below it.
 //!
@@ -87,6 +87,10 @@ use sftp::SftpHost;
 const PAUSE_MS_MIN: u64 = 50;
 const PAUSE_MS_MAX: u64 = 2_000;
 
+/// A home that cannot be reached for so long while it is to list something is told to the
+/// scheduler, which names it to the user and asks again for hours.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+
 /// Homes by address and who must be there.
 type BackendMap = BTreeMap<(String, Option<ServerId>), Arc<dyn HomeBackend>>;
 
@@ -144,7 +148,8 @@ impl HomeClients {
     ///
     /// # Errors
     /// What the home answers; `Unsupported` when no home of that kind is reached from here;
-    /// `RightMissing`, `BadPath`; `DeadlineExceeded`.
+    /// `RightMissing`, `BadPath`; `DeadlineExceeded`; `HomeUnreachable` when it could not be
+    /// reached for [`SILENCE_MAX`].
     pub(crate) async fn list(
         &self,
         at: HomeAddress<'_>,
@@ -158,7 +163,7 @@ impl HomeClients {
             let call = call.clone();
             async move { home.list(token, call, deadline).await }
         };
-        retry_until(deadline, || self.call_backend(at, asked)).await
+        retry_until(deadline, Some(SILENCE_MAX), || self.call_backend(at, asked)).await
     }
 
     /// A range of a file, asked for once.
@@ -196,7 +201,7 @@ impl HomeClients {
             let call = call.clone();
             async move { home.read(token, call, deadline).await }
         };
-        retry_until(deadline, || self.call_backend(at, asked)).await
+        retry_until(deadline, None, || self.call_backend(at, asked)).await
     }
 
     /// Whether a home gives many small files in one answer, and takes them with one call.
@@ -221,7 +226,7 @@ impl HomeClients {
             let call = call.clone();
             async move { home.read_files(token, call, deadline).await }
         };
-        retry_until(deadline, || self.call_backend(at, asked)).await
+        retry_until(deadline, None, || self.call_backend(at, asked)).await
     }
 
     /// Begins an upload or shows where it is.
@@ -340,9 +345,9 @@ impl HomeClients {
                 &self.settings,
                 self.access(address)?,
             )?)),
-            "ftp" => Ok(Arc::new(HostHome::new(
+            "ftp" | "ftps" => Ok(Arc::new(HostHome::new(
                 address,
-                FtpHost::new(address, setting),
+                FtpHost::new(address, setting)?,
             ))),
             "http" | "https" => Ok(Arc::new(WebHome::new(address, setting)?)),
             "s3" => {
@@ -356,8 +361,8 @@ impl HomeClients {
             }
             _ => {
                 let text = format!(
-                    "{address}: unknown scheme '{scheme}'; use bafs, file, ftp, http, https, s3 or \
-                     sftp"
+                    "{address}: unknown scheme '{scheme}'; use bafs, file, ftp, ftps, http, https, \
+                     s3 or sftp"
                 );
                 Err(Error::new(ErrorCode::Unsupported, text))
             }
@@ -407,14 +412,26 @@ async fn with_deadline<T>(deadline: Deadline, work: impl Future<Output = Result<
         .map_err(|_| late())?
 }
 
-/// Makes a call again and again while it fails transiently, until the deadline.
+/// Makes a call again and again while it fails transiently, until the deadline. Ends earlier with
+/// `HomeUnreachable` when the home could not be reached for `silence_max`.
 async fn retry_until<T, F: Future<Output = Result<T>>>(
     deadline: Deadline,
+    silence_max: Option<Duration>,
     call: impl Fn() -> F,
 ) -> Result<T> {
+    let mut silent_until: Option<Deadline> = None;
     let mut pause_ms = PAUSE_MS_MIN;
     loop {
-        match with_deadline(deadline, call()).await {
+        let answer = with_deadline(deadline, call()).await;
+        let is_silent = matches!(&answer, Err(error) if error.code == ErrorCode::Unreachable);
+        silent_until = match silence_max.filter(|_| is_silent) {
+            Some(silence_max) => silent_until.or_else(|| Some(Deadline::after(silence_max))),
+            None => None,
+        };
+        match answer {
+            Err(error) if silent_until.is_some_and(|until| until.remaining().is_zero()) => {
+                return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
+            }
             Err(error)
                 if error.is_transient()
                     && deadline.remaining() > Duration::from_millis(pause_ms) =>
@@ -425,5 +442,35 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
         }
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn unreachable_home_is_reported_before_the_deadline() {
+        let silence_max = Some(Duration::from_millis(200));
+        let deadline = Deadline::after_ms(60_000);
+        let calls = AtomicU32::new(0);
+        let fail = |code: fn(u32) -> ErrorCode| {
+            let call = calls.fetch_add(1, Ordering::Relaxed);
+            async move { Err::<(), _>(Error::new(code(call), "no")) }
+        };
+        let refused = retry_until(deadline, silence_max, || fail(|_| ErrorCode::Unreachable)).await;
+        assert_eq!(refused.expect_err("no").code, ErrorCode::HomeUnreachable);
+        assert!(calls.load(Ordering::Relaxed) > 1);
+        // A home that answers now and then is reachable.
+        calls.store(0, Ordering::Relaxed);
+        let busy = |call| match call {
+            0..4 if call % 2 == 1 => ErrorCode::Busy,
+            0..4 => ErrorCode::Unreachable,
+            _ => ErrorCode::NotFound,
+        };
+        let ended = retry_until(deadline, silence_max, || fail(busy)).await;
+        assert_eq!(ended.expect_err("no").code, ErrorCode::NotFound);
     }
 }

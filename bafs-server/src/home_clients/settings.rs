@@ -24,7 +24,7 @@ pub(super) struct HomeSetting {
     pub(super) url: String,
     /// Name to log in with.
     pub(super) user: Option<String>,
-    /// Password that belongs to it (ftp, http).
+    /// Password that belongs to it (ftp, ftps, http).
     pub(super) password: Option<String>,
     /// Bearer token (http).
     pub(super) token: Option<String>,
@@ -32,6 +32,9 @@ pub(super) struct HomeSetting {
     pub(super) key: Option<PathBuf>,
     /// File with the keys of hosts (sftp); those that `ssh` finds when not given.
     pub(super) known_hosts: Option<PathBuf>,
+    /// PEM file with the authorities that certify the server (ftps); those of the system when not
+    /// given.
+    pub(super) authorities: Option<PathBuf>,
     /// Server of the bucket (s3); that of AWS when not given.
     pub(super) endpoint: Option<String>,
     /// Region of the bucket (s3).
@@ -121,7 +124,9 @@ impl HomeSetting {
         match scheme {
             "file" if !rest.starts_with('/') => bad("names no directory; write file:///DIRECTORY"),
             "file" => Ok(()),
-            "http" | "https" | "s3" | "ftp" | "sftp" if rest.is_empty() || rest.contains('/') => {
+            "http" | "https" | "s3" | "ftp" | "ftps" | "sftp"
+                if rest.is_empty() || rest.contains('/') =>
+            {
                 bad("must be scheme and host alone, without a path")
             }
             "s3" if !paired => bad("needs both access_key_id and secret_access_key, or neither"),
@@ -129,8 +134,8 @@ impl HomeSetting {
             "sftp" if given(&self.password) => {
                 bad("cannot log in with a password; give a key without a passphrase")
             }
-            "http" | "https" | "s3" | "ftp" | "sftp" => Ok(()),
-            _ => bad("has an unknown scheme; use file, ftp, http, https, s3 or sftp"),
+            "http" | "https" | "s3" | "ftp" | "ftps" | "sftp" => Ok(()),
+            _ => bad("has an unknown scheme; use file, ftp, ftps, http, https, s3 or sftp"),
         }
     }
 }

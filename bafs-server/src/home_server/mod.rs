@@ -98,6 +98,7 @@ use crate::serving::{
     ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address,
 };
 use crate::source::source_entry;
+use crate::start_error::StartError;
 use crate::tree_sessions::TreeSessions;
 use packs::SmallFile;
 use throttle::{CallWait, Throttle};
@@ -132,7 +133,7 @@ pub struct HomeConfig {
 /// # Errors
 /// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
 /// when the identity is not usable, `BadPath` when the name or the group is none.
-pub async fn start(config: HomeConfig) -> Result<RunningServer> {
+pub async fn start(config: HomeConfig) -> Result<RunningServer, StartError> {
     let HomeConfig {
         listen,
         identity,
@@ -145,7 +146,7 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer> {
     check_names(&name, &group)?;
     let home = HomeServer::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
     home.export.set_name(&name);
-    let listener = Listener::bind(&listen, &identity)?;
+    let listener = Listener::bind(&listen, &identity).map_err(StartError::from_listening)?;
     let counters = home.counters.clone();
     let figures: ReadMetrics = Arc::new(move || Metrics {
         counters: counters.snapshot(),

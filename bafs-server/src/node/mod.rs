@@ -70,6 +70,7 @@ use crate::logic::space::Amount;
 use crate::serving::{
     ADVERT_TTL_MS, RunningServer, ServerDeparture, check_names, pool, reachable_address,
 };
+use crate::start_error::StartError;
 use crate::storage::{Storage, Store};
 
 /// How often expired volumes and silent sessions are looked for.
@@ -124,8 +125,9 @@ pub struct NodeConfig {
 /// # Errors
 /// `Conflict` when the port or the store is in use, `Malformed` when the identity is not usable,
 /// `ServerFault` when the store cannot be read.
-pub async fn start(config: NodeConfig) -> Result<RunningServer> {
-    let listener = Listener::bind(&config.listen, &config.identity)?;
+pub async fn start(config: NodeConfig) -> Result<RunningServer, StartError> {
+    let listener = Listener::bind(&config.listen, &config.identity);
+    let listener = listener.map_err(StartError::from_listening)?;
     let address = reachable_address(listener.local_address()?);
     let pool = pool(&config.identity)?;
     let node = Node::open(config, address, pool).await?;
@@ -184,7 +186,11 @@ impl Node {
     ///
     /// # Errors
     /// As [`start`], but for the network.
-    pub async fn open(mut config: NodeConfig, address: String, pool: Pool) -> Result<Arc<Self>> {
+    pub async fn open(
+        mut config: NodeConfig,
+        address: String,
+        pool: Pool,
+    ) -> Result<Arc<Self>, StartError> {
         check_names(&config.name, &config.group)?;
         if config.group.is_empty() {
             config.group = subnet_of(&address);
@@ -206,7 +212,7 @@ impl Node {
             let store = Arc::new(Store::open(&path)?);
             let own = (store.id(), reached);
             let caches = Caches::open(store.cache_directory(), sources, used, own, opened)?;
-            Ok::<_, Error>((store, caches))
+            Ok::<_, StartError>((store, caches))
         })
         .await
         .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;

@@ -305,7 +305,11 @@ impl Storage {
         match told.await {
             Ok((free, told)) => {
                 self.trees.full_disk().note_no_space(Some(free));
-                Error::new(error.code, format!("{}: {told}", error.detail))
+                let code = match free.lacks_files() {
+                    true => ErrorCode::NoSpaceFiles,
+                    false => error.code,
+                };
+                Error::new(code, format!("{}: {told}", error.detail))
             }
             Err(_) => error,
         }

@@ -29,6 +29,7 @@ use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags, 
 
 use crate::full_disk::FreeSpace;
 use crate::incarnation::Incarnation;
+use crate::start_error::{StartError, StartErrorCause};
 
 /// Attempts to empty a directory in which a call that was given up may still make files.
 const REMOVE_ATTEMPTS: u32 = 5;
@@ -66,24 +67,25 @@ impl Store {
     /// `Conflict` when another node serves it, `RightMissing` when another user may have prepared
     /// it,
     /// `ServerFault` when the disk refuses.
-    pub fn open(root: &Path) -> Result<Self> {
-        let fault = |e: &dyn std::fmt::Display| {
-            Error::new(
-                ErrorCode::ServerFault,
-                format!("store {}: {e}", root.display()),
-            )
+    pub fn open(root: &Path) -> Result<Self, StartError> {
+        let refuse = |code: ErrorCode, kind: Option<io::ErrorKind>, text: String| StartError {
+            cause: StartErrorCause::Store(kind),
+            error: Error::new(code, format!("store {}{text}", root.display())),
+        };
+        let fault = |kind: io::ErrorKind, e: &dyn std::fmt::Display| {
+            refuse(ErrorCode::ServerFault, Some(kind), format!(": {e}"))
         };
         // Before anything in it is opened: what users keep in volumes is nobody else's business on
         // this machine, and somebody may have put links where a node of root would write.
         let root = &private_directory(root).map_err(|e| match e.get_ref() {
-            Some(_) => Error::new(ErrorCode::RightMissing, fault(&e).detail),
-            None => fault(&format!(
-                "cannot make the directory: {e}; name one that this user may make, on a disk of \
-                 its own"
-            )),
+            Some(_) => refuse(ErrorCode::RightMissing, None, format!(": {e}")),
+            None => {
+                let text = "name one that this user may make, on a disk of its own";
+                fault(e.kind(), &format!("cannot make the directory: {e}; {text}"))
+            }
         })?;
         for part in ["volumes", "making", "trash", "cache", "logs", "temporary"] {
-            fs::create_dir_all(root.join(part)).map_err(|e| fault(&e))?;
+            fs::create_dir_all(root.join(part)).map_err(|e| fault(e.kind(), &e))?;
         }
         let mut options = OpenOptions::new();
         let lock = options
@@ -91,16 +93,13 @@ impl Store {
             .truncate(false)
             .write(true)
             .open(root.join("lock"));
-        let lock = lock.map_err(|e| fault(&e))?;
+        let lock = lock.map_err(|e| fault(e.kind(), &e))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
             rustix::io::Errno::WOULDBLOCK => {
-                let text = format!(
-                    "store {} is in use by another node; stop it or choose another directory",
-                    root.display()
-                );
-                Error::new(ErrorCode::Conflict, text)
+                let text = " is in use by another node; stop it or choose another directory";
+                refuse(ErrorCode::Conflict, None, text.to_owned())
             }
-            other => fault(&other),
+            other => fault(io::Error::from(other).kind(), &other),
         })?;
         // First of all, and without writing anything: this may be what a full disk is full of.
         let _ = fs::remove_file(root.join("reserve"));
@@ -110,12 +109,13 @@ impl Store {
             empty_directory(&place).map_err(|e| {
                 let place = place.display();
                 let look = "`bafs doctor --store DIR --repair` says what is in the way";
-                fault(&format!("cannot remove what is in {place}: {e}; {look}"))
+                let text = format!("cannot remove what is in {place}: {e}; {look}");
+                fault(e.kind(), &text)
             })?;
         }
         // Where that does not exist, volumes are as good.
         let _ = spread_on_disk(&root.join("making"));
-        let life = Incarnation::begin(root).map_err(|e| fault(&e))?;
+        let life = Incarnation::begin(root).map_err(|e| fault(e.kind(), &e))?;
         Ok(Self {
             root: root.to_owned(),
             incarnation: life,
@@ -362,8 +362,8 @@ mod tests {
         let store = Store::open(directory.path()).expect("open");
         let id = store.id();
         let second = Store::open(directory.path()).expect_err("in use");
-        assert_eq!(second.code, ErrorCode::Conflict);
-        assert!(second.detail.contains("another node"), "{second}");
+        assert_eq!(second.error.code, ErrorCode::Conflict);
+        assert!(second.error.detail.contains("another node"), "{second}");
         drop(store);
         assert_eq!(Store::open(directory.path()).expect("open").id(), id);
     }
@@ -371,7 +371,12 @@ mod tests {
     #[test]
     fn impossible_stores_name_another_place() {
         let refused = Store::open(Path::new("/proc/x/y")).expect_err("no directory");
-        assert_eq!(refused.code, ErrorCode::ServerFault);
+        assert_eq!(
+            refused.cause,
+            StartErrorCause::Store(Some(io::ErrorKind::NotFound))
+        );
+        assert_eq!(refused.error.code, ErrorCode::ServerFault);
+        let refused = refused.error;
         let words = "store /proc/x/y: cannot make the directory: No such file or directory";
         assert!(refused.detail.starts_with(words), "{refused}");
         assert!(refused.detail.contains("; name one that"), "{refused}");

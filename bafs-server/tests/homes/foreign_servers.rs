@@ -181,12 +181,16 @@ pub(crate) fn sshd() -> SshServer {
 
 /// vsftpd, which shows `root` to nobody but the anonymous, who may read; without MLSD.
 pub(crate) fn vsftpd(root: &Path) -> ForeignServer {
+    start_vsftpd(root, "")
+}
+
+fn start_vsftpd(root: &Path, more: &str) -> ForeignServer {
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
     let configuration = format!(
         "listen=YES\nlisten_address=127.0.0.1\nlisten_port={port}\nbackground=NO\n\
          anonymous_enable=YES\nlocal_enable=NO\nanon_root={}\nno_anon_password=YES\n\
          pasv_address=127.0.0.1\nseccomp_sandbox=NO\nuse_localtime=NO\n\
-         secure_chroot_dir={}\n",
+         secure_chroot_dir={}\n{more}",
         root.display(),
         directory.path().display()
     );
@@ -240,4 +244,80 @@ pub(crate) fn pyftpdlib_without_restart(root: &Path) -> ForeignServer {
         .args(["-c", NO_RESTART, &port.to_string()])
         .arg(root);
     start(command, port, directory)
+}
+
+/// A certificate for 127.0.0.1 and its key, in one file, and the certificate alone.
+pub(crate) struct ServerCertificate {
+    directory: tempfile::TempDir,
+}
+
+impl ServerCertificate {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = |name: &str| directory.path().join(name);
+        let configuration = "[req]\ndistinguished_name = dn\nx509_extensions = ext\nprompt = no\n\
+            [dn]\nCN = 127.0.0.1\n\
+            [ext]\nsubjectAltName = IP:127.0.0.1\nbasicConstraints = critical,CA:FALSE\n";
+        std::fs::write(at("openssl.cnf"), configuration).expect("configuration");
+        let mut command = Command::new("openssl");
+        command
+            .args([
+                "req", "-x509", "-nodes", "-days", "2", "-newkey", "rsa:2048",
+            ])
+            .arg("-config")
+            .arg(at("openssl.cnf"))
+            .arg("-keyout")
+            .arg(at("key.pem"))
+            .arg("-out")
+            .arg(at("certificate.pem"));
+        let made = command.output().expect("openssl");
+        assert!(made.status.success(), "{made:?}");
+        let read = |name: &str| std::fs::read_to_string(at(name)).expect("a file");
+        let both = read("key.pem") + &read("certificate.pem");
+        std::fs::write(at("both.pem"), both).expect("a file");
+        Self { directory }
+    }
+
+    /// What a client trusts.
+    pub(crate) fn certificate(&self) -> PathBuf {
+        self.directory.path().join("certificate.pem")
+    }
+
+    fn with_key(&self) -> PathBuf {
+        self.directory.path().join("both.pem")
+    }
+}
+
+/// pyftpdlib that demands TLS for commands and data.
+const DEMANDS_TLS: &str = "
+import sys
+from pyftpdlib import authorizers, handlers, servers
+class Handler(handlers.TLS_FTPHandler):
+    certfile = sys.argv[3]
+    tls_control_required = True
+    tls_data_required = True
+Handler.authorizer = authorizers.DummyAuthorizer()
+Handler.authorizer.add_user('me', 'hush', sys.argv[2], perm='elradfmwMT')
+servers.FTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+";
+
+/// As [`pyftpdlib`], over TLS alone.
+pub(crate) fn pyftpdlib_with_tls(root: &Path, certificate: &ServerCertificate) -> ForeignServer {
+    let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
+    let mut command = Command::new("/usr/bin/python3");
+    command
+        .args(["-c", DEMANDS_TLS, &port.to_string()])
+        .arg(root)
+        .arg(certificate.with_key());
+    start(command, port, directory)
+}
+
+/// As [`vsftpd`], over TLS alone; data connections must resume the session of the commands.
+pub(crate) fn vsftpd_with_tls(root: &Path, certificate: &ServerCertificate) -> ForeignServer {
+    let more = format!(
+        "ssl_enable=YES\nallow_anon_ssl=YES\nforce_anon_logins_ssl=YES\nforce_anon_data_ssl=YES\n\
+         require_ssl_reuse=YES\nrsa_cert_file={}\n",
+        certificate.with_key().display()
+    );
+    start_vsftpd(root, &more)
 }

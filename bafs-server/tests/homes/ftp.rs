@@ -13,7 +13,10 @@ use bafs_proto::message::SourceKind;
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
-use super::foreign_servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
+use super::foreign_servers::{
+    ServerCertificate, pyftpdlib, pyftpdlib_with_tls, pyftpdlib_without_restart, vsftpd,
+    vsftpd_with_tls,
+};
 use super::proxy::DelayProxy;
 use super::test_node::{HomesFixture, check_error};
 use crate::test_nodes::random_bytes;
@@ -200,4 +203,57 @@ async fn servers_without_upload_restart_are_written_to() {
     let login = format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"hush\"\n");
     let stage = HomesFixture::new(&login).await;
     stage.check_resumption(&address, (root.path(), "")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ftps_servers_are_read_and_written() {
+    let root = tempfile::tempdir().expect("root");
+    let certificate = ServerCertificate::new();
+    let server = pyftpdlib_with_tls(root.path(), &certificate);
+    let address = format!("ftps://127.0.0.1:{}", server.port);
+    let login = format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"hush\"\n");
+    let trusted = format!(
+        "authorities = \"{}\"\n",
+        certificate.certificate().display()
+    );
+    let stage = HomesFixture::new(&(login.clone() + &trusted)).await;
+    check_reads(&stage, root.path(), &address).await;
+    let result = random_bytes(2_500_000, 5);
+    stage.volume_with(11, "result", &result).await;
+    let target = (address.as_str(), "out/result");
+    let receipt = stage.extract(1, (11, "result"), target).await;
+    assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
+    assert!(std::fs::read(root.path().join("out/result")).expect("result") == result);
+
+    // Nobody vouches for this server.
+    let stage = HomesFixture::new(&login).await;
+    let refused = stage.fill_volume(1, &address, "in").await;
+    let refused = check_error(refused, &["cannot be trusted", "homes.toml"]);
+    assert_eq!(refused.code, ErrorCode::RightMissing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_connections_resume_the_tls_session() {
+    let root = tempfile::tempdir().expect("root");
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(root.path(), all).expect("mode");
+    let certificate = ServerCertificate::new();
+    let server = vsftpd_with_tls(root.path(), &certificate);
+    let address = format!("ftps://127.0.0.1:{}", server.port);
+    let settings = format!(
+        "[[home]]\nurl = \"{address}\"\nauthorities = \"{}\"\n",
+        certificate.certificate().display()
+    );
+    let stage = HomesFixture::new(&settings).await;
+    check_reads(&stage, root.path(), &address).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ftp_server_without_tls_is_refused() {
+    let root = tempfile::tempdir().expect("root");
+    let server = pyftpdlib(root.path());
+    let address = format!("ftps://127.0.0.1:{}", server.port);
+    let stage = HomesFixture::new("").await;
+    let refused = stage.fill_volume(1, &address, "in").await;
+    check_error(refused, &["offers no TLS", "ftp://"]);
 }

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow, parse_duration, parse_size};
 use serde::{Deserialize, Serialize};
 
-use super::packing::ScratchSizes;
+use super::scratch_sizes::ScratchSizes;
 use super::shape::{ConnectedPipelines, Shape};
 
 /// Pipelines of a canonical workload that is described in words; more is a typing error.

@@ -41,6 +41,7 @@ mod packing;
 mod plan_choice;
 mod prediction;
 mod printed_equations;
+mod scratch_sizes;
 mod shape;
 mod simulated_plan;
 mod strategy;

@@ -4,6 +4,7 @@
 
 use super::batch_storage::BatchData;
 use super::environment::Environment;
+use super::scratch_sizes::{ScratchSize, ScratchSizes};
 
 /// Volumes times nodes, for each cluster that may hold the batch data, up to which places are
 /// looked for at all.
@@ -12,16 +13,6 @@ const GREEDY_STEPS_MAX: u64 = 5_000_000;
 const EXHAUSTIVE_VOLUMES_MAX: u64 = 48;
 /// Search nodes before the search stops; some milliseconds.
 const SEARCH_STEPS_MAX: u64 = 2_000_000;
-
-/// One scratch volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ScratchSize {
-    pub(super) bytes: u64,
-    pub(super) files: u64,
-}
-
-/// Volumes of one size, and how many there are; the largest size first.
-pub(super) type ScratchSizes = Vec<(ScratchSize, u64)>;
 
 /// The result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

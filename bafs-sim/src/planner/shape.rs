@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::canonical::CanonicalWorkload;
 use super::environment::Environment;
-use super::packing::{ScratchSize, ScratchSizes};
+use super::scratch_sizes::{ScratchSize, ScratchSizes};
 
 /// Sizes of scratch volumes up to which each of them is kept.
 const SIZES_MAX: usize = 10_000;

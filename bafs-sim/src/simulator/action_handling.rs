@@ -8,12 +8,9 @@ use bafs_proto::{Error, ErrorCode};
 use bafs_sched::{Action, Event, MountedVolume};
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
-use super::engine::{
-    FillSource, FlowOwner, SimulatedExecution, SimulatedExtract, Simulation, SimulationEvent,
-    VolumeFill,
-};
+use super::engine::{SimulatedExecution, SimulatedExtract, Simulation, SimulationEvent};
+use super::flows::{FillSource, FlowOwner, VolumeFill, is_last_flow};
 use super::load::WorkStep;
-use super::transfer::is_last_flow;
 
 /// No execution.
 const NO_EXECUTION: u32 = u32::MAX;

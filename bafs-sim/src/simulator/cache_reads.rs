@@ -10,28 +10,10 @@ use bafs_sched::Event;
 use bafs_workflow::{CachePolicy, VolumeKind};
 
 use super::cluster_caches::WaitingReader;
-use super::engine::{FlowOwner, Simulation, SimulationEvent};
+use super::engine::{Simulation, SimulationEvent};
+use super::flows::{FlowOwner, TransferStep};
 use super::link::SECOND_US;
 use super::node::Scan;
-
-/// Where bytes pass one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TransferStep {
-    /// So many bytes the own disk.
-    Disk(u64),
-    /// Bytes over the peers' links, and the part of them over the reader's own.
-    Peers(u32, u64, u64),
-    /// So long, in microseconds, the reader's own memory.
-    Memory(u64),
-}
-
-impl TransferStep {
-    /// Whether nothing passes it, which would come late all the same. Memory is the last level, and
-    /// is never left out.
-    fn is_empty(self) -> bool {
-        matches!(self, Self::Disk(0) | Self::Peers(_, 0, _))
-    }
-}
 
 impl Simulation {
     pub(super) fn read_volume(&mut self, at: u32, mount: usize, bytes: u64) {

@@ -11,7 +11,19 @@ use std::collections::BTreeMap;
 
 use bafs_workflow::{CachePolicy, VolumeIndex};
 
+use super::link::FlowId;
 use super::load_imbalance::ScanDistribution;
+
+/// Caches that are fetched before their readers start.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Warmings {
+    /// Caches that are to be fetched, with their clusters, and how much of each.
+    pub(super) wanted_bytes: BTreeMap<(u32, u32), u64>,
+    /// For each cluster the flow in progress, its cache and its bytes.
+    pub(super) active_flows: BTreeMap<u32, (FlowId, u32, u64)>,
+    /// The largest read of a cache by one job, once computed.
+    pub(super) read_bytes_max: BTreeMap<VolumeIndex, u64>,
+}
 
 /// A cache volume in one cluster.
 #[derive(Debug, Clone)]

@@ -10,8 +10,8 @@ use bafs_sched::io::journal::JournalHeader;
 use bafs_sched::{Action, Event, MountedVolume, Outcome, Scheduler};
 use bafs_workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
 
-use super::cache_reads::TransferStep;
-use super::cluster_caches::ClusterCaches;
+use super::cluster_caches::{ClusterCaches, Warmings};
+use super::flows::{FlowOwner, FlowPair, PendingFlow, TransferStep, VolumeFill};
 use super::link::{FlowId, Link, SECOND_US};
 use super::load::WorkflowJobs;
 use super::node::{Scan, SimulatedNode, build_nodes, count_computing_nodes, node_index};
@@ -19,9 +19,7 @@ use super::policy::Scenario;
 use super::simulation_result::{
     ExecutionSpan, SimulationResult, StalledRunError, UsageSample, UsageSamples,
 };
-use super::transfer::{FlowPair, PendingFlow};
-use super::volume_copies::VolumeContents;
-use super::warming::Warmings;
+use super::volume_contents::VolumeContents;
 use crate::planner::Shape;
 use crate::seeded_rng::SeededRng;
 use crate::strategy_selector::ModelSelector;
@@ -53,21 +51,6 @@ impl StepTimer for NoStepTimer {
     fn time_step(&mut self, step: impl FnOnce()) {
         step();
     }
-}
-
-/// The owner of a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum FlowOwner {
-    /// An execution's, with its generation.
-    Execution(u32, u32),
-    /// A cache's.
-    Fetch(u32),
-    /// A cluster's, in the background.
-    Warm(u32),
-    /// A scratch volume's that is filled from home.
-    Fill(VolumeId),
-    /// A file's on its way home.
-    Extract(ExtractionId),
 }
 
 /// An event of the simulation.
@@ -116,13 +99,6 @@ pub(super) struct SimulatedExecution {
     pub(super) started_us: u64,
 }
 
-/// Bytes that fill a volume.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct VolumeFill {
-    pub(super) source: FillSource,
-    pub(super) flows: FlowPair,
-}
-
 /// A file on its way home.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SimulatedExtract {
@@ -130,14 +106,6 @@ pub(super) struct SimulatedExtract {
     pub(super) node: u32,
     pub(super) flows: FlowPair,
     pub(super) bytes: u64,
-}
-
-/// From where a volume is filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FillSource {
-    Home,
-    /// The node of the volume that is copied.
-    Node(u32),
 }
 
 /// A simulated run of a workflow.

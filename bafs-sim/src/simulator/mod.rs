@@ -40,6 +40,7 @@ mod cache_reads;
 mod canonical;
 mod cluster_caches;
 mod engine;
+mod flows;
 mod link;
 mod load;
 mod load_imbalance;
@@ -54,6 +55,7 @@ mod strategy_trials;
 pub mod study;
 mod transfer;
 mod trial_candidate;
+mod volume_contents;
 mod volume_copies;
 mod warming;
 

@@ -3,7 +3,8 @@
 
 use bafs_sched::Event;
 
-use super::engine::{FillSource, Simulation, SimulationEvent};
+use super::engine::{Simulation, SimulationEvent};
+use super::flows::FillSource;
 use super::link::SECOND_US;
 use super::node::{node_info, server_id};
 use super::random::draw_exponential;

@@ -62,6 +62,8 @@ pub struct Scenario {
     pub load: LoadModel,
     /// The other policies of the scheduler.
     pub policies: PolicyNames,
+    /// Whether the scheduler suggests a plan where only that would fit.
+    pub suggests_plan: bool,
     /// The scheduler's slack on each node, in thousandths. The planner counts without.
     pub slack_permille: u32,
     /// Failures beside those that the environment draws: when, in microseconds, and the position of
@@ -91,6 +93,7 @@ impl Scenario {
             policy,
             load,
             policies: PolicyNames::default().with("replication", "never"),
+            suggests_plan: true,
             slack_permille: 0,
             failures: Vec::new(),
             attempts_per_job_max: ATTEMPTS_PER_JOB_MAX,
@@ -130,6 +133,7 @@ impl Scenario {
             strategy_selector: (self.policy == Policy::Adaptive)
                 .then(|| self.selector_config(shape)),
             policies: self.policies.clone(),
+            suggests_plan: self.suggests_plan,
             slack_permille: self.slack_permille,
             nodes_timeout_ms: wait_ms,
             fleet_settle_ms: usual.fleet_settle_ms.saturating_add(last_from_ms),

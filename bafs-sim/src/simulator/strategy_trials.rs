@@ -392,12 +392,17 @@ fn choose_fastest(plan: &mut Plan, trials: &[TrialCandidate]) {
 /// The strategies that were too large to simulate, as the end of a sentence: they may still be
 /// good.
 fn describe_over_budget(trials: &[TrialCandidate]) -> String {
+    match strategies_over_budget(trials) {
+        names if names.is_empty() => String::new(),
+        names => format!("; too large to simulate: {names}"),
+    }
+}
+
+/// Their names.
+fn strategies_over_budget(trials: &[TrialCandidate]) -> String {
     let cut = trials.iter().filter(|trial| trial.is_over_budget);
     let names: Vec<String> = cut.map(|trial| trial.strategy.to_string()).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!("; too large to simulate: {}", names.join(", ")),
-    }
+    names.join(", ")
 }
 
 /// No strategy finished with all its seeds. The choice is the strategy that finished with most of
@@ -438,8 +443,8 @@ fn choose_by_model(plan: &mut Plan, trials: &[TrialCandidate]) {
     };
     let reason = format!(
         "no strategy finished in the simulation; of those too large to simulate, the model prefers \
-         {strategy}{}",
-        describe_over_budget(trials).replace("; too large to simulate", "")
+         {strategy}: {}",
+        strategies_over_budget(trials)
     );
     plan.choice = Some(StrategyChoice { strategy, reason });
     plan.refusal = None;

@@ -5,30 +5,8 @@
 //! counts on a node's own link only if that is slower than others of its cluster; otherwise the
 //! link to home is the bottleneck.
 
-use super::engine::{FillSource, FlowOwner, Simulation, VolumeFill};
-use super::link::FlowId;
-
-/// Flows of a transfer: at most two, with these links.
-pub(super) type FlowPair = [Option<(u32, FlowId)>; 2];
-
-/// One of them has ended; whether that was the last.
-pub(super) fn is_last_flow(flows: &mut FlowPair, ended: u32) -> bool {
-    for flow in flows.iter_mut() {
-        if flow.is_some_and(|(link, _)| link == ended) {
-            *flow = None;
-        }
-    }
-    flows.iter().all(Option::is_none)
-}
-
-/// A flow that an execution waits for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PendingFlow {
-    pub(super) link: u32,
-    pub(super) flow: FlowId,
-    /// It counts as traffic between nodes.
-    is_between_nodes: bool,
-}
+use super::engine::Simulation;
+use super::flows::{FillSource, FlowOwner, FlowPair, PendingFlow, VolumeFill};
 
 impl Simulation {
     /// Moves bytes between an execution and a scratch volume (or home, with remote I/O).

@@ -1,7 +1,6 @@
 //! Candidates of a plan during simulation, one seed after the other: the remaining ones, and the
 //! clearly slower ones. Neither chooses nor knows plans.
 
-use bafs_sched::PLAN_HINT;
 use bafs_workflow::Workflow;
 
 use super::engine::Simulation;
@@ -55,13 +54,15 @@ impl TrialCandidate {
         if self.is_dropped {
             return Ok(0);
         }
-        let scenario = scenario(self.strategy);
+        // A plan need not say that there are plans.
+        let scenario = Scenario {
+            suggests_plan: false,
+            ..scenario(self.strategy)
+        };
         let most = scenario.records_examined_max;
         let simulation = Simulation::new(workflow.clone(), scenario);
         let (run, looked_at) = simulation.run_until(limit_us)?;
-        // A plan need not say that there are plans.
-        let failed = run.as_ref().and_then(SimulationResult::failure);
-        self.failure = failed.map(|why| why.replace(PLAN_HINT, ""));
+        self.failure = run.as_ref().and_then(SimulationResult::failure);
         match run.filter(SimulationResult::is_complete) {
             Some(run) => self.times_us.push(run.elapsed_us),
             None => {

@@ -1,24 +1,12 @@
 //! Caches that are fetched before their readers start: over the link to home of their cluster while
 //! it is idle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_workflow::VolumeIndex;
 
-use super::engine::{FlowOwner, Simulation};
-use super::link::FlowId;
-
-/// State of warming.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Warmings {
-    /// Caches that are to be fetched, with their clusters, and how much of each.
-    wanted_bytes: BTreeMap<(u32, u32), u64>,
-    /// For each cluster the flow in progress, its cache and its bytes.
-    active_flows: BTreeMap<u32, (FlowId, u32, u64)>,
-    /// The largest read of a cache by one job, once computed.
-    read_bytes_max: BTreeMap<VolumeIndex, u64>,
-}
+use super::engine::Simulation;
+use super::flows::FlowOwner;
 
 impl Simulation {
     /// A cache partition has to fetch its missing data: the partitions together fetch the whole.

@@ -164,8 +164,7 @@ fn print_summary(
         remote_io,
         bafs,
     };
-    output.print_remark(&table::render_table(&summary))?;
-    output.print_result(&serde_json::to_string(&summary)?, &summary)?;
+    output.print_result(table::render_table(&summary).trim_end(), &summary)?;
     Ok(if identical {
         ExitCode::SUCCESS
     } else {

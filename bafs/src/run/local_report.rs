@@ -2,75 +2,37 @@
 //! have other names there, and what nodes keep goes with them. Starts nothing.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bafs_sched::report::RunReport;
-use bafs_sched::{FULL_DISK_HINT, INODES_EXHAUSTED_HINT, Outcome, RERUN_HINT};
+use bafs_proto::ids::VolumeId;
+use bafs_sched::Outcome;
+use bafs_sched::report::{RunReport, UnsentResult};
 use bafs_workflow::{Scheme, Url, Volume, VolumeKind, Workflow};
 
 use crate::args::UsageError;
 use crate::units::format_bytes;
 
-/// What the scheduler advises for nodes that stay, and what helps here: the next run has another
-/// cluster, and keeps no journal unless one is named.
-const ADVICE_REPLACEMENTS: [(&str, &str); 3] = [
-    (
-        FULL_DISK_HINT,
-        "free some of it, or give a smaller --node-size",
-    ),
-    (
-        INODES_EXHAUSTED_HINT,
-        "remove files from it, or set TMPDIR to a directory on another disk",
-    ),
-    (RERUN_HINT, "run it again"),
-];
-
 /// Most places of results that are named.
 const RESULT_PATHS_SHOWN_MAX: usize = 5;
 
-/// What the scheduler says of a result on a node that stays, up to the name of the node.
-const RESULT_NODE_PREFIX: &str = "it stays on node ";
-
-/// What it then advises, up to the id of the volume, or says of a file that cannot be sent at all.
-const RESULT_VOLUME_PREFIXES: [&str; 2] = ["bafs volume extract ", " after the run in volume "];
-
 /// Where results are that could not be sent and that nodes of the cluster in `directory` hold.
 pub(super) fn unsent_result_paths(report: &RunReport, directory: &Path) -> BTreeSet<PathBuf> {
-    let messages = match &report.outcome {
-        Outcome::Failed { messages, .. } => messages.as_slice(),
-        Outcome::Complete | Outcome::Cancelled => &[],
-    };
-    let told = report.warnings.iter().chain(messages);
-    let told = told.filter_map(|text| parse_result_location(text));
-    let mut places: BTreeSet<PathBuf> = told
-        .map(|(_, node, volume)| volume_path(directory, node, volume))
-        .filter(|place| place.is_dir())
-        .collect();
-    if report.warnings_omitted > 0 && report.totals.extracts_failed > 0 {
-        // A run that ends in order deletes all volumes but those with results.
-        places.extend(volume_paths(directory));
-    }
-    places
+    let results = report.unsent_results.iter();
+    let paths = results.filter_map(|result| result_path(result, directory));
+    paths.collect()
+}
+
+/// Where a node of the cluster in `directory` has a result, if it still has it.
+fn result_path(result: &UnsentResult, directory: &Path) -> Option<PathBuf> {
+    let (node, volume) = result.place.as_ref()?;
+    Some(volume_path(directory, node, *volume)).filter(|path| path.is_dir())
 }
 
 /// Where a node of the cluster in `directory` keeps the files of a volume.
-fn volume_path(directory: &Path, node: &str, volume: &str) -> PathBuf {
-    directory
-        .join(node)
-        .join("volumes")
-        .join(volume)
-        .join("tree")
-}
-
-/// The same of all volumes that are there.
-fn volume_paths(directory: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
-    entries(directory.to_owned())
-        .flat_map(move |node| entries(node.path().join("volumes")))
-        .map(|volume| volume.path().join("tree"))
-        .filter(|place| place.is_dir())
+fn volume_path(directory: &Path, node: &str, volume: VolumeId) -> PathBuf {
+    let volumes = directory.join(node).join("volumes");
+    volumes.join(volume.to_string()).join("tree")
 }
 
 /// Where what jobs print is kept: nowhere if it would change what the home of the cluster shows to
@@ -139,43 +101,26 @@ pub(super) fn describe_kept_results(places: &BTreeSet<PathBuf>, directory: &Path
     )
 }
 
-/// Words a report as it is right when the cluster is gone, whose files are in `kept` if they stay.
+/// Says of each result that could not be sent what becomes of it when the cluster is gone, whose
+/// files are in `kept` if they stay.
 pub(super) fn rewrite_report(report: &mut RunReport, kept: Option<&Path>) {
     let mut texts: Vec<&mut String> = report.warnings.iter_mut().collect();
-    if let Outcome::Failed { jobs, messages } = &mut report.outcome {
-        texts.extend(jobs.iter_mut().map(|job| &mut job.reason));
+    if let Outcome::Failed { messages, .. } = &mut report.outcome {
         texts.extend(messages);
     }
-    for text in texts {
-        *text = rewrite_message(text, kept);
+    for result in &report.unsent_results {
+        let told = texts.iter_mut().filter(|text| ***text == result.message);
+        told.for_each(|text| **text = describe_end(result, kept));
     }
 }
 
-fn rewrite_message(text: &str, kept: Option<&Path>) -> String {
-    if let Some((what, node, volume)) = parse_result_location(text) {
-        let place = kept.map(|kept| volume_path(kept, node, volume));
-        return match place.filter(|place| place.is_dir()) {
-            Some(place) => format!("{what}it is in {}", place.display()),
-            None => format!("{what}it is lost with the temporary cluster"),
-        };
+/// What failed of a result, and what becomes of it.
+fn describe_end(result: &UnsentResult, kept: Option<&Path>) -> String {
+    let failure = &result.failure;
+    match kept.and_then(|kept| result_path(result, kept)) {
+        Some(path) => format!("{failure}; it is in {}", path.display()),
+        None => format!("{failure}; it is lost with the temporary cluster"),
     }
-    let here = |text: String, (there, here): (&str, &str)| text.replace(there, here);
-    ADVICE_REPLACEMENTS.into_iter().fold(text.to_owned(), here)
-}
-
-/// What is told of a result before it is said where it stays, and on which node in which volume
-/// that is.
-fn parse_result_location(text: &str) -> Option<(&str, &str, &str)> {
-    let at = text.find(RESULT_NODE_PREFIX)?;
-    let (what, stays) = text.split_at(at);
-    let (node, _) = stays
-        .strip_prefix(RESULT_NODE_PREFIX)?
-        .split_once(" for ")?;
-    let mut volumes = RESULT_VOLUME_PREFIXES
-        .iter()
-        .filter_map(|fetch| stays.split_once(fetch));
-    let (_, volume) = volumes.next()?;
-    Some((what, node, volume.split(' ').next()?))
 }
 
 /// What is wrong with nodes of this size beside each other on the disk of a directory, if
@@ -201,6 +146,8 @@ pub(super) fn oversubscription_message(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use bafs_proto::ids::RunId;
     use bafs_sched::Progress;
 
@@ -228,87 +175,74 @@ mod tests {
         assert!(check("bafs://h:1/o").is_err());
     }
 
-    #[test]
-    fn remedy_names_the_option_of_this_command() {
-        let told =
-            format!("the disk of node n1 was full 9 times; {FULL_DISK_HINT}; then {RERUN_HINT}");
-        let told = rewrite_message(&told, None);
-        assert!(
-            told.ends_with("free some of it, or give a smaller --node-size; then run it again"),
-            "{told}"
-        );
+    /// A result in a volume of node `n2`.
+    fn unsent_result(volume: u128) -> UnsentResult {
+        let failure = "file 'out' of volume 'w' failed to reach bafs://home/out: no";
+        UnsentResult {
+            message: format!("{failure}; it stays on node n2"),
+            failure: failure.to_owned(),
+            place: Some(("n2".to_owned(), VolumeId(volume))),
+        }
     }
 
-    /// The beginning of what is told of a result, and the whole.
-    fn result_message(volume: &str) -> (&'static str, String) {
-        let before = "file 'out' of volume 'w' failed to reach bafs://home/out: no; ";
-        let stays = "it stays on node n2 for 7 days after the run; correct the cause, then run: \
-                     bafs volume extract";
-        (
-            before,
-            format!("{before}{stays} {volume} out bafs://home/out"),
-        )
-    }
-
-    /// The directory of a cluster whose node `n2` has the volume `0af3`, and where its files are.
+    /// The directory of a cluster whose node `n2` has the volume 3, and where its files are.
     fn test_cluster_directory() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().expect("a directory");
-        let place = volume_path(directory.path(), "n2", "0af3");
+        let place = volume_path(directory.path(), "n2", VolumeId(3));
         fs::create_dir_all(&place).expect("a directory");
         (directory, place)
     }
 
-    #[test]
-    fn kept_result_is_located_in_the_cluster_directory() {
-        let (directory, place) = test_cluster_directory();
-        let (before, told) = result_message("0af3");
-        let kept = rewrite_message(&told, Some(directory.path()));
-        assert_eq!(kept, format!("{before}it is in {}", place.display()));
-        let lost = rewrite_message(&told, None);
-        assert_eq!(
-            lost,
-            format!("{before}it is lost with the temporary cluster")
-        );
-        // Its node lost the volume at the end.
-        let gone = rewrite_message(&result_message("0af4").1, Some(directory.path()));
-        assert_eq!(gone, lost);
-        let fifo = format!("{before}it stays on node n2 for 7 days after the run in volume 0af3");
-        assert_eq!(rewrite_message(&fifo, None), lost);
-        assert_eq!(rewrite_message(&fifo, Some(directory.path())), kept);
-    }
-
-    #[test]
-    fn only_existing_results_keep_the_cluster_directory() {
-        let (directory, here) = test_cluster_directory();
-        let another = volume_path(directory.path(), "n1", "0af5");
-        let mut report = RunReport {
+    fn cancelled_report(unsent_results: Vec<UnsentResult>) -> RunReport {
+        let told = unsent_results.iter().map(|it| it.message.clone());
+        let warnings = std::iter::once("something else".to_owned()).chain(told);
+        RunReport {
             run: RunId(1),
             workflow: "w".to_owned(),
             outcome: Outcome::Cancelled,
             wall_ms: 0,
             totals: Progress::default(),
             jobs: Vec::new(),
-            warnings: Vec::new(),
+            warnings: warnings.collect(),
             warnings_omitted: 0,
+            unsent_results,
+        }
+    }
+
+    #[test]
+    fn kept_result_is_located_in_the_cluster_directory() {
+        let (directory, place) = test_cluster_directory();
+        let end_of = |volume, kept| {
+            let mut report = cancelled_report(vec![unsent_result(volume)]);
+            rewrite_report(&mut report, kept);
+            assert_eq!(report.warnings[0], "something else");
+            report.warnings[1].clone()
         };
-        // Of a file that no job wrote nothing is told.
-        report.totals.extracts_failed = 1;
-        let found = |report: &RunReport| unsent_result_paths(report, directory.path());
-        assert!(found(&report).is_empty());
-        report.warnings.push(result_message("0af4").1);
-        assert!(found(&report).is_empty());
-        report.warnings.push(result_message("0af3").1);
-        assert_eq!(found(&report), BTreeSet::from([here.clone()]));
-        report.warnings_omitted = 1;
-        fs::create_dir_all(&another).expect("a directory");
-        let both = BTreeSet::from([another, here]);
-        assert_eq!(found(&report), both);
-        let said = describe_kept_results(&both, directory.path());
-        assert!(
-            both.iter()
-                .all(|it| said.contains(&it.display().to_string())),
-            "{said}"
+        let failure = unsent_result(3).failure;
+        let kept = end_of(3, Some(directory.path()));
+        assert_eq!(kept, format!("{failure}; it is in {}", place.display()));
+        let lost = end_of(3, None);
+        assert_eq!(
+            lost,
+            format!("{failure}; it is lost with the temporary cluster")
         );
+        // Its node lost the volume at the end.
+        assert_eq!(end_of(4, Some(directory.path())), lost);
+    }
+
+    #[test]
+    fn only_existing_results_keep_the_cluster_directory() {
+        let (directory, here) = test_cluster_directory();
+        let found = |volumes: &[u128]| {
+            let results = volumes.iter().copied().map(unsent_result);
+            unsent_result_paths(&cancelled_report(results.collect()), directory.path())
+        };
+        assert!(found(&[]).is_empty());
+        assert!(found(&[4]).is_empty());
+        let kept = found(&[4, 3]);
+        assert_eq!(kept, BTreeSet::from([here.clone()]));
+        let said = describe_kept_results(&kept, directory.path());
+        assert!(said.contains(&here.display().to_string()), "{said}");
     }
 
     #[test]

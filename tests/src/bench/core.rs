@@ -85,6 +85,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     report.add_figure_with_target("p99_ms", now.p99_ms, 0.0..=DECISION_MS_MAX);
     report.add_figure_with_target("speed_vs_before", before_s / now.total_s, SPEED_MIN..=1e9);
     report.add_figure("before_decisions_per_s", count as f64 / before_s);
+    report.add_figure("total_s", now.total_s);
+    report.add_figure("decided_s", now.decided_s);
+    report.add_figure("snapshots_s", now.snapshots_s);
+    report.add_figure("before_total_s", before_s);
     report.add_figure("journal_mib", file_mib(&path)?);
     report.add_figure(
         "before_journal_mib",
@@ -172,6 +176,9 @@ fn time_events_alone(header: &JournalHeader, events: &Path, path: &Path) -> Resu
 /// How long the core took with its journal.
 struct RecordedRun {
     total_s: f64,
+    /// Of it: the core with the rows that it wrote, and the snapshots. The rest wrote the steps.
+    decided_s: f64,
+    snapshots_s: f64,
     /// Of one decision with the rows that it wrote.
     p99_ms: f64,
     snapshots: u32,
@@ -182,7 +189,7 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
     let mut scheduler = header.new_scheduler(&NullSelector);
     scheduler.start_recording();
     let mut times: Vec<u32> = Vec::new();
-    let (mut total_s, mut snapshots) = (0.0, 0);
+    let (mut total_s, mut decided_s, mut snapshots_s, mut snapshots) = (0.0, 0.0, 0.0, 0);
     let mut is_first_half = true;
     for batch in read_batches(events)? {
         let batch = batch?;
@@ -193,7 +200,9 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
             steps.push(scheduler.record_step(now, event));
             times.push(step.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
         }
+        decided_s += watch.elapsed().as_secs_f64();
         journal.append(&steps)?;
+        let snapshot_watch = Stopwatch::start();
         if journal.is_snapshot_due() {
             let snapshot = Snapshot {
                 state: scheduler.snapshot(),
@@ -201,6 +210,7 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
             };
             journal.append_snapshot(&snapshot)?;
             snapshots += 1;
+            snapshots_s += snapshot_watch.elapsed().as_secs_f64();
         }
         total_s += watch.elapsed().as_secs_f64();
         if is_first_half && scheduler.jobs_done() * 2 > header.workflow.jobs.len() as u64 {
@@ -214,6 +224,8 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
     let p99 = times.get(times.len() * 99 / 100).copied().unwrap_or(0);
     Ok(RecordedRun {
         total_s,
+        decided_s,
+        snapshots_s,
         p99_ms: f64::from(p99) / 1e6,
         snapshots,
     })

@@ -167,6 +167,11 @@ impl Stopwatch {
     }
 }
 
+/// A row of a table.
+pub(super) fn table_row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

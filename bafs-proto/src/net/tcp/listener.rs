@@ -21,7 +21,7 @@ use crate::net::handshakes::Handshakes;
 use crate::net::hello::{FRAME_TIMEOUT_MS, connection_error, own_hello, reply_to_hello};
 use crate::net::memory_budget::{ConnectionBudget, TOO_MANY_CALLS};
 use crate::net::tls::{Acceptor, TlsTcpStream};
-use crate::net::{Frame, Peer, Service, serve_frame};
+use crate::net::{Frame, Peer, Service, listen_error_code, serve_frame};
 
 /// Pause when the system has no descriptor for the next connection.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -44,13 +44,11 @@ impl TlsTcpListener {
     /// Listens at `address`, port 0 for any. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
+    /// `Conflict` when the port is in use, `NotFound` when this machine has no such address,
+    /// `RightMissing` when the user may not use it, `ServerFault` for anything else.
     pub fn bind(address: SocketAddr, identity: &Identity) -> Result<Self> {
         let failed = |e: std::io::Error| {
-            let code = match e.kind() {
-                std::io::ErrorKind::AddrInUse => ErrorCode::Conflict,
-                _ => ErrorCode::ServerFault,
-            };
+            let code = listen_error_code(e.kind());
             Error::new(code, format!("cannot listen at {address} (TCP): {e}"))
         };
         socket::raise_descriptor_limit();

@@ -1,5 +1,7 @@
 //! The bytes of a journal: its first line, its frames.
 
+use std::borrow::Cow;
+
 use bafs_proto::hash::Digest;
 use bafs_proto::{Error, ErrorCode, Result};
 use serde::de::DeserializeOwned;
@@ -12,14 +14,17 @@ use crate::RecordedStep;
 const MAGIC_PREFIX: &[u8] = b"bafs-journal ";
 
 /// First bytes of a journal of this version.
-pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 24\n";
+pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 25\n";
 
 /// The version of the form of new journals. It changes when an older program could not read what a
 /// newer one writes; `docs/contributing/journal.md` says how.
-pub const JOURNAL_VERSION: u32 = 24;
+pub const JOURNAL_VERSION: u32 = 25;
 
 /// The first version that is read: those before kept no rows of the state.
 const VERSION_MIN: u32 = 24;
+
+/// The first version whose payloads are compressed.
+const COMPRESSED_SINCE: u32 = 25;
 
 /// Where the last snapshot is: its offset, after the first line. Zero: there is none.
 const SNAPSHOT_FIELD_BYTES: usize = 8;
@@ -48,9 +53,44 @@ pub(super) struct Frame {
     pub(super) snapshot: Option<Snapshot>,
 }
 
+/// How a journal keeps its payloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PayloadForm {
+    /// As MessagePack.
+    Plain,
+    /// As an LZ4 block of that, after its length in four bytes (little endian).
+    Compressed,
+}
+
+impl PayloadForm {
+    /// That of new journals.
+    pub(super) const NEW: Self = Self::Compressed;
+
+    fn encode(self, plain: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Plain => plain.to_vec(),
+            Self::Compressed => lz4_flex::compress_prepend_size(plain),
+        }
+    }
+
+    /// Nothing if it is damaged, or says that it is longer than any is.
+    fn decode(self, payload: &[u8]) -> Option<Cow<'_, [u8]>> {
+        if self == Self::Plain {
+            return Some(Cow::Borrowed(payload));
+        }
+        let length = u32::from_le_bytes(payload.get(..4)?.try_into().ok()?);
+        if length > PAYLOAD_BYTES_MAX {
+            return None;
+        }
+        let plain = lz4_flex::decompress_size_prepended(payload);
+        plain.ok().map(Cow::Owned)
+    }
+}
+
 /// Where things are in a journal that begins with these bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
+    pub(super) form: PayloadForm,
     /// Where the offset of the last snapshot is.
     pub(super) snapshot_field: usize,
     /// Where the header's frame begins.
@@ -63,7 +103,7 @@ pub(super) struct Layout {
 pub(super) fn begin_journal(header: &JournalHeader) -> Result<Vec<u8>> {
     let mut bytes = JOURNAL_MAGIC.to_vec();
     bytes.extend([0; SNAPSHOT_FIELD_BYTES]);
-    bytes.extend(encode_frame(header)?);
+    bytes.extend(encode_frame(header, PayloadForm::NEW)?);
     Ok(bytes)
 }
 
@@ -97,7 +137,12 @@ pub(super) fn read_layout(bytes: &[u8]) -> Result<Layout> {
     let field = bytes.get(snapshot_field..header);
     let field = field.and_then(|field| field.try_into().ok());
     let field = field.ok_or_else(|| damaged(snapshot_field as u64, "its start is not whole"))?;
+    let form = match version < COMPRESSED_SINCE {
+        true => PayloadForm::Plain,
+        false => PayloadForm::Compressed,
+    };
     Ok(Layout {
+        form,
         snapshot_field,
         header,
         snapshot_at: u64::from_le_bytes(field),
@@ -105,23 +150,21 @@ pub(super) fn read_layout(bytes: &[u8]) -> Result<Layout> {
 }
 
 /// A frame of its own.
-pub(super) fn encode_frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    let mut frame = vec![0; FRAME_HEAD_BYTES];
-    rmp_serde::encode::write_named(&mut frame, value)
+pub(super) fn encode_frame<T: Serialize>(value: &T, form: PayloadForm) -> Result<Vec<u8>> {
+    let plain = rmp_serde::to_vec_named(value)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))?;
-    let payload = &frame[FRAME_HEAD_BYTES..];
-    let length = u32::try_from(payload.len())
+    let payload = form.encode(&plain);
+    let length = u32::try_from(plain.len().max(payload.len()))
         .ok()
         .filter(|length| *length <= PAYLOAD_BYTES_MAX);
-    let length = length.ok_or_else(|| {
-        Error::new(
-            ErrorCode::Malformed,
-            "the workflow is too large for a journal",
-        )
-    })?;
-    let digest = Digest::of(payload).0;
-    frame[..4].copy_from_slice(&length.to_le_bytes());
-    frame[4..FRAME_HEAD_BYTES].copy_from_slice(&digest[..CHECKSUM_BYTES]);
+    if length.is_none() {
+        let text = "the workflow is too large for a journal";
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    let mut frame = Vec::with_capacity(FRAME_HEAD_BYTES + payload.len());
+    frame.extend((payload.len() as u32).to_le_bytes());
+    frame.extend(&Digest::of(&payload).0[..CHECKSUM_BYTES]);
+    frame.extend(payload);
     Ok(frame)
 }
 
@@ -141,16 +184,18 @@ pub(super) fn payload_bytes(bytes: &[u8]) -> Option<usize> {
 /// What a payload says that begins at this byte of the journal.
 pub(super) fn decode_payload<T: DeserializeOwned>(
     payload: &[u8],
+    form: PayloadForm,
     at: u64,
     what: &str,
 ) -> Result<T> {
-    rmp_serde::from_slice(payload)
-        .map_err(|e| damaged(at, &format!("{what} does not decode ({e})")))
+    let plain = form.decode(payload);
+    let plain = plain.ok_or_else(|| damaged(at, &format!("{what} does not decompress")))?;
+    rmp_serde::from_slice(&plain).map_err(|e| damaged(at, &format!("{what} does not decode ({e})")))
 }
 
 /// What a frame after the header says. Rows are checked, so that whoever puts them back need not.
-pub(super) fn decode_content(payload: &[u8], at: u64) -> Result<Frame> {
-    let frame: Frame = decode_payload(payload, at, "a record")?;
+pub(super) fn decode_content(payload: &[u8], form: PayloadForm, at: u64) -> Result<Frame> {
+    let frame: Frame = decode_payload(payload, form, at, "a record")?;
     let snapshots = frame.snapshot.iter().map(|snapshot| &snapshot.state);
     let steps = frame.steps.iter().map(|step| &step.changes);
     for changes in snapshots.chain(steps) {
@@ -162,11 +207,16 @@ pub(super) fn decode_content(payload: &[u8], at: u64) -> Result<Frame> {
 
 /// Reads the frames from `bytes` on, which begin at byte `start` of the journal. Answers where the
 /// last whole one ends.
-pub(super) fn read_frames(bytes: &[u8], start: u64, mut each: impl FnMut(Frame)) -> Result<u64> {
+pub(super) fn read_frames(
+    bytes: &[u8],
+    form: PayloadForm,
+    start: u64,
+    mut each: impl FnMut(Frame),
+) -> Result<u64> {
     let mut rest = bytes;
     let position = |rest: &[u8]| start + (bytes.len() - rest.len()) as u64;
     while let Some(payload) = decode_frame(rest) {
-        each(decode_content(payload, position(rest))?);
+        each(decode_content(payload, form, position(rest))?);
         rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
     }
     // A torn frame is the last one. If a whole one follows, this is no tear but damage.
@@ -196,7 +246,7 @@ mod tests {
 
     fn decode(frame: &Value) -> Frame {
         let payload = rmp_serde::to_vec_named(frame).expect("it encodes");
-        decode_payload(&payload, 0, "a record").expect("it decodes")
+        decode_payload(&payload, PayloadForm::Plain, 0, "a record").expect("it decodes")
     }
 
     fn scheduler() -> Scheduler {

@@ -30,7 +30,7 @@ const FOLLOWED_STEPS_MAX: usize = 40_000;
 const NAMES_SHOWN: usize = 5;
 
 /// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
-pub const PLAN_HINT: &str = "; without a plan, all volumes of a job are on its node; `bafs \
+const PLAN_HINT: &str = "; without a plan, all volumes of a job are on its node; `bafs \
     run --plan` may use several nodes";
 
 /// What became of trying whether a pipeline fits.
@@ -60,9 +60,9 @@ impl View<'_> {
             .or_else(|| self.too_large_near())?;
         let nodes = self.fleet.live();
         let storing = nodes.filter(|(id, _)| self.fleet.offered(*id).bytes > 0);
-        match storing.count() {
-            0 | 1 => Some(too_large),
-            _ => Some(too_large + PLAN_HINT),
+        match self.settings.suggests_plan && storing.count() > 1 {
+            true => Some(too_large + PLAN_HINT),
+            false => Some(too_large),
         }
     }
 

@@ -510,14 +510,14 @@ mod tests {
         assert_eq!(of(0, 60, 180), [40; 4]);
         assert_eq!(
             of(0, 60, 181),
-            [12, 5, 12, 12],
+            [13, 6, 13, 13],
             "no room for what is read with it"
         );
-        assert_eq!(of(61, 0, 0), [10; 4], "no room for a pipeline more");
+        assert_eq!(of(61, 0, 0), [11; 4], "no room for a pipeline more");
         // What is left beside their ends is 100, 20, 100 and 100.
         assert_eq!(
             of(0, 80, 0),
-            [13, 3, 13, 13],
+            [14, 3, 14, 14],
             "the second's pipelines could not end"
         );
     }

@@ -12,7 +12,9 @@ use super::space_refusals::{describe_too_small, disk_of, found_no_space, refused
 use crate::decision::QuarantineReason;
 use crate::describe::describe_bytes;
 use crate::policy::View;
+use crate::settings::ClusterLifetime;
 use crate::space::Space;
+use crate::state::disk_fullness::{DiskLack, DiskResource};
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
 
@@ -23,20 +25,6 @@ const FULL_DISKS_MAX: u32 = 2;
 /// A disk may have no space so often, one time after the other, before it is believed to be full:
 /// somebody else may have taken it, and the next listing shows that.
 const PASSING_MAX: u32 = 1;
-
-/// What a user can do about a full disk.
-pub const FULL_DISK_HINT: &str = "free some of it, or start the node with a smaller --size";
-
-/// What a user can do about a disk that has bytes, but no inodes.
-pub const INODES_EXHAUSTED_HINT: &str =
-    "remove files from its disk, or start the node on another disk";
-
-/// What tells in a reason that a disk lacks files, and not bytes.
-const NO_FILES: &str = "files (inodes) left";
-
-/// What a user can do when the run has ended.
-pub const RERUN_HINT: &str =
-    "delete the journal of this run and start it again; results at home are kept";
 
 /// Jobs that are named when all wait for a full disk.
 const NAMES_SHOWN: usize = 3;
@@ -55,7 +43,7 @@ pub(crate) fn find_full_disk(
     view: View<'_>,
     job: JobIndex,
     report: &JobReport,
-) -> Option<(ServerId, String)> {
+) -> Option<(ServerId, DiskLack)> {
     if !found_no_space(view, job, report) {
         return None;
     }
@@ -66,25 +54,44 @@ pub(crate) fn find_full_disk(
         return None;
     }
     let name = &view.graph.workflow.volume(volume).name;
-    let why = match disk {
-        Some(free) => format!(
-            "volume '{name}' ran out of space below its limit of {}",
-            describe_disk(view, server, limit_of(view, volume), free)
-        ),
-        None => format!(
-            "volume '{name}' ran out of space when less than half full: the disk of node {} \
-             may be full",
-            view.fleet.name(server)
-        ),
+    let (why, lacks) = match disk {
+        Some(free) => {
+            let size = limit_of(view, volume);
+            let lacks = lacking_resource(size, free);
+            let disk = describe_disk(view, server, (size, free), lacks);
+            let why = format!("volume '{name}' ran out of space below its limit of {disk}");
+            (why, lacks)
+        }
+        None => {
+            let why = format!(
+                "volume '{name}' ran out of space when less than half full: the disk of node {} \
+                 may be full",
+                view.fleet.name(server)
+            );
+            (why, DiskResource::Bytes)
+        }
     };
-    Some((server, why))
+    Some((server, DiskLack { why, lacks }))
+}
+
+/// What a disk with so much free lacks for a volume that may hold so much.
+fn lacking_resource(size: Space, free: Space) -> DiskResource {
+    let lacks_files = free.files == 0 || (free.files < size.files && free.bytes >= size.bytes);
+    match lacks_files {
+        true => DiskResource::Inodes,
+        false => DiskResource::Bytes,
+    }
 }
 
 /// What a volume may hold and the disk of its node has free, in what that lacks.
-fn describe_disk(view: View<'_>, server: ServerId, size: Space, free: Space) -> String {
+fn describe_disk(
+    view: View<'_>,
+    server: ServerId,
+    (size, free): (Space, Space),
+    lacks: DiskResource,
+) -> String {
     let node = view.fleet.name(server);
-    let lacks_files = free.files == 0 || (free.files < size.files && free.bytes >= size.bytes);
-    if !lacks_files {
+    if lacks == DiskResource::Bytes {
         let (size, free) = (describe_bytes(size), describe_bytes(free));
         return format!("{size}: the disk of node {node} has {free} free");
     }
@@ -95,7 +102,7 @@ fn describe_disk(view: View<'_>, server: ServerId, size: Space, free: Space) -> 
     let [size, free, all] = [size.files, free.files, offered].map(with_commas);
     let left = if free == "0" { "no" } else { "few" };
     format!(
-        "{size} files: the disk of node {node} has {left} {NO_FILES}: {free} of the \
+        "{size} files: the disk of node {node} has {left} files (inodes) left: {free} of the \
          {all} that it offers"
     )
 }
@@ -163,7 +170,8 @@ pub(crate) fn describe_full(view: View<'_>, job: JobIndex, report: &JobReport) -
         let node = view.fleet.name(server);
         return format!(
             " when volume {names} ran out of space without being full: the disk of node {node} \
-             may be full; {FULL_DISK_HINT}"
+             may be full; {}",
+            remedy(view, DiskResource::Bytes)
         );
     }
     let full = refused_for_space(view, job, report);
@@ -283,21 +291,42 @@ impl State {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times in a row (last: \
-             {}); {}; then {RERUN_HINT}",
+             {}); {}; then {}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),
             node.full.why,
-            remedy(&node.full.why)
+            remedy(View::new(self), node.full.lacks),
+            rerun_hint(View::new(self))
         ))
     }
 }
 
-/// What helps against a disk that is full in this way.
-pub(crate) fn remedy(why: &str) -> &'static str {
-    match why.contains(NO_FILES) {
-        true => INODES_EXHAUSTED_HINT,
-        false => FULL_DISK_HINT,
+/// What a user can do about a full disk.
+pub(crate) fn remedy(view: View<'_>, lacks: DiskResource) -> &'static str {
+    match (view.settings.cluster, lacks) {
+        (ClusterLifetime::BeyondRun, DiskResource::Bytes) => {
+            "free some of it, or start the node with a smaller --size"
+        }
+        (ClusterLifetime::BeyondRun, DiskResource::Inodes) => {
+            "remove files from its disk, or start the node on another disk"
+        }
+        (ClusterLifetime::OneRun, DiskResource::Bytes) => {
+            "free some of it, or give a smaller --node-size"
+        }
+        (ClusterLifetime::OneRun, DiskResource::Inodes) => {
+            "remove files from it, or set TMPDIR to a directory on another disk"
+        }
+    }
+}
+
+/// What a user can do when the run has ended.
+fn rerun_hint(view: View<'_>) -> &'static str {
+    match view.settings.cluster {
+        ClusterLifetime::BeyondRun => {
+            "delete the journal of this run and start it again; results at home are kept"
+        }
+        ClusterLifetime::OneRun => "run it again",
     }
 }
 
@@ -318,13 +347,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remedy_fits_what_the_disk_lacks() {
-        let told = |what: &str| remedy(&format!("the disk of node n1 has {what}"));
-        assert_eq!(
-            told("no files (inodes) left: 0 of the 1,400"),
-            INODES_EXHAUSTED_HINT
-        );
-        assert_eq!(told("4.0 kB free"), FULL_DISK_HINT);
+    fn disk_without_inodes_lacks_files() {
+        let space = |bytes, files| Space { bytes, files };
+        let size = space(1_000, 10);
+        let lacks = [(0, 20), (5_000, 9), (900, 9), (5_000, 0), (0, 0)]
+            .map(|(bytes, files)| lacking_resource(size, space(bytes, files)));
+        use DiskResource::{Bytes, Inodes};
+        assert_eq!(lacks, [Bytes, Inodes, Bytes, Inodes, Inodes]);
     }
 
     #[test]

@@ -1,11 +1,19 @@
-//! A connection to an FTP server: commands, replies, passive data connections. Knows no homes.
+//! A connection to an FTP server, plain or over TLS (RFC 4217): commands, replies, passive data
+//! connections. Knows no homes.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bafs_proto::net::{ForeignTlsConnector, ForeignTlsStream};
 use bafs_proto::path::{from_bytes, to_bytes};
 use bafs_proto::{Error, ErrorCode, Result};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{
+    AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf,
+};
 use tokio::net::TcpStream;
 
 use super::facts;
@@ -23,6 +31,30 @@ const NOT_OPENED_TEXT: &str = "failed to open directory";
 /// A server that neither sends nor takes anything for so long hangs.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A server, and how to log in there.
+pub(super) struct FtpServer {
+    /// `HOST:PORT`.
+    pub(super) place: String,
+    pub(super) user: String,
+    pub(super) password: String,
+    /// What secures commands and data, if anything does.
+    pub(super) tls: Option<Arc<ForeignTlsConnector>>,
+}
+
+impl FtpServer {
+    /// The host alone, for which its certificate must be.
+    fn host(&self) -> &str {
+        let host = self.place.rsplit_once(':').map_or(&*self.place, |it| it.0);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
+/// Bytes of a connection, secured or not.
+enum FtpStream {
+    Plain(TcpStream),
+    Secured(Box<ForeignTlsStream>),
+}
+
 /// What a server answers: a code and its lines, without the code.
 #[derive(Debug)]
 pub(super) struct FtpReply {
@@ -32,8 +64,10 @@ pub(super) struct FtpReply {
 
 /// A connection that is logged in.
 pub(super) struct FtpConnection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<FtpStream>,
     peer: SocketAddr,
+    /// What secures data connections, for this host.
+    tls: Option<(Arc<ForeignTlsConnector>, String)>,
     /// Whether the server knows the commands of RFC 3659.
     pub(super) has_facts: bool,
 }
@@ -42,20 +76,25 @@ impl FtpConnection {
     /// Connects to `host:port` and logs in.
     ///
     /// # Errors
-    /// `Unreachable`; `RightMissing` when the login is refused.
-    pub(super) async fn open(host: &str, user: &str, password: &str) -> Result<Self> {
-        let stream = with_silence_timeout(TcpStream::connect(host)).await?;
+    /// `Unreachable`; `RightMissing` when the login is refused, or the server cannot be trusted.
+    pub(super) async fn open(server: &FtpServer) -> Result<Self> {
+        let FtpServer { user, password, .. } = server;
+        let stream = with_silence_timeout(TcpStream::connect(&server.place)).await?;
         let peer = stream.peer_addr().map_err(|e| connection_error(&e))?;
         // Commands are small and each is waited for.
         stream.set_nodelay(true).map_err(|e| connection_error(&e))?;
         let mut this = Self {
-            stream: BufReader::new(stream),
+            stream: BufReader::new(FtpStream::Plain(stream)),
             peer,
+            tls: None,
             has_facts: false,
         };
         let greeting = this.reply().await?;
         if greeting.code != 220 {
             return Err(greeting.refusal_error());
+        }
+        if let Some(tls) = &server.tls {
+            this = this.secure(tls, server.host()).await?;
         }
         let mut login = this.send_command("USER", user).await?;
         if login.code == 331 {
@@ -91,6 +130,21 @@ impl FtpConnection {
         Ok(this)
     }
 
+    /// Secures the connection, and those of data to come, before anything is said that matters.
+    async fn secure(mut self, tls: &Arc<ForeignTlsConnector>, host: &str) -> Result<Self> {
+        let begun = self.send_command("AUTH", "TLS").await?;
+        if begun.code != 234 {
+            let text = "the server offers no TLS; use ftp:// if the network is trusted";
+            return Err(Error::new(begun.refusal_error().code, text));
+        }
+        let stream = self.stream.into_inner().into_plain()?;
+        self.stream = BufReader::new(secure_stream(tls, host, stream).await?);
+        self.tls = Some((tls.clone(), host.to_owned()));
+        self.run_command("PBSZ", "0").await?;
+        self.run_command("PROT", "P").await?;
+        Ok(self)
+    }
+
     /// Sends a command and reads its reply.
     ///
     /// # Errors
@@ -102,7 +156,9 @@ impl FtpConnection {
         }
         let space = if argument.is_empty() { "" } else { " " };
         let line = format!("{command}{space}{argument}\r\n");
-        with_silence_timeout(self.stream.get_mut().write_all(&to_bytes(&line))).await?;
+        let stream = self.stream.get_mut();
+        with_silence_timeout(stream.write_all(&to_bytes(&line))).await?;
+        with_silence_timeout(stream.flush()).await?;
         self.reply().await
     }
 
@@ -160,8 +216,7 @@ impl FtpConnection {
             let count = with_silence_timeout(data.write(left)).await?;
             left = &left[count..];
         }
-        with_silence_timeout(data.shutdown()).await?;
-        drop(data);
+        data.end_upload().await?;
         self.end_of_transfer().await.map(drop)
     }
 
@@ -200,7 +255,7 @@ impl FtpConnection {
     }
 
     /// Opens a data connection and begins a transfer on it.
-    async fn transfer(&mut self, offset: u64, command: &str, path: &str) -> Result<TcpStream> {
+    async fn transfer(&mut self, offset: u64, command: &str, path: &str) -> Result<FtpStream> {
         let passive = self.send_command("EPSV", "").await?;
         let text = passive.lines.join(" ");
         let port = match passive.code {
@@ -223,8 +278,12 @@ impl FtpConnection {
         }
         let begun = self.send_command(command, path).await?;
         match begun.code {
-            125 | 150 => Ok(data),
-            _ => Err(begun.refusal_error()),
+            125 | 150 => {}
+            _ => return Err(begun.refusal_error()),
+        }
+        match &self.tls {
+            Some((tls, host)) => secure_stream(tls, host, data).await,
+            None => Ok(FtpStream::Plain(data)),
         }
     }
 
@@ -282,15 +341,98 @@ impl FtpReply {
     }
 }
 
+impl FtpStream {
+    /// The connection below a stream that is not secured yet.
+    fn into_plain(self) -> Result<TcpStream> {
+        match self {
+            Self::Plain(stream) => Ok(stream),
+            Self::Secured(_) => Err(connection_error(&"it is secured already")),
+        }
+    }
+
+    /// Ends what was sent. Of a secured stream all is read that the server still sent: closing a
+    /// socket with unread bytes resets it, and the server might lose the end of the file.
+    async fn end_upload(mut self) -> Result<()> {
+        with_silence_timeout(self.shutdown()).await?;
+        if let Self::Secured(stream) = &mut self {
+            let mut rest = [0; 1 << 10];
+            while let Ok(1..) = with_silence_timeout(stream.read(&mut rest)).await {}
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for FtpStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Secured(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for FtpStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Secured(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Secured(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Secured(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+/// Secures a connection to a host, whose certificate must be for it.
+async fn secure_stream(
+    tls: &ForeignTlsConnector,
+    host: &str,
+    stream: TcpStream,
+) -> Result<FtpStream> {
+    let secured = tokio::time::timeout(SILENCE_TIMEOUT, tls.connect(host, stream)).await;
+    match secured {
+        Ok(Ok(stream)) => Ok(FtpStream::Secured(Box::new(stream))),
+        // What a peer does wrong the library tells in this kind; what the network does, in others.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+            let text = format!(
+                "it cannot be trusted as {host}: {error}; name the authority of its certificate \
+                 with `authorities` in the node's homes.toml"
+            );
+            Err(Error::new(ErrorCode::RightMissing, text))
+        }
+        Ok(Err(error)) => Err(connection_error(&error)),
+        Err(_) => Err(connection_error(&"it does not answer the TLS handshake")),
+    }
+}
+
 /// Takes what comes: `length` bytes, or fewer if it ends before.
-async fn receive(data: TcpStream, length: u64, bytes: &mut Vec<u8>) -> Result<()> {
+async fn receive(data: FtpStream, length: u64, bytes: &mut Vec<u8>) -> Result<()> {
     let mut data = data.take(length);
     while with_silence_timeout(data.read_buf(bytes)).await? > 0 {}
     Ok(())
 }
 
 /// What comes of one step, if anything does before the server must be taken for dead.
-async fn with_silence_timeout<T>(step: impl Future<Output = std::io::Result<T>>) -> Result<T> {
+async fn with_silence_timeout<T>(step: impl Future<Output = io::Result<T>>) -> Result<T> {
     match tokio::time::timeout(SILENCE_TIMEOUT, step).await {
         Ok(done) => done.map_err(|e| connection_error(&e)),
         Err(_) => {

@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::message::JobOutcome;
 
-use super::{PartOutcome, ReadTask, table_row};
+use super::part_outcome::{PartOutcome, ReadTask};
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, format_number, time_seconds};
+use crate::bench::measure::{Samples, format_number, table_row, time_seconds};
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::CacheCluster;
 

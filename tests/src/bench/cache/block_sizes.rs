@@ -3,9 +3,9 @@
 
 use anyhow::Result;
 
-use super::{MIB, PartOutcome, table_row};
+use super::part_outcome::{MIB, PartOutcome};
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, format_number, time_seconds};
+use crate::bench::measure::{Samples, format_number, table_row, time_seconds};
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::{CacheCluster, DATA_FILE};

@@ -4,9 +4,9 @@
 use anyhow::Result;
 use bafs_proto::volume::ReplacementPolicy;
 
-use super::{MIB, PartOutcome, table_row};
+use super::part_outcome::{MIB, PartOutcome};
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, format_number};
+use crate::bench::measure::{Samples, format_number, table_row};
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::{CacheCluster, DATA_FILE, count_wrong_bytes};
 use crate::content::Content;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use bafs_proto::message::MountTarget;
 
-use super::{MIB, PartOutcome, ReadTask, table_row};
+use super::part_outcome::{MIB, PartOutcome, ReadTask};
 use crate::api::CacheSpec;
 use crate::bench::machine::ProcessorTime;
-use crate::bench::measure::{Samples, format_number, time_seconds};
+use crate::bench::measure::{Samples, format_number, table_row, time_seconds};
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::{CacheCluster, count_wrong_bytes, run_compare_job};
 use crate::content::Content;

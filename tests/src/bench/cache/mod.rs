@@ -6,29 +6,17 @@ mod block_sizes;
 mod capacity_knee;
 mod home_link;
 mod node_churn;
+mod part_outcome;
 mod peer_read;
 mod warm_read;
 
-use std::future::Future;
-use std::pin::Pin;
-
 use anyhow::{Result, ensure};
 
+use self::part_outcome::PartOutcome;
 pub(super) use self::peer_read::{SOURCE_PROCESS, run_source_process};
 pub(super) use self::warm_read::run_passthrough;
 use super::measure::Stopwatch;
 use super::{BenchmarkReport, Options};
-
-const MIB: usize = 1 << 20;
-
-/// A reader that returns the number of wrong bytes.
-type ReadTask = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
-
-/// Findings of a part besides its figures.
-#[derive(Debug, Clone, Copy, Default)]
-struct PartOutcome {
-    wrong_bytes: u64,
-}
 
 /// A part with the figures that are missing when it fails.
 struct CachePart {
@@ -135,8 +123,4 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     );
     ensure!(wrong_bytes == 0, "{wrong_bytes} wrong bytes were read");
     Ok(())
-}
-
-fn table_row<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{MIB, PartOutcome, ReadTask, table_row};
+use super::part_outcome::{MIB, PartOutcome, ReadTask};
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, format_number, time_seconds};
+use crate::bench::measure::{Samples, format_number, table_row, time_seconds};
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::{CacheCluster, count_wrong_bytes, run_compare_job};
 use crate::content::Content;

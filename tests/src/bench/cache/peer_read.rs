@@ -12,10 +12,10 @@ use bafs_proto::message::Role;
 use bafs_proto::net::quic;
 use bytes::Bytes;
 
-use super::{MIB, PartOutcome, table_row};
+use super::part_outcome::{MIB, PartOutcome};
 use crate::api::{ApiClient, CacheSpec, CacheVolume, READ_BYTES_MAX};
 use crate::bench::machine::warm_memory;
-use crate::bench::measure::{BenchmarkVariant, run_interleaved, time_seconds};
+use crate::bench::measure::{BenchmarkVariant, run_interleaved, table_row, time_seconds};
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};
 use crate::cache_cluster::{CacheCluster, DATA_FILE};

@@ -6,10 +6,10 @@ use std::{cell::RefCell, rc::Rc};
 
 use anyhow::{Result, ensure};
 
-use super::{MIB, PartOutcome, table_row};
+use super::part_outcome::{MIB, PartOutcome};
 use crate::api::CacheSpec;
 use crate::bench::machine::{CacheDropScope, drop_caches};
-use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, table_row};
 use crate::bench::minimal_file_systems::passthrough::PassthroughMount;
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};

@@ -15,9 +15,8 @@ use bafs_proto::message::{
 use super::delayed_link::DelayedLink;
 use super::file_work::{FileWork, parse_rate, process_arguments};
 use super::mounted_scratch::start_remote_cluster;
-use super::table_row;
 use crate::TestCluster;
-use crate::bench::measure::{BenchmarkVariant, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, run_interleaved, table_row};
 use crate::bench::{BenchmarkReport, Options};
 
 /// One way of the link takes so long.

@@ -10,9 +10,10 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use rustix::fs::statvfs;
 
-use super::MIB;
 use crate::bench::measure::time_seconds;
 use crate::bench::shell::run_program;
+
+pub(super) const MIB: u64 = 1 << 20;
 
 /// Hidden first argument: this process works on files and prints how many seconds that took.
 pub(in crate::bench) const WORK_PROCESS: &str = "--datapath-work";

@@ -6,12 +6,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::file_work::{FileWork, parse_rate, process_arguments};
+use super::file_work::{FileWork, MIB, parse_rate, process_arguments};
 use super::fio::{self, FileProvider, FioPattern, InitialState};
 use super::mounted_scratch::{MountedScratch, start_local_cluster};
-use super::{MIB, table_row};
 use crate::bench::machine::SpreadDirectories;
-use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, table_row};
 use crate::bench::minimal_file_systems::forwarding::{ForwardingMode, ForwardingMount};
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};

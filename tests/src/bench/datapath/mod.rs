@@ -24,8 +24,6 @@ use super::machine;
 use super::measure::Stopwatch;
 use super::{BenchmarkReport, Options, cache};
 
-const MIB: u64 = 1 << 20;
-
 /// Memory to touch before each part, in bytes: a bare stream keeps nothing, and file writers would
 /// be charged for memory that the machine gets from its host only then.
 const WARM_MEMORY_BYTES: usize = 8 << 30;
@@ -190,8 +188,4 @@ fn run_passthrough(options: &Options, report: &mut BenchmarkReport) -> Result<()
         "the kernel writes no file by itself: that needs project quotas (docs/decisions/0020)",
     );
     Ok(())
-}
-
-fn table_row<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
 }

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 
-use super::file_work::{FileWork, measure_rate};
+use super::file_work::{FileWork, MIB, measure_rate};
 use super::mounted_scratch::MountedScratch;
 use super::wire::{FarEnd, TransferDirection};
-use super::{MIB, table_row};
-use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, time_seconds};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, table_row, time_seconds};
 use crate::bench::{BenchmarkReport, Options};
 
 /// Files that are moved at once, each by a process of its own.

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::file_work::MIB;
 use super::fio::{self, FileProvider, FioPattern, InitialState};
 use super::mounted_scratch::MountedScratch;
-use super::{MIB, table_row};
 use crate::bench::machine::SpreadDirectories;
-use crate::bench::measure::{BenchmarkVariant, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, run_interleaved, table_row};
 use crate::bench::minimal_file_systems::forwarding::{ForwardingMode, ForwardingMount};
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};

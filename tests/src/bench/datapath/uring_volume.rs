@@ -5,11 +5,10 @@ use std::cell::RefCell;
 
 use anyhow::Result;
 
-use super::file_work::FileWork;
+use super::file_work::{FileWork, MIB};
 use super::local_volume::measure_concurrent;
 use super::mounted_scratch::MountedScratch;
-use super::{MIB, table_row};
-use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, table_row};
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};
 use crate::uring::RingSetting;

@@ -13,10 +13,10 @@ use bafs_proto::message::ExtractFile;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-use super::{MIB, table_row};
+use super::file_work::MIB;
 use crate::TestCluster;
 use crate::api::BlockingClient;
-use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, time_seconds};
+use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, table_row, time_seconds};
 use crate::bench::{BenchmarkReport, Options};
 
 /// Small files that are on their way home at once.

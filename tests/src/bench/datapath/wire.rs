@@ -13,7 +13,7 @@ use bafs_proto::net::quic;
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use super::MIB;
+use super::file_work::MIB;
 use crate::bench::measure::{Stopwatch, time_seconds};
 
 /// Hidden first argument: this process is the far end of a wire.

@@ -5,7 +5,7 @@
 use anyhow::Result;
 use bafs_sim::planner::NodeClass;
 
-use super::CurvePlot;
+use super::curve_plot::CurvePlot;
 use super::job_orders::{ORDERS, ensure_all_done, run_in_each_order};
 use super::simulator_accuracy::{ExperimentSite, SimulationErrors};
 use super::test_bed::{TestBed, TestNodeSpec, WorkflowText};

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use bafs_sched::JobStartOrder;
 use bafs_sim::simulator::Policy;
 
+use super::curve_plot;
 use super::simulator_accuracy::{ExperimentSite, SimulatedResults, SimulationModel, duration_s};
 use super::test_bed::{MeasuredRun, TestBed};
 use crate::bench::measure::Samples;
@@ -47,7 +48,7 @@ pub(super) fn run_in_each_order(
             let took = field.run_in_order(ORDERS[at].0, text)?;
             let journal = field.last_journal();
             let kept = format!("{name}-{}-{round}", Policy::Order(ORDERS[at].0));
-            super::keep_journal(&journal, &kept)?;
+            curve_plot::keep_journal(&journal, &kept)?;
             match ORDERS[at].0 {
                 JobStartOrder::Need if model.is_none() => {
                     model = Some(SimulationModel::from_journal(&journal, site)?)

@@ -12,7 +12,7 @@ use bafs_sched::io::journal;
 use bafs_sched::timeline::build_timeline;
 use bafs_sim::strategy_selector::ModelSelector;
 
-use super::CurvePlot;
+use super::curve_plot::CurvePlot;
 use super::simulator_accuracy::duration_s;
 use super::test_bed::{TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
 use crate::bench::measure::format_number;

@@ -10,11 +10,13 @@ use bafs_sim::planner::NodeClass;
 use bafs_sim::seeded_rng::SeededRng;
 use bafs_sim::simulator::SimulationResult;
 
+use super::curve_plot::{self, CurvePlot};
 use super::simulator_accuracy::{
     ExperimentSite, SimulatedResults, SimulationErrors, SimulationModel, duration_s,
 };
-use super::test_bed::{MeasuredRun, TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
-use super::{CurvePlot, HOME_BYTES_PER_S, HOME_RATE};
+use super::test_bed::{
+    HOME_BYTES_PER_S, HOME_RATE, MeasuredRun, TestBed, TestNodeSpec, WorkflowText, ensure_all_done,
+};
 use crate::bench::measure::{Samples, Stopwatch, time_of_day};
 use crate::bench::{BenchmarkReport, Options};
 
@@ -185,7 +187,7 @@ fn run_once(
     });
     let journal = field.last_journal();
     let of_seed = seed.map_or_else(|| "calm".to_owned(), |seed| format!("seed{seed}"));
-    super::keep_journal(&journal, &format!("copies-{bytes}-{of_seed}-{policy}"))?;
+    curve_plot::keep_journal(&journal, &format!("copies-{bytes}-{of_seed}-{policy}"))?;
     let took = took?;
     let site = ExperimentSite {
         nodes: NodeClass::new(NODES, 2, node_bytes),

@@ -5,10 +5,10 @@
 use anyhow::Result;
 use bafs_sim::planner::NodeClass;
 
+use super::curve_plot::CurvePlot;
 use super::job_orders::{ORDERS, run_in_each_order};
 use super::simulator_accuracy::{ExperimentSite, SimulationErrors};
-use super::test_bed::{TestBed, TestNodeSpec, WorkflowText};
-use super::{CurvePlot, HOME_BYTES_PER_S, HOME_RATE};
+use super::test_bed::{HOME_BYTES_PER_S, HOME_RATE, TestBed, TestNodeSpec, WorkflowText};
 use crate::bench::{BenchmarkReport, Options};
 
 const DEPTH: u32 = 4;

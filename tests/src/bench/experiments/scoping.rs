@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 
-use super::test_bed::{TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
-use super::{CurvePlot, HOME_RATE};
+use super::curve_plot::CurvePlot;
+use super::test_bed::{HOME_RATE, TestBed, TestNodeSpec, WorkflowText, ensure_all_done};
 use crate::bench::{BenchmarkReport, Options};
 
 const DEPTH: u32 = 4;

@@ -15,6 +15,13 @@ use crate::TestCluster;
 use crate::api::BlockingClient;
 use crate::bench::measure::Stopwatch;
 
+/// Rate of the link to home: a twelfth of a node's, which is taken for 96 MB/s as all nodes share
+/// the processors of one machine.
+pub(super) const HOME_RATE: &str = "8MB/s";
+
+/// The same in bytes per second.
+pub(super) const HOME_BYTES_PER_S: u64 = 8_000_000;
+
 /// No run of an experiment takes so long: the longest take a minute or two.
 const RUN_TIMEOUT: Duration = Duration::from_secs(900);
 
