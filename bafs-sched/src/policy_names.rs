@@ -29,3 +29,8 @@ impl PolicyNames {
         self.0.insert(family.to_owned(), name.to_owned());
     }
 }
+
+/// The policies of a run: for each family the position in its list, the families in the order of
+/// `bafs policies`. Names are looked up once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct PolicyPositions(pub(crate) [u8; 7]);

@@ -10,6 +10,7 @@ use bafs_workflow::Workflow;
 use crate::decision::Decision;
 use crate::policy::View;
 use crate::policy::order::node_demand::NodeDemand;
+use crate::policy_names::PolicyPositions;
 use crate::recorded_step::RecordedStep;
 use crate::state::kept_state::{StateChanges, StateRows};
 use crate::state::recorded::Kept;
@@ -49,7 +50,8 @@ impl Scheduler {
         settings: Settings,
         selector: &dyn StrategySelector,
     ) -> Self {
-        let state = State::new(run, workflow, settings, selector);
+        let policies = PolicyPositions::of(&settings.policies);
+        let state = State::new(run, workflow, settings, policies, selector);
         Self {
             state,
             recorded: None,

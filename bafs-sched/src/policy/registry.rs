@@ -1,7 +1,5 @@
 //! Which policies there are, and those that a run uses.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use super::Policy;
@@ -12,7 +10,7 @@ use super::order::{ORDERS, ReadyOrder};
 use super::placement::{PLACEMENTS, Placement};
 use super::replication::{REPLICATIONS, Replication};
 use super::strategy::{STRATEGY_CHANGES, StrategyChanges};
-use crate::policy_names::PolicyNames;
+use crate::policy_names::{PolicyNames, PolicyPositions};
 use crate::state::scheduler_state::State;
 
 /// A policy, for people.
@@ -103,19 +101,26 @@ impl PolicyNames {
     }
 }
 
-/// One of these: the one that was named, else the first. A journal may name one that this version
-/// does not have; the default takes its place.
-fn find<P: Policy + ?Sized>(
-    names: &PolicyNames,
-    family: &str,
-    policies: &[&'static P],
-) -> &'static P {
-    let first = policies.first().expect("a family has a policy");
-    let Some(name) = names.get(family) else {
-        return first;
-    };
-    let found = policies.iter().find(|policy| policy.name() == name);
-    found.unwrap_or(first)
+impl PolicyPositions {
+    /// Those that were named, else the first of each family. A journal may name one that this
+    /// version does not have; the default takes its place.
+    pub(crate) fn of(names: &PolicyNames) -> Self {
+        Self([
+            position(names, "admission", ADMISSIONS),
+            position(names, "order", ORDERS),
+            position(names, "placement", PLACEMENTS),
+            position(names, "cache_space", PARTITIONINGS),
+            position(names, "replication", REPLICATIONS),
+            position(names, "failure", ATTRIBUTIONS),
+            position(names, "strategy", STRATEGY_CHANGES),
+        ])
+    }
+}
+
+fn position<P: Policy + ?Sized>(names: &PolicyNames, family: &str, all: &[&'static P]) -> u8 {
+    let is_named = |policy: &&P| names.get(family) == Some(policy.name());
+    let found = all.iter().position(is_named);
+    found.and_then(|at| u8::try_from(at).ok()).unwrap_or(0)
 }
 
 /// The policies of a run, one of each family.
@@ -131,47 +136,32 @@ pub(crate) struct PolicySet {
 }
 
 impl PolicySet {
-    pub(crate) fn new(names: &PolicyNames) -> Self {
+    fn at(positions: PolicyPositions) -> Self {
+        let [
+            admission,
+            order,
+            placement,
+            cache_space,
+            replication,
+            failure,
+            strategy,
+        ] = positions.0.map(usize::from);
         Self {
-            admission: find(names, "admission", ADMISSIONS),
-            order: find(names, "order", ORDERS),
-            placement: find(names, "placement", PLACEMENTS),
-            cache_space: find(names, "cache_space", PARTITIONINGS),
-            replication: find(names, "replication", REPLICATIONS),
-            failure: find(names, "failure", ATTRIBUTIONS),
-            strategy: find(names, "strategy", STRATEGY_CHANGES),
+            admission: ADMISSIONS[admission],
+            order: ORDERS[order],
+            placement: PLACEMENTS[placement],
+            cache_space: PARTITIONINGS[cache_space],
+            replication: REPLICATIONS[replication],
+            failure: ATTRIBUTIONS[failure],
+            strategy: STRATEGY_CHANGES[strategy],
         }
-    }
-
-    fn names(&self) -> [&'static str; 7] {
-        [
-            self.admission.name(),
-            self.order.name(),
-            self.placement.name(),
-            self.cache_space.name(),
-            self.replication.name(),
-            self.failure.name(),
-            self.strategy.name(),
-        ]
     }
 }
 
 impl State {
     /// The policies that the settings name.
     pub(crate) fn policies(&self) -> PolicySet {
-        PolicySet::new(&self.settings.policies)
-    }
-}
-
-impl fmt::Debug for PolicySet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.names().fmt(f)
-    }
-}
-
-impl PartialEq for PolicySet {
-    fn eq(&self, other: &Self) -> bool {
-        self.names() == other.names()
+        PolicySet::at(self.policies)
     }
 }
 
@@ -222,7 +212,7 @@ mod tests {
     #[test]
     fn named_policy_replaces_the_default() {
         let names = PolicyNames::default().with("order", "breadth-first");
-        let policies = PolicySet::new(&names);
+        let policies = PolicySet::at(PolicyPositions::of(&names));
         assert_eq!(policies.order.name(), "breadth-first");
         assert_eq!(policies.placement.name(), "capacity");
     }

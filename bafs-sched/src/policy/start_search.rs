@@ -37,7 +37,7 @@ impl View<'_> {
         care: Care,
     ) -> StartSearch {
         let mounted = self.graph.mounted(job);
-        let spills = match self.may_spill() {
+        let spills = match self.packs_volumes() {
             true => &[Spill::Never, Spill::Allowed][..],
             false => &[Spill::Never][..],
         };
@@ -46,7 +46,12 @@ impl View<'_> {
         let mut is_crowded = false;
         for &spill in spills {
             for &server in &candidates {
-                let is_refused = self.graph.job(job).troubles.refused_by.contains(&server);
+                let is_refused = self
+                    .graph
+                    .job(job)
+                    .failure_history
+                    .refused_by
+                    .contains(&server);
                 let has_slots = self.fleet.free_slots(server) >= self.slots_of(job);
                 let is_too_long = !self.can_end_in_time(job, server);
                 let is_small = !self.has_room_for_job(job, server);
@@ -97,7 +102,7 @@ impl View<'_> {
         };
         let is_cache = |volume: VolumeIndex| self.graph.volume(volume).is_cache;
         // Parts that are just large enough must come first, or this node may be left without.
-        let caches_first = self.admission.is_some();
+        let caches_first = self.packs_volumes();
         for caches in [caches_first, !caches_first] {
             for &(volume, _) in mounted.iter().filter(|(v, _)| is_cache(*v) == caches) {
                 match caches {
@@ -121,7 +126,8 @@ impl View<'_> {
         care: Care,
     ) -> Vec<ServerId> {
         let of_job = self.graph.job(job);
-        let is_choosy = of_job.troubles.avoids_any() && policies.failure.avoids_failed_nodes();
+        let is_choosy =
+            of_job.failure_history.avoids_any() && policies.failure.avoids_failed_nodes();
         if !is_choosy || care != Care::Safe {
             return candidates.to_vec();
         }
@@ -134,7 +140,7 @@ impl View<'_> {
         }
         let kept = candidates
             .iter()
-            .filter(|server| !of_job.troubles.avoids(**server));
+            .filter(|server| !of_job.failure_history.avoids(**server));
         kept.copied().collect()
     }
 
@@ -160,9 +166,9 @@ impl View<'_> {
     /// nothing of its like.
     pub(crate) fn stands_for_its_kind(&self, job: JobIndex) -> bool {
         let node = self.graph.job(job);
-        let is_choosy = node.troubles.avoids_any()
-            || !node.troubles.refused_by.is_empty()
-            || node.troubles.used_up_memory > 0;
+        let is_choosy = node.failure_history.avoids_any()
+            || !node.failure_history.refused_by.is_empty()
+            || node.failure_history.used_up_memory > 0;
         self.may_start(job) && !self.is_held_back && !is_choosy
     }
 }
@@ -174,8 +180,8 @@ pub(crate) fn unlike_nodes(view: View<'_>, job: JobIndex) -> Vec<ServerId> {
     let of_job = view.graph.job(job);
     let (mut known, mut unlike) = (BTreeSet::new(), Vec::new());
     for (server, node) in view.fleet.live() {
-        let is_told =
-            of_job.troubles.refused_by.contains(&server) || of_job.troubles.avoids(server);
+        let is_told = of_job.failure_history.refused_by.contains(&server)
+            || of_job.failure_history.avoids(server);
         let is_bare = node.busy == 0 && node.limit.is_none() && !view.volumes.has_any(server);
         let (space, slots) = (view.fleet.available(server), node.slots());
         let ends = view.can_end_in_time(job, server);

@@ -56,15 +56,54 @@ impl BatchSets {
         let all = sets.iter().flatten().copied().collect();
         Self { sets, all }
     }
+}
 
-    /// Those of all sets.
-    pub(crate) fn volumes(&self) -> impl Iterator<Item = VolumeIndex> {
-        self.all.iter().copied()
+#[cfg(test)]
+mod tests {
+    use bafs_workflow::parse_workflow;
+
+    use super::*;
+
+    /// What the sets of this workflow read, by name.
+    fn sets(text: &str) -> Vec<String> {
+        let none = |_: &str| Err("no files".to_owned());
+        let workflow = parse_workflow("w.bafs", text, &none)
+            .expect("it parses")
+            .workflow;
+        let graph = crate::state::jobs::Graph::new(workflow);
+        let name = |volume: &VolumeIndex| graph.workflow.volume(*volume).name.clone();
+        let join = |set: &BTreeSet<VolumeIndex>| set.iter().map(name).collect::<Vec<_>>().join(" ");
+        graph.batch.sets.iter().map(join).collect()
     }
 
-    /// Whether one stage reads both volumes, as far as is known.
-    pub(crate) fn is_read_with(&self, volume: VolumeIndex, other: VolumeIndex) -> bool {
-        let mut sets = self.sets.iter();
-        sets.any(|set| set.contains(&volume) && set.contains(&other))
+    #[test]
+    fn caches_read_in_one_level_form_one_set() {
+        let mut text = String::from(
+            "volume a cache bafs://h/a 3 GB\nvolume b cache bafs://h/b 2 GB\n\
+             volume c cache bafs://h/c 4 GB\n",
+        );
+        for pipeline in 0..2 {
+            text += &format!("volume own{pipeline} cache bafs://h/own{pipeline} 1 GB\n");
+            for (job, cache) in [("x", "a"), ("y", "b"), ("z", "c")] {
+                text += &format!(
+                    "job {job}{pipeline} {{\nexecutable = x\n}}\n\
+                     volume {job}out{pipeline} scratch 1 MB\n\
+                     mount {job}out{pipeline} {job}{pipeline} /out\n\
+                     mount own{pipeline} {job}{pipeline} /own\n\
+                     mount {cache} {job}{pipeline} /db\n"
+                );
+                if job != "x" {
+                    text += &format!(
+                        "parent x{pipeline} child {job}{pipeline}\n\
+                         mount xout{pipeline} {job}{pipeline} /in ro\n"
+                    );
+                }
+            }
+        }
+        assert_eq!(
+            sets(&text),
+            ["b c", "a"],
+            "the largest first, none that one pipeline has"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Where parts of caches are: of which a group has one, which are being deleted, and which came
 //! before their readers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_workflow::{JobIndex, VolumeIndex};
@@ -84,28 +84,9 @@ impl State {
         lacking.max().unwrap_or(0)
     }
 
-    /// Whether parts of caches are being deleted on nodes that share caches with this one.
-    pub(crate) fn is_cache_leaving(&self, server: ServerId) -> bool {
-        let group = self.fleet.group_name(server).unwrap_or_default();
-        self.leaving.in_group(group).next().is_some()
-    }
-
-    /// What parts of caches that are being deleted hold of each node that shares caches with this
-    /// one.
-    pub(crate) fn leaving_bytes(&self, server: ServerId) -> BTreeMap<ServerId, Space> {
-        let mut bytes = BTreeMap::<ServerId, Space>::new();
-        let group = self.fleet.group_name(server).unwrap_or_default();
-        for (id, server) in self.leaving.in_group(group) {
-            let size = self.volumes.get(id).map(|instance| instance.size);
-            let there = bytes.entry(server).or_default();
-            *there = there.saturating_add(size.unwrap_or_default());
-        }
-        bytes
-    }
-
     /// What was asked of the parts of the volume that comes before its readers.
     pub(crate) fn asked_to_warm(&self) -> Vec<Action> {
-        let ahead = self.warming.ahead.iter();
+        let ahead = self.prefetching.ahead.iter();
         let parts = ahead.flat_map(|ahead| &ahead.asked);
         let action = |&id: &VolumeId| {
             let server = self.volumes.get(id)?.server?;
@@ -122,7 +103,7 @@ impl State {
     fn warmed_part(&self, server: ServerId) -> Option<VolumeId> {
         let is_spare =
             |ahead: &&Ahead| ahead.is_made && self.graph.volume(ahead.volume).users_near == 0;
-        let made = self.warming.ahead.as_ref().filter(is_spare)?;
+        let made = self.prefetching.ahead.as_ref().filter(is_spare)?;
         self.volumes.live_at(made.volume, Some(server))
     }
 

@@ -7,7 +7,7 @@ use crate::state::jobs::adjust;
 
 /// Counts of the edges between pipelines whose first job has something left to do.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Crossings {
+pub(crate) struct CrossDependencies {
     /// By pipeline: edges that lead to its jobs.
     into: Vec<u32>,
     /// By pipeline: edges that begin at its jobs.
@@ -18,10 +18,10 @@ pub(crate) struct Crossings {
     awaited: usize,
 }
 
-impl Crossings {
+impl CrossDependencies {
     pub(crate) fn new(workflow: &Workflow, pipeline: &[u32]) -> Self {
         let count = pipeline.len();
-        let mut crossings = Self {
+        let mut cross_dependencies = Self {
             into: vec![0; count],
             out: vec![0; count],
             takes_space: vec![false; count],
@@ -29,14 +29,14 @@ impl Crossings {
         };
         for volume in &workflow.volumes {
             if let (VolumeKind::Scratch { .. }, Some(user)) = (&volume.kind, volume.users.first()) {
-                crossings.takes_space[pipeline[user.as_usize()] as usize] = true;
+                cross_dependencies.takes_space[pipeline[user.as_usize()] as usize] = true;
             }
         }
         for (position, job) in workflow.jobs.iter().enumerate() {
             let job_index = JobIndex(u32::try_from(position).expect("jobs have 32 bits"));
-            crossings.count(job_index, &job.children, pipeline, (false, true));
+            cross_dependencies.count(job_index, &job.children, pipeline, (false, true));
         }
-        crossings
+        cross_dependencies
     }
 
     /// A job has something left to do, before and after.
@@ -95,17 +95,17 @@ mod tests {
             .expect("right")
             .workflow;
         let pipeline = [0, 1, 2];
-        let mut crossings = Crossings::new(&workflow, &pipeline);
+        let mut cross_dependencies = CrossDependencies::new(&workflow, &pipeline);
         assert_eq!(
-            [0, 1, 2].map(|it| crossings.waits(it)),
+            [0, 1, 2].map(|it| cross_dependencies.waits(it)),
             [false, false, true]
         );
-        assert!(crossings.is_awaited(0), "it has a volume");
-        assert!(!crossings.is_awaited(1) && crossings.awaited() == 1);
+        assert!(cross_dependencies.is_awaited(0), "it has a volume");
+        assert!(!cross_dependencies.is_awaited(1) && cross_dependencies.awaited() == 1);
         for job in [0, 1] {
             let children = &workflow.jobs[job as usize].children;
-            crossings.count(JobIndex(job), children, &pipeline, (true, false));
+            cross_dependencies.count(JobIndex(job), children, &pipeline, (true, false));
         }
-        assert!(!crossings.waits(2) && crossings.awaited() == 0);
+        assert!(!cross_dependencies.waits(2) && cross_dependencies.awaited() == 0);
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct Away {
 
 /// What went wrong with a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Trouble {
+pub(crate) struct Failures {
     /// Failures by its own fault.
     #[serde(default)]
     pub(crate) own_faults: u32,
@@ -64,7 +64,7 @@ pub(crate) struct Trouble {
     pub(crate) killed: Vec<ServerId>,
 }
 
-const NONE: Trouble = Trouble {
+const NONE: Failures = Failures {
     own_faults: 0,
     used_up_memory: 0,
     environment: EnvironmentFaults {
@@ -83,12 +83,12 @@ const NONE: Trouble = Trouble {
     killed: Vec::new(),
 };
 
-/// [`Trouble`] that takes no room as long as there is none: a million jobs are looked at often.
+/// [`Failures`] that takes no room as long as there is none: a million jobs are looked at often.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Troubles(Option<Box<Trouble>>);
+pub(crate) struct FailureHistory(Option<Box<Failures>>);
 
-impl Troubles {
+impl FailureHistory {
     /// Whether there may have been any.
     pub(crate) fn are_any(&self) -> bool {
         self.0.is_some()
@@ -108,17 +108,17 @@ impl Troubles {
     }
 }
 
-impl Deref for Troubles {
-    type Target = Trouble;
+impl Deref for FailureHistory {
+    type Target = Failures;
 
-    fn deref(&self) -> &Trouble {
-        static NO_TROUBLE: Trouble = NONE;
-        self.0.as_deref().unwrap_or(&NO_TROUBLE)
+    fn deref(&self) -> &Failures {
+        static NO_FAILURES: Failures = NONE;
+        self.0.as_deref().unwrap_or(&NO_FAILURES)
     }
 }
 
-impl DerefMut for Troubles {
-    fn deref_mut(&mut self) -> &mut Trouble {
+impl DerefMut for FailureHistory {
+    fn deref_mut(&mut self) -> &mut Failures {
         self.0.get_or_insert_with(|| Box::new(NONE))
     }
 }
@@ -129,11 +129,17 @@ mod tests {
 
     #[test]
     fn failure_history_is_empty_until_one_is_noted() {
-        let mut troubles = Troubles::default();
-        assert!(!troubles.are_any() && !troubles.avoids_any() && troubles.own_faults == 0);
-        troubles.full_on.insert(ServerId(7));
+        let mut failure_history = FailureHistory::default();
         assert!(
-            troubles.are_any() && troubles.avoids(ServerId(7)) && !troubles.avoids(ServerId(8))
+            !failure_history.are_any()
+                && !failure_history.avoids_any()
+                && failure_history.own_faults == 0
+        );
+        failure_history.full_on.insert(ServerId(7));
+        assert!(
+            failure_history.are_any()
+                && failure_history.avoids(ServerId(7))
+                && !failure_history.avoids(ServerId(8))
         );
     }
 }

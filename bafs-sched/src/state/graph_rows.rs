@@ -4,7 +4,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
-use crate::state::failure_history::Troubles;
+use crate::state::failure_history::FailureHistory;
 use crate::state::jobs::{Graph, JobNode, JobState, VolumeNode};
 use crate::state::pipeline_status::Standing;
 use crate::state::recorded::{Row, RowChanges};
@@ -19,8 +19,8 @@ pub(crate) struct JobRow {
     last_server: Option<ServerId>,
     #[serde(default)]
     ended: u32,
-    #[serde(default)]
-    troubles: Troubles,
+    #[serde(default, rename = "troubles")]
+    failure_history: FailureHistory,
 }
 
 impl Row for JobNode {
@@ -32,7 +32,7 @@ impl Row for JobNode {
             took_ms: self.took_ms,
             last_server: self.last_server,
             ended: self.ended,
-            troubles: self.troubles.clone(),
+            failure_history: self.failure_history.clone(),
         }
     }
 }
@@ -67,7 +67,7 @@ impl Graph {
             node.took_ms = row.took_ms;
             node.last_server = row.last_server;
             node.ended = row.ended;
-            node.troubles = row.troubles;
+            node.failure_history = row.failure_history;
         }
     }
 

@@ -22,7 +22,7 @@ impl State {
 
     /// Memory that the next try of a job asks for, in bytes; 0 if the workflow does not say.
     pub(crate) fn memory_of(&self, job: JobIndex) -> u64 {
-        let tries = self.graph.job(job).troubles.used_up_memory;
+        let tries = self.graph.job(job).failure_history.used_up_memory;
         self.graph.workflow.job(job).memory_of_try(tries)
     }
 
@@ -123,8 +123,8 @@ impl State {
         let (node, slots) = (self.graph.job(job), self.slots_of(job));
         let found = self.fleet.get(server);
         found.is_some_and(|it| it.seen.slots >= slots && self.has_job_resources(job, it))
-            && !node.troubles.refused_by.contains(&server)
-            && !node.troubles.avoids(server)
+            && !node.failure_history.refused_by.contains(&server)
+            && !node.failure_history.avoids(server)
             && self.can_ever_hold(job, server, need)
     }
 
@@ -145,24 +145,25 @@ impl State {
             }
         }
         left.files = left.files.max(need.files);
-        self.may_spill() || left.can_hold(need)
+        self.packs_volumes() || left.can_hold(need)
     }
 
-    /// Whether scratch volumes may lie on other nodes than the jobs that need them first.
-    pub(crate) fn may_spill(&self) -> bool {
-        self.admission.is_some()
+    /// Whether the storage of all nodes counts as one, because a strategy counts on all of it:
+    /// scratch volumes may lie on other nodes than the jobs that need them first, caches are just
+    /// as large as they must be, and nodes may read them at their peers.
+    pub(crate) fn packs_volumes(&self) -> bool {
+        self.limits.is_some()
     }
 
-    /// Whether scratch volumes may lie on other nodes than the jobs that need them first: now, or
-    /// as soon as a guide has chosen a strategy.
-    pub(crate) fn will_spill(&self) -> bool {
-        self.may_spill() || self.guided.is_some()
+    /// The same, now or as soon as the selector has chosen a strategy.
+    pub(crate) fn may_pack_volumes(&self) -> bool {
+        self.packs_volumes() || self.guided.is_some()
     }
 
     /// Nodes that may hold scratch volumes: one that runs no jobs has parts of caches only, unless
     /// volumes may lie on other nodes than their jobs.
     pub(crate) fn nodes_for_scratch(&self) -> impl Iterator<Item = ServerId> {
-        let is_storing = self.will_spill();
+        let is_storing = self.may_pack_volumes();
         let nodes = self.fleet.live();
         let nodes = nodes.filter(move |(_, node)| is_storing || node.seen.slots > 0);
         nodes.map(|(id, _)| id)

@@ -10,8 +10,8 @@ use crate::space::Space;
 use crate::state::batch_sets::BatchSets;
 use crate::state::changes::Changed;
 use crate::state::critical_path::Chains;
-use crate::state::cross_pipeline::Crossings;
-use crate::state::failure_history::Troubles;
+use crate::state::cross_pipeline::CrossDependencies;
+use crate::state::failure_history::FailureHistory;
 use crate::state::job_order::Courses;
 use crate::state::mounts::{Mounted, Mounts};
 use crate::state::pipeline_status::{Counted, Standing};
@@ -74,7 +74,7 @@ pub(crate) struct JobNode {
     pub(crate) last_server: Option<ServerId>,
     /// Executions of it that ended.
     pub(crate) ended: u32,
-    pub(crate) troubles: Troubles,
+    pub(crate) failure_history: FailureHistory,
 }
 
 impl JobNode {
@@ -88,7 +88,7 @@ impl JobNode {
             took_ms: 0,
             last_server: None,
             ended: 0,
-            troubles: Troubles::default(),
+            failure_history: FailureHistory::default(),
         }
     }
 }
@@ -117,10 +117,6 @@ pub(crate) struct VolumeNode {
     pub(crate) users_near: u32,
     /// Those of them whose pipelines are not under way.
     pub(crate) users_outside: u32,
-    /// Users that are not final, of pipelines that were never rolled back.
-    pub(crate) users_steady: u32,
-    /// Those of them whose pipelines are not under way.
-    pub(crate) steady_outside: u32,
 }
 
 impl VolumeNode {
@@ -170,7 +166,7 @@ pub(crate) struct Graph {
     /// it can have to run again.
     pipeline_open: Vec<u32>,
     /// Children in other pipelines, and parents there, of which pipelines wait for each other.
-    pub(crate) crossings: Crossings,
+    pub(crate) cross_dependencies: CrossDependencies,
     /// Cache volumes that jobs of each pipeline read, each once.
     pipeline_caches: Vec<Vec<VolumeIndex>>,
     /// The next job of each job's pipeline, itself when it is the last.
@@ -220,7 +216,7 @@ impl Graph {
                 pipeline_open[pipeline[user.as_usize()] as usize] += 1;
             }
         }
-        let crossings = Crossings::new(&workflow, &pipeline);
+        let cross_dependencies = CrossDependencies::new(&workflow, &pipeline);
         let pipeline_caches = pipeline_caches(&workflow, &pipeline);
         for cache in pipeline_caches.iter().flatten() {
             volumes[cache.as_usize()].pipelines_open += 1;
@@ -241,7 +237,7 @@ impl Graph {
             pipeline,
             pipeline_left,
             pipeline_open,
-            crossings,
+            cross_dependencies,
             pipeline_caches,
             sibling,
             standing: standing.into(),
@@ -422,7 +418,8 @@ impl Graph {
         if before.is_final() != state.is_final() {
             let children = &self.workflow.job(job).children;
             let change = (!before.is_final(), !state.is_final());
-            self.crossings.count(job, children, &self.pipeline, change);
+            self.cross_dependencies
+                .count(job, children, &self.pipeline, change);
             self.chains.count(&self.workflow, job, !state.is_final());
         }
         self.count_open(self.pipeline(job), !before.is_final(), !state.is_final());
@@ -508,7 +505,7 @@ kept! {
     parts { courses: Courses }
     rebuilt {
         workflow, mounts, totals, rank, level, kinds, followers, pipeline, pipeline_left,
-        pipeline_open, crossings, pipeline_caches, sibling, chains, batch, begun, tally,
+        pipeline_open, cross_dependencies, pipeline_caches, sibling, chains, batch, begun, tally,
     }
 }
 
@@ -536,8 +533,6 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
             pipelines_open: 0,
             users_near: 0,
             users_outside: 0,
-            users_steady: 0,
-            steady_outside: 0,
         })
         .collect();
     for (position, job) in workflow.jobs.iter().enumerate() {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::attempts::Attempt;
-use crate::state::cache_statistics::Skew;
+use crate::state::cache_statistics::CacheStatistics;
 use crate::state::copy_costs::Checkpoints;
 use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
@@ -23,10 +23,10 @@ use crate::state::jobs::Graph;
 use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
 use crate::state::nodes::Fleet;
-use crate::state::observed_access::Deeds;
+use crate::state::observed_access::ObservedAccess;
 use crate::state::pipeline_homes::Claims;
-use crate::state::preemptions::Ways;
-use crate::state::prefetch::Warming;
+use crate::state::preemptions::Preemptions;
+use crate::state::prefetch::PrefetchState;
 use crate::state::progress::{JobFailure, Outcome};
 use crate::state::recorded::{ChangeSet, Kept, RowChanges, kept, whole_rows};
 use crate::state::scheduler_state::{Phase, State};
@@ -52,7 +52,8 @@ kept! {
         is_cancelled: bool,
         cut_off: Option<CutOff>,
         away_rest: usize,
-        patience: Option<Time>,
+        #[serde(rename = "patience")]
+        wait_until: Option<Time>,
         lacks_room_since: Option<Time>,
         is_settling: bool,
         protected: Option<u32>,
@@ -75,7 +76,8 @@ kept! {
         stale: Table<VolumeId, ServerId>,
         left: Table<VolumeId, LostVolume>,
         redone: Table<JobIndex, u64>,
-        strays: Table<bafs_proto::ids::ExecutionId, ServerId>,
+        #[serde(rename = "strays")]
+        orphaned_executions: Table<bafs_proto::ids::ExecutionId, ServerId>,
         unanswered: Table<VolumeId, ServerId>,
         late: Keys<VolumeId>,
         idle_caches: Keys<VolumeIndex>,
@@ -92,19 +94,24 @@ kept! {
         checkpoints: Checkpoints,
         leaving: Leaving,
         timers: Timers,
-        ways: Ways,
-        admission: Option<StrategyLimits>,
+        #[serde(rename = "ways")]
+        preemptions: Preemptions,
+        #[serde(rename = "admission")]
+        limits: Option<StrategyLimits>,
         guided: Option<Guided>,
         claims: Claims,
         steering: Steering,
         sizes: Sizes,
         records: JobRecords,
-        deeds: Deeds,
-        skew: Skew,
-        warming: Warming,
+        #[serde(rename = "deeds")]
+        observed_access: ObservedAccess,
+        #[serde(rename = "skew")]
+        cache_statistics: CacheStatistics,
+        #[serde(rename = "warming")]
+        prefetching: PrefetchState,
     }
     rebuilt {
-        run, settings, queues, under_way, executions, surveys, cpus_max, out, decisions,
+        run, settings, policies, queues, under_way, executions, surveys, cpus_max, out, decisions,
     }
 }
 
@@ -154,9 +161,6 @@ impl State {
         self.graph.restore_volumes(of_workflow);
         self.restore_instances(std::mem::take(&mut rows.volumes.instances));
         self.restore_attempts(std::mem::take(&mut rows.attempts));
-        self.leaving
-            .restore(std::mem::take(&mut rows.leaving.parts));
-        self.skew.restore(std::mem::take(&mut rows.skew.found));
         self.make_limits(&rows);
         // Last, as counts of changes grew by all this.
         self.restore_plain(&mut rows);
@@ -165,13 +169,13 @@ impl State {
 
     /// Limits of a strategy that is new, before what was used up of them is put back.
     fn make_limits(&mut self, rows: &StateRows) {
-        let limits = &rows.admission;
-        let exists = limits.exists.0.unwrap_or_else(|| self.admission.is_some());
+        let limits = &rows.limits;
+        let exists = limits.exists.0.unwrap_or_else(|| self.limits.is_some());
         if exists
-            && (limits.is_fresh || self.admission.is_none())
+            && (limits.is_fresh || self.limits.is_none())
             && let Some(rules) = limits.part.rules.0.clone()
         {
-            self.admission = Some(StrategyLimits::new(rules, &self.graph));
+            self.limits = Some(StrategyLimits::new(rules, &self.graph));
         }
     }
 
@@ -290,7 +294,7 @@ impl State {
         self.graph.begun.note_all();
         self.volumes.changed.note_all();
         self.surveys = crate::state::node_surveys::Surveys::default();
-        self.warming.look_again();
+        self.prefetching.look_again();
         let graph = &self.graph;
         for unknown in self.sizes.unknown.values_mut() {
             unknown.retain(|pipeline| !graph.is_pipeline_final(*pipeline));
@@ -336,10 +340,9 @@ impl State {
     fn without_memory(&self) -> Self {
         let mut state = self.clone();
         state.queues = crate::state::ready_queue::Queues::default();
-        state.skew.asked.clear();
-        state.skew.again.parts.clear();
-        state.warming.looked_at = None;
-        if let Some(ahead) = &mut state.warming.ahead {
+        state.cache_statistics.refetched.parts.clear();
+        state.prefetching.looked_at = None;
+        if let Some(ahead) = &mut state.prefetching.ahead {
             ahead.asked.clear();
         }
         state.out.clear();

@@ -26,7 +26,7 @@ pub struct RunWarning {
 
 /// What jobs did to scratch volumes that are still of interest.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Deeds {
+pub(crate) struct ObservedAccess {
     /// Jobs that changed each volume, and the file that each changed first.
     pub(crate) wrote: Table<(VolumeIndex, JobIndex), String>,
     /// Jobs that read each volume, and the file that each read first.
@@ -41,7 +41,7 @@ whole_rows!(RunWarning);
 
 kept! {
     /// What was written of what jobs did.
-    DeedChanges of Deeds;
+    ObservedAccessChanges of ObservedAccess;
     values { omitted: u64 }
     tables {
         wrote: Table<(VolumeIndex, JobIndex), String>,
@@ -54,7 +54,7 @@ kept! {
     rebuilt {}
 }
 
-impl Deeds {
+impl ObservedAccess {
     /// Jobs that changed a volume, or read it, by `of`; each with the file that was first.
     pub(crate) fn of_volume(
         of: &BTreeMap<(VolumeIndex, JobIndex), String>,

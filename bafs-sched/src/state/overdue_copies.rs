@@ -6,10 +6,10 @@ use crate::state::recorded::kept;
 use crate::state::tracked::Table;
 
 /// So many times what it should take a copy may take.
-pub(crate) const PATIENCE_FACTOR: u64 = 4;
+pub(crate) const TIMEOUT_FACTOR: u64 = 4;
 
 /// A copy may take so long at least, in milliseconds: a busy machine is not a dead one.
-pub(crate) const PATIENCE_MS_MIN: u64 = 2_000;
+pub(crate) const TIMEOUT_MS_MIN: u64 = 2_000;
 
 /// The patience doubles so often at most.
 pub(crate) const DOUBLINGS_MAX: u32 = 10;
@@ -42,10 +42,10 @@ impl Overdue {
 
     /// How long a copy may take that should take `expected_ms`: longer after each that was let go,
     /// wherever it went, as what is expected may be wrong.
-    pub(crate) fn patience_ms(&self, expected_ms: u64) -> u64 {
+    pub(crate) fn timeout_ms(&self, expected_ms: u64) -> u64 {
         let let_go: u32 = self.let_go.values().sum();
-        let first_ms = expected_ms.saturating_mul(PATIENCE_FACTOR);
-        let first_ms = first_ms.max(PATIENCE_MS_MIN);
+        let first_ms = expected_ms.saturating_mul(TIMEOUT_FACTOR);
+        let first_ms = first_ms.max(TIMEOUT_MS_MIN);
         first_ms.saturating_mul(1 << let_go.min(DOUBLINGS_MAX))
     }
 }

@@ -13,8 +13,6 @@ pub(crate) type Create = (VolumeIndex, Option<ServerId>, Space);
 pub(crate) enum Care {
     /// Never.
     Safe,
-    /// Where nothing else goes on, and its own pipeline can end where its volumes will lie.
-    Fitting,
     /// Where nothing else goes on, and nobody knows of a better place.
     None,
 }

@@ -5,7 +5,7 @@ use crate::state::tracked::{Keys, Table};
 
 /// Pipelines that made way for others.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Ways {
+pub(crate) struct Preemptions {
     /// The most jobs that were done when one did.
     pub(crate) done_most: u64,
     /// How often each did since a pipeline ended, or more were done than ever before.
@@ -17,7 +17,7 @@ pub(crate) struct Ways {
 
 kept! {
     /// What was written of pipelines that made way.
-    WayChanges of Ways;
+    PreemptionChanges of Preemptions;
     values { done_most: u64 }
     tables { made: Table<u32, u32>, ended: Keys<u32> }
     indexed {}
@@ -25,7 +25,7 @@ kept! {
     rebuilt {}
 }
 
-impl Ways {
+impl Preemptions {
     /// So many jobs are done: when that is more than ever before, all may be preempted again.
     pub(crate) fn note_progress(&mut self, done: u64) {
         if done > self.done_most {

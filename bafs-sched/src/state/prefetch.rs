@@ -12,7 +12,7 @@ use crate::state::tracked::Keys;
 
 /// Which batch volume comes before its readers.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Warming {
+pub(crate) struct PrefetchState {
     /// Every cache.
     pub(crate) caches: Vec<VolumeIndex>,
     /// Batch volumes that are declared warm, those whose readers come first before others.
@@ -62,7 +62,7 @@ pub(crate) struct Ahead {
 
 kept! {
     /// What was written of what comes before its readers.
-    WarmingChanges of Warming;
+    PrefetchChanges of PrefetchState;
     values {
         ahead: Option<Ahead>,
         behind: Vec<VolumeIndex>,
@@ -83,7 +83,7 @@ impl PartialEq for Ahead {
     }
 }
 
-impl Warming {
+impl PrefetchState {
     pub(crate) fn new(graph: &Graph) -> Self {
         let is_warmed = |volume: &VolumeIndex| {
             let kind = &graph.workflow.volume(*volume).kind;

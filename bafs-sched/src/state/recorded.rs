@@ -179,14 +179,16 @@ whole_rows!(bool, u32, String, bafs_proto::time::Time);
 /// * `indexed`: kept row by row, put back by hand, because others are rebuilt from them;
 /// * `parts`: have lists of their own;
 /// * `rebuilt`: not kept.
+///
+/// A field that got another name says under which one journals have it: `#[serde(rename = "…")]`.
 macro_rules! kept {
     (
         $(#[$doc:meta])*
         $changes:ident of $state:ty;
-        values { $($value:ident: $value_type:ty),* $(,)? }
-        tables { $($table:ident: $table_type:ty),* $(,)? }
-        indexed { $($indexed:ident: $indexed_type:ty),* $(,)? }
-        parts { $($part:ident: $part_type:ty),* $(,)? }
+        values { $($(#[$value_name:meta])* $value:ident: $value_type:ty),* $(,)? }
+        tables { $($(#[$table_name:meta])* $table:ident: $table_type:ty),* $(,)? }
+        indexed { $($(#[$indexed_name:meta])* $indexed:ident: $indexed_type:ty),* $(,)? }
+        parts { $($(#[$part_name:meta])* $part:ident: $part_type:ty),* $(,)? }
         rebuilt { $($rebuilt:ident),* $(,)? }
     ) => {
         $(#[$doc])*
@@ -194,18 +196,22 @@ macro_rules! kept {
         #[serde(default)]
         pub(crate) struct $changes {
             $(
+                $(#[$value_name])*
                 #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
                 pub(crate) $value: crate::state::recorded::NewValue<$value_type>,
             )*
             $(
+                $(#[$table_name])*
                 #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
                 pub(crate) $table: <$table_type as crate::state::recorded::Recorded>::Changes,
             )*
             $(
+                $(#[$indexed_name])*
                 #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
                 pub(crate) $indexed: <$indexed_type as crate::state::recorded::Recorded>::Changes,
             )*
             $(
+                $(#[$part_name])*
                 #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
                 pub(crate) $part: <$part_type as crate::state::recorded::Kept>::Changes,
             )*

@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::action::{Action, MountedVolume};
 use crate::decision::Decision;
 use crate::event::{Event, NodeInfo};
+use crate::policy_names::PolicyPositions;
 use crate::settings::Settings;
 use crate::space::Space;
 use crate::state::attempt_index::UnderWay;
 use crate::state::attempts::{Attempt, AttemptState};
-use crate::state::cache_statistics::Skew;
+use crate::state::cache_statistics::CacheStatistics;
 use crate::state::copy_costs::Checkpoints;
 use crate::state::critical_path::Urgency;
 use crate::state::deletions::Leaving;
@@ -27,10 +28,10 @@ use crate::state::limits::StrategyLimits;
 use crate::state::lost_volumes::LostVolume;
 use crate::state::node_surveys::Surveys;
 use crate::state::nodes::Fleet;
-use crate::state::observed_access::Deeds;
+use crate::state::observed_access::ObservedAccess;
 use crate::state::pipeline_homes::Claims;
-use crate::state::preemptions::Ways;
-use crate::state::prefetch::Warming;
+use crate::state::preemptions::Preemptions;
+use crate::state::prefetch::PrefetchState;
 use crate::state::progress::{JobFailure, Outcome, Progress};
 use crate::state::ready_queue::Queues;
 use crate::state::strategy::Guided;
@@ -62,6 +63,8 @@ pub(crate) enum Phase {
 pub struct State {
     pub(crate) run: RunId,
     pub(crate) settings: Settings,
+    /// Those that the settings name.
+    pub(crate) policies: PolicyPositions,
     pub(crate) now: Time,
     pub(crate) phase: Phase,
     pub(crate) is_cancelled: bool,
@@ -90,14 +93,14 @@ pub struct State {
     /// Steps until jobs are tried again on nodes that have nothing to do.
     pub(crate) away_rest: usize,
     /// Executions that were given up with their node, which may run them yet: to be killed there.
-    pub(crate) strays: Table<ExecutionId, ServerId>,
+    pub(crate) orphaned_executions: Table<ExecutionId, ServerId>,
     /// Volumes that were given up while they were being created: they may yet come to exist.
     pub(crate) unanswered: Table<VolumeId, ServerId>,
     /// Volumes that were made after they were given up; their deletion is under way.
     pub(crate) late: Keys<VolumeId>,
     pub(crate) timers: Timers,
     /// Until when the core waits for nodes or space.
-    pub(crate) patience: Option<Time>,
+    pub(crate) wait_until: Option<Time>,
     /// Beside other runs: since when a job has slots, and no room.
     pub(crate) lacks_room_since: Option<Time>,
     /// Whether it waits for further nodes, some being there.
@@ -107,9 +110,9 @@ pub struct State {
     /// How often that ended before the pipeline did, since the last pipeline ended.
     pub(crate) unprotected: u32,
     /// Pipelines whose volumes were dropped for others.
-    pub(crate) ways: Ways,
-    /// The strategy's rules, when there are any.
-    pub(crate) admission: Option<StrategyLimits>,
+    pub(crate) preemptions: Preemptions,
+    /// What a strategy limits, when one is followed.
+    pub(crate) limits: Option<StrategyLimits>,
     /// How often rules gave way.
     pub(crate) rules_eased: u64,
     /// Which strategy is followed, when the scheduler chooses by itself.
@@ -128,11 +131,11 @@ pub struct State {
     /// What is known of finished jobs, for the next run.
     pub(crate) records: JobRecords,
     /// What jobs did, to compare it with what is declared.
-    pub(crate) deeds: Deeds,
-    /// How unevenly blocks of caches were found to be spread.
-    pub(crate) skew: Skew,
+    pub(crate) observed_access: ObservedAccess,
+    /// What came from home again.
+    pub(crate) cache_statistics: CacheStatistics,
     /// Batch volumes that come before their readers start.
-    pub(crate) warming: Warming,
+    pub(crate) prefetching: PrefetchState,
     /// Caches that are kept only for users that may have to run again.
     pub(crate) idle_caches: Keys<VolumeIndex>,
     /// Which ready jobs go first because of the jobs after them.
@@ -167,6 +170,7 @@ impl State {
         run: RunId,
         workflow: Workflow,
         settings: Settings,
+        policies: PolicyPositions,
         selector: &dyn StrategySelector,
     ) -> Self {
         let extractions = Extractions::new(workflow.extracts.len());
@@ -174,13 +178,14 @@ impl State {
         let graph = Graph::new(workflow);
         let mut scheduler = Self {
             run,
+            policies,
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
             cut_off: None,
             sizes: Sizes::new(&graph),
             steering: Steering::new(&graph),
-            warming: Warming::new(&graph),
+            prefetching: PrefetchState::new(&graph),
             graph,
             volumes,
             fleet: Fleet::new(settings.slack_permille).with_limits(settings.user.is_some()),
@@ -196,17 +201,17 @@ impl State {
             leaving: Leaving::default(),
             wanted_moves: Keys::default(),
             away_rest: 0,
-            strays: Table::default(),
+            orphaned_executions: Table::default(),
             unanswered: Table::default(),
             late: Keys::default(),
             timers: Timers::default(),
-            patience: None,
+            wait_until: None,
             lacks_room_since: None,
             is_settling: false,
             protected: None,
             unprotected: 0,
-            ways: Ways::default(),
-            admission: None,
+            preemptions: Preemptions::default(),
+            limits: None,
             rules_eased: 0,
             guided: None,
             claims: Claims::default(),
@@ -214,8 +219,8 @@ impl State {
             nodes_gone: 0,
             last_gone: None,
             records: JobRecords::default(),
-            deeds: Deeds::default(),
-            skew: Skew::default(),
+            observed_access: ObservedAccess::default(),
+            cache_statistics: CacheStatistics::default(),
             idle_caches: Keys::default(),
             urgency: Urgency::default(),
             is_space_wanted: false,
@@ -243,7 +248,7 @@ impl State {
     /// Takes the limits and the strategy selector that the settings name.
     fn follow_settings(&mut self, selector: &dyn StrategySelector) {
         let rules = self.settings.allocation_rules.clone();
-        self.admission = rules.map(|rules| StrategyLimits::new(rules, &self.graph));
+        self.limits = rules.map(|rules| StrategyLimits::new(rules, &self.graph));
         let guide = self.settings.strategy_selector.clone();
         let workflow = &self.graph.workflow;
         self.guided = guide.and_then(|guide| Guided::new(guide, workflow, selector));
@@ -434,9 +439,11 @@ impl State {
         }) {
             actions.push(Action::DeleteVolume { id, server });
         }
-        let strays = self.strays.iter();
-        let strays = strays.filter(|(_, server)| !self.is_lost(**server));
-        actions.extend(strays.map(|(&execution, &server)| Action::KillJob { execution, server }));
+        let orphaned_executions = self.orphaned_executions.iter();
+        let orphaned_executions = orphaned_executions.filter(|(_, server)| !self.is_lost(**server));
+        actions.extend(
+            orphaned_executions.map(|(&execution, &server)| Action::KillJob { execution, server }),
+        );
         for (job, attempt) in &self.attempts {
             let (execution, server) = (attempt.execution, attempt.server);
             match attempt.stage {
@@ -530,12 +537,9 @@ impl State {
             Event::HomeListed { .. } => {}
             Event::CacheInspected {
                 volume,
-                primary_bytes: kept_bytes,
-                refetched_bytes: again_bytes,
-            } => {
-                self.cache_inspected(volume, kept_bytes);
-                self.note_refetched(volume, again_bytes);
-            }
+                refetched_bytes,
+                ..
+            } => self.note_refetched(volume, refetched_bytes),
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::VolumesFound { server, found } => self.volumes_found(server, &found),
             Event::EarlierWorkFound(work) => self.earlier_work_found(*work),
@@ -545,10 +549,7 @@ impl State {
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),
-            Event::CommandReceived {
-                count,
-                command: wish,
-            } => self.steer(count, wish),
+            Event::CommandReceived { count, command } => self.steer(count, command),
             Event::Tick => {}
             Event::SchedulerResumed { id_prefix: series } => {
                 self.next_id = u64::from(series) << SERIES_BITS;
@@ -569,7 +570,7 @@ impl State {
     /// What was to happen after so long happens as much later.
     pub(crate) fn put_off(&mut self, away_ms: u64) {
         self.timers.put_off(away_ms);
-        self.patience = self.patience.map(|until| until.plus_ms(away_ms));
+        self.wait_until = self.wait_until.map(|until| until.plus_ms(away_ms));
         self.lacks_room_since = self.lacks_room_since.map(|since| since.plus_ms(away_ms));
         self.fleet.put_off(away_ms);
         self.extractions.put_off(away_ms);
@@ -593,7 +594,7 @@ impl State {
             Timer::Delete(volume) => self.delete_again(volume),
             Timer::Cleanup => self.stop_cleaning(),
             // The time is compared where it matters.
-            Timer::Patience => {}
+            Timer::WaitTimeout => {}
         }
     }
 }

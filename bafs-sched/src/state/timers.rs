@@ -26,7 +26,8 @@ pub(crate) enum Timer {
     /// A deletion is tried again.
     Delete(VolumeId),
     /// Waiting for nodes, or for space, ends.
-    Patience,
+    #[serde(rename = "Patience")]
+    WaitTimeout,
     /// Cleaning up ends.
     Cleanup,
 }
@@ -92,7 +93,7 @@ impl Timers {
         is_homeless: impl Fn(JobIndex) -> bool,
     ) -> bool {
         let is_work = |timer: &Timer| match timer {
-            Timer::Patience | Timer::Cleanup | Timer::Full(_) | Timer::Copy(_) => false,
+            Timer::WaitTimeout | Timer::Cleanup | Timer::Full(_) | Timer::Copy(_) => false,
             Timer::Delete(id) => !given_up(*id),
             Timer::Job(job) => !is_homeless(*job),
             Timer::Missing(_) | Timer::Aside(_) | Timer::Extract(_) => true,

@@ -39,7 +39,7 @@ impl State {
         let mut uses = Vec::new();
         let (mut missing, mut made_on) = (BTreeSet::new(), BTreeSet::new());
         for mount in self.graph.workflow.job(job).mounts.clone() {
-            self.warming.give_up(mount.volume);
+            self.prefetching.give_up(mount.volume);
             let (id, home) = self.mountable(mount.volume, server, job);
             uses.push(MountedVolume {
                 volume: mount.volume,
@@ -213,7 +213,7 @@ impl State {
     }
 
     pub(crate) fn job_unknown(&mut self, execution: ExecutionId) {
-        self.strays.remove(&execution);
+        self.orphaned_executions.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
@@ -228,7 +228,7 @@ impl State {
     }
 
     pub(crate) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
-        self.strays.remove(&execution);
+        self.orphaned_executions.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
@@ -263,7 +263,7 @@ impl State {
         let is_reported = matches!(report.outcome, JobOutcome::EnvironmentFailed(_));
         if is_reported && !matches!(verdict, FailureVerdict::NodeLeaves) {
             // Its node is there to report it.
-            self.graph.job_mut(job).troubles.killed.clear();
+            self.graph.job_mut(job).failure_history.killed.clear();
         }
         self.end_failed(job, verdict, report.output_tail);
     }

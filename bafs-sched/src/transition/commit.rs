@@ -20,7 +20,7 @@ impl State {
 
             // Admission.
             Decision::BeginRunning => self.begin_running(),
-            Decision::RelaxLimits(relaxation) => self.apply_relaxation(relaxation),
+            Decision::RelaxLimits(_) => self.drop_limits(),
             Decision::Preempt {
                 victim,
                 beneficiary,

@@ -3,7 +3,7 @@
 
 use bafs_workflow::JobIndex;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitRelaxation};
 use crate::policy::View;
 use crate::policy::admission::deadlock::{DeadlockMeasure, MEASURES, StalledJobs};
 use crate::policy::order::node_demand::Concession;
@@ -43,8 +43,7 @@ impl State {
         match self.concede(&jobs.in_order()) {
             Concession::Nothing => return,
             Concession::Caches => {
-                let _ = self.evict(View::new(self).far_caches())
-                    || self.evict(View::new(self).unused_caches(&jobs.in_order()));
+                self.evict(View::new(self).unused_caches(&jobs.in_order()));
                 return;
             }
             Concession::Work => {}
@@ -63,10 +62,8 @@ impl State {
     fn take_measure(&mut self, measure: DeadlockMeasure, jobs: &StalledJobs) -> bool {
         match measure {
             DeadlockMeasure::Start(kind, care) => self.try_all(jobs.of(kind), care),
-            DeadlockMeasure::EvictIdleCaches => self.evict_idle_caches(),
             DeadlockMeasure::RelaxLimits => self.relax_limits(),
             DeadlockMeasure::DropCopies => self.drop_all_copies(),
-            DeadlockMeasure::EvictFarCaches => self.evict(View::new(self).far_caches()),
             DeadlockMeasure::EvictUnusedCaches => {
                 self.evict(View::new(self).unused_caches(&jobs.first))
             }
@@ -97,13 +94,9 @@ impl State {
 
     /// Limits of the strategy give way, if there are any.
     fn relax_limits(&mut self) -> bool {
-        let relaxation = match self.fleet.is_unanswered() {
-            true => None,
-            false => View::new(self).relax_limits(),
-        };
-        let is_any = relaxation.is_some();
-        if let Some(relaxation) = relaxation {
-            self.commit(Decision::RelaxLimits(relaxation));
+        let is_any = self.limits.is_some() && !self.fleet.is_unanswered();
+        if is_any {
+            self.commit(Decision::RelaxLimits(LimitRelaxation::DropAll));
         }
         is_any
     }
@@ -112,7 +105,7 @@ impl State {
         let Some(job) = View::new(self).first_unbound(jobs) else {
             return false;
         };
-        self.ways.note_progress(self.graph.totals.done);
+        self.preemptions.note_progress(self.graph.totals.done);
         let preemption = View::new(self).choose_preemption(job);
         let is_any = preemption.is_some();
         if let Some(preemption) = preemption {
@@ -124,7 +117,7 @@ impl State {
     /// Drops the volumes of a pipeline, and lets only the other one start jobs until it is through.
     pub(super) fn preempt(&mut self, victim: u32, beneficiary: u32) {
         let dropped = View::new(self).preempted_volumes(victim);
-        *self.ways.made.entry(victim).or_default() += 1;
+        *self.preemptions.made.entry(victim).or_default() += 1;
         self.protected = Some(beneficiary);
         self.end_claims(victim);
         for &(id, volume) in &dropped {
@@ -163,10 +156,10 @@ impl State {
             return;
         }
         let until = *self
-            .patience
+            .wait_until
             .get_or_insert_with(|| self.now.plus_ms(self.settings.space_timeout_ms));
         if self.now < until {
-            self.timers.set(until, Timer::Patience);
+            self.timers.set(until, Timer::WaitTimeout);
             return;
         }
         let reason = View::new(self).describe_deadlock(job);
@@ -175,6 +168,6 @@ impl State {
 
     /// No fact need follow that would make anybody look again.
     fn look_again_soon(&mut self) {
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);
     }
 }

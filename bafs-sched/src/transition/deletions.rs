@@ -42,8 +42,8 @@ impl State {
             None => drop(self.volumes.remove(id)),
         }
         if !self.volumes.is_live(volume) {
-            self.warming.give_up(volume);
-            self.warming.forget(volume);
+            self.prefetching.give_up(volume);
+            self.prefetching.forget(volume);
             self.idle_caches.remove(&volume);
             self.requeue_users(volume);
         }
@@ -62,7 +62,7 @@ impl State {
             Retention::Needed => {}
             Retention::Idle => {
                 let is_new = self.idle_caches.insert(volume);
-                self.warming.idled += u64::from(is_new && self.graph.is_batch(volume));
+                self.prefetching.idled += u64::from(is_new && self.graph.is_batch(volume));
             }
             Retention::Unneeded => self.retire_all(volume),
         }
@@ -77,11 +77,10 @@ impl State {
         self.drop_copies_of_closed(pipeline);
     }
 
-    /// A part of a cache is gone, or will not go soon. With the last of its group those go on that
-    /// waited for an even division.
+    /// A part of a cache is gone, or will not go soon. With the last one those go on that waited
+    /// for its space.
     pub(crate) fn has_left(&mut self, id: VolumeId) {
-        let server = self.leaving.remove(id);
-        if server.is_some_and(|server| !self.is_cache_leaving(server)) {
+        if self.leaving.remove(id) && self.leaving.is_empty() {
             self.queues.wake_all();
             self.queues.feed();
         }

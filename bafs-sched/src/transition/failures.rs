@@ -66,9 +66,13 @@ impl State {
     /// The attempt failed by the job's own fault.
     fn end_by_own_fault(&mut self, job: JobIndex, reason: String, output_tail: String) {
         if let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) {
-            self.graph.job_mut(job).troubles.failed_on.insert(server);
+            self.graph
+                .job_mut(job)
+                .failure_history
+                .failed_on
+                .insert(server);
         }
-        self.graph.job_mut(job).troubles.killed.clear();
+        self.graph.job_mut(job).failure_history.killed.clear();
         self.count_own_fault(job);
         let decision = attribution::judge_own_fault(View::new(self), job, reason, output_tail);
         if matches!(decision, Decision::Fail { .. }) {
@@ -81,7 +85,7 @@ impl State {
     /// Counts a failure by the job's own fault.
     pub(crate) fn count_own_fault(&mut self, job: JobIndex) {
         let node = self.graph.job_mut(job);
-        node.troubles.own_faults = node.troubles.own_faults.saturating_add(1);
+        node.failure_history.own_faults = node.failure_history.own_faults.saturating_add(1);
     }
 
     /// A node cannot run this job, however often it tries.
@@ -90,7 +94,11 @@ impl State {
             return;
         };
         self.abandon_attempt(job);
-        self.graph.job_mut(job).troubles.refused_by.insert(server);
+        self.graph
+            .job_mut(job)
+            .failure_history
+            .refused_by
+            .insert(server);
         let decision = attribution::judge_refusal(View::new(self), job, reason, output_tail);
         self.commit(decision);
     }
@@ -108,9 +116,10 @@ impl State {
             }
             UnfitVerdict::TryAgain => self.end_by_unknown_fault(job, &error.to_string()),
             UnfitVerdict::Hopeless(reason) => {
-                let faults = self.graph.job(job).troubles.environment.count;
+                let faults = self.graph.job(job).failure_history.environment.count;
                 self.abandon_attempt(job);
-                self.graph.job_mut(job).troubles.environment.count = faults.saturating_add(1);
+                self.graph.job_mut(job).failure_history.environment.count =
+                    faults.saturating_add(1);
                 self.commit(Decision::Fail {
                     job,
                     reason,
@@ -182,22 +191,22 @@ impl State {
     fn note_fault_on(&mut self, job: JobIndex, server: ServerId, cause: FaultCause) {
         let is_again = attribution::fails_there_again(View::new(self), job, server);
         let node = self.graph.job_mut(job);
-        node.troubles.environment.last_on = Some(server);
+        node.failure_history.environment.last_on = Some(server);
         if !is_again {
             return;
         }
         if cause == FaultCause::Home {
             // All others may reach it no more than this one, for long.
-            node.troubles.faulted_on.clear();
+            node.failure_history.faulted_on.clear();
         }
-        node.troubles.faulted_on.insert(server);
+        node.failure_history.faulted_on.insert(server);
     }
 
     /// A home was away when a job needed it. Answers what becomes of the job; nothing when that
     /// counts as another failure.
     fn wait_for_home(&mut self, job: JobIndex, fault: &str) -> Option<Decision> {
         let away = attribution::extend_home_absence(View::new(self), job);
-        self.graph.job_mut(job).troubles.environment.away = Some(away);
+        self.graph.job_mut(job).failure_history.environment.away = Some(away);
         self.tell_of_home(job, self.now.ms_since(away.since), fault);
         attribution::judge_home_absence(View::new(self), job, away)
     }
@@ -208,7 +217,7 @@ impl State {
             self.now,
             attribution::count_with_next_fault(View::new(self), job),
         );
-        let faults = &mut self.graph.job_mut(job).troubles.environment;
+        let faults = &mut self.graph.job_mut(job).failure_history.environment;
         (faults.count, faults.last) = (count, now);
         faults.all = faults.all.saturating_add(1);
         count
@@ -227,7 +236,7 @@ impl State {
             self.nodes_gone += 1;
         }
         self.last_gone = Some((server, self.now));
-        self.graph.job_mut(job).troubles.killed.push(server);
+        self.graph.job_mut(job).failure_history.killed.push(server);
         match attribution::find_deadly_job(View::new(self), job) {
             None => self.end_by_unknown_fault(job, fault),
             Some(reason) => {

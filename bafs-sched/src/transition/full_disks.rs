@@ -27,9 +27,9 @@ impl State {
         let times = self.note_full(server, lack, Finder::Writer);
         let stays = self.leave_full_disk(job, server);
         let node = self.graph.job_mut(job);
-        node.troubles.environment.full_disks += 1;
+        node.failure_history.environment.full_disks += 1;
         if ran_on == server && !stays {
-            node.troubles.full_on.insert(server);
+            node.failure_history.full_on.insert(server);
         }
         if may_pass(times) {
             let name = &self.graph.workflow.job(job).name;
@@ -60,7 +60,11 @@ impl State {
     pub(crate) fn lacks_room(&mut self, job: JobIndex, server: ServerId, lack: &DiskLack) {
         self.abandon_attempt(job);
         if !self.leave_full_disk(job, server) {
-            self.graph.job_mut(job).troubles.no_room_on.insert(server);
+            self.graph
+                .job_mut(job)
+                .failure_history
+                .no_room_on
+                .insert(server);
         }
         self.tell_full(server, lack);
         self.commit(Decision::Retry { job, pause_ms: 0 });

@@ -25,7 +25,7 @@ impl State {
     /// Running jobs begins.
     pub(super) fn begin_running(&mut self) {
         self.phase = Phase::Running;
-        self.patience = None;
+        self.wait_until = None;
     }
 
     fn wait_for_nodes(&mut self, reason: String) {
@@ -37,18 +37,18 @@ impl State {
         };
         if self.is_settling != has_nodes {
             self.is_settling = has_nodes;
-            self.patience = None;
+            self.wait_until = None;
             if has_nodes && wait_ms > TOLD_MS {
                 self.tell_waiting(&reason, wait_ms);
             }
         }
         let mut until = self.now.plus_ms(wait_ms);
-        if let Some(earlier) = self.patience {
+        if let Some(earlier) = self.wait_until {
             until = until.min(earlier);
         }
-        if self.patience != Some(until) {
-            self.patience = Some(until);
-            self.timers.set(until, Timer::Patience);
+        if self.wait_until != Some(until) {
+            self.wait_until = Some(until);
+            self.timers.set(until, Timer::WaitTimeout);
         }
         if self.now >= until {
             self.commit(Decision::GiveUp { reason });

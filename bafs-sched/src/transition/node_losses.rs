@@ -27,12 +27,8 @@ impl State {
                 ListedNode::Present => {}
                 ListedNode::Replaces(node) => self.commit(Decision::GiveUpNode { node }),
             }
-            let is_moved = self.fleet.group_name(server) != Some(node.group.as_str());
-            if is_moved {
-                self.leaving.move_to(server, &node.group);
-            }
             let is_back = self.fleet.see(node);
-            self.warming.look_again();
+            self.prefetching.look_again();
             self.queues.wake(server);
             if is_back {
                 self.complete_caches(server);
@@ -92,7 +88,7 @@ impl State {
         self.graph.tally.add(jobs.len() as u64);
         let here = jobs.iter().filter_map(|job| self.attempts.get(job));
         let begun = here.filter(|attempt| attempt.stage != AttemptState::Preparing);
-        self.strays
+        self.orphaned_executions
             .extend(begun.map(|attempt| (attempt.execution, server)));
         for job in jobs {
             let stage = self.attempts.get(&job).map(|attempt| attempt.stage);
@@ -177,7 +173,7 @@ impl State {
         for &(volume, _) in &gone {
             // Needs count what exists somewhere; a million readers need not be told of a part.
             if !self.volumes.is_live(volume) {
-                self.warming.forget(volume);
+                self.prefetching.forget(volume);
                 self.requeue_users(volume);
             }
         }

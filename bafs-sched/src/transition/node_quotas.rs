@@ -15,7 +15,7 @@ impl State {
     /// Takes what nodes keep for this run.
     pub(crate) fn quotas_changed(&mut self, quotas: Vec<RunQuota>) {
         let was_shared = self.fleet.is_shared();
-        self.warming.look_again();
+        self.prefetching.look_again();
         for RunQuota {
             server,
             space,
@@ -39,7 +39,7 @@ impl State {
         }
         // It has waited for others. What the last of them held is not free at once.
         if was_shared && !self.fleet.is_shared() {
-            self.patience = None;
+            self.wait_until = None;
         }
     }
 
@@ -47,7 +47,7 @@ impl State {
     pub(crate) fn concede(&mut self, candidates: &[JobIndex]) -> Concession {
         let (concession, wait) = View::new(self).concede(candidates);
         if let Some(wait) = wait {
-            self.patience = Some(wait.until);
+            self.wait_until = Some(wait.until);
             self.lacks_room_since = wait.lacks_room_since;
             if let Some(at) = wait.look_at {
                 self.look_again_at(at);
@@ -62,8 +62,12 @@ impl State {
             true => at,
             false => self.now.plus_ms(self.settings.retry_pause_ms_max),
         };
-        if self.timers.due(Timer::Patience).is_none_or(|due| due > at) {
-            self.timers.set(at, Timer::Patience);
+        if self
+            .timers
+            .due(Timer::WaitTimeout)
+            .is_none_or(|due| due > at)
+        {
+            self.timers.set(at, Timer::WaitTimeout);
         }
     }
 
@@ -71,7 +75,7 @@ impl State {
     pub(crate) fn waits_for_others(&mut self) -> bool {
         let is_shared = self.fleet.is_shared();
         if is_shared {
-            self.patience = None;
+            self.wait_until = None;
             self.look_again_at(self.now);
         }
         is_shared

@@ -21,12 +21,12 @@ const WARNINGS_MAX: usize = 100;
 impl State {
     /// What the user should know so far, in the order in which it was found.
     pub fn warnings(&self) -> &[RunWarning] {
-        &self.deeds.warnings
+        &self.observed_access.warnings
     }
 
     /// Warnings that were not kept.
     pub fn warnings_omitted(&self) -> u64 {
-        self.deeds.omitted
+        self.observed_access.omitted
     }
 
     /// Looks at what a job did that is done.
@@ -48,7 +48,7 @@ impl State {
     fn note_access(&mut self, job: JobIndex, volume: VolumeIndex, report: &JobReport) {
         // This job is still one of them.
         if self.graph.volume(volume).users_left <= 1 {
-            self.deeds.forget(volume);
+            self.observed_access.forget(volume);
             return;
         }
         let name = &self.graph.workflow.volume(volume).name;
@@ -56,11 +56,11 @@ impl State {
         match used {
             Some(used) if has_written(&used) => {
                 let file = used.first_changed_path;
-                self.deeds.wrote.insert((volume, job), file);
+                self.observed_access.wrote.insert((volume, job), file);
             }
             Some(used) if has_read(&used) => {
                 let file = used.first_read_path;
-                self.deeds.read.insert((volume, job), file);
+                self.observed_access.read.insert((volume, job), file);
             }
             _ => {}
         }
@@ -102,7 +102,7 @@ impl State {
     }
 
     fn warn(&mut self, kind: u8, job: JobIndex, volume: VolumeIndex, text: String) {
-        if self.deeds.known.insert((kind, job, volume)) {
+        if self.observed_access.known.insert((kind, job, volume)) {
             self.tell(RunWarning {
                 job: Some(job),
                 volume: Some(volume),
@@ -132,13 +132,13 @@ impl State {
     pub(crate) fn tell(&mut self, mut warning: RunWarning) {
         // Agents tell of files by their names, which may be bytes.
         warning.text = path::printable(&warning.text).into_owned();
-        if self.deeds.warnings.contains(&warning) {
+        if self.observed_access.warnings.contains(&warning) {
             return;
         }
-        if self.deeds.warnings.len() >= WARNINGS_MAX {
-            self.deeds.omitted += 1;
+        if self.observed_access.warnings.len() >= WARNINGS_MAX {
+            self.observed_access.omitted += 1;
         } else {
-            self.deeds.warnings.push(warning);
+            self.observed_access.warnings.push(warning);
         }
     }
 }

@@ -18,16 +18,16 @@ impl State {
     /// Goes on with the batch volume that comes before its readers, or begins with the next.
     pub(crate) fn prefetch_ahead(&mut self) {
         if View::new(self).has_usable_prefetch() {
-            for volume in std::mem::take(&mut self.warming.behind) {
+            for volume in std::mem::take(&mut self.prefetching.behind) {
                 self.requeue_users(volume);
             }
         }
         match View::new(self).review_prefetch() {
             PrefetchReview::Continue => return self.ask_to_warm(),
-            PrefetchReview::Finished(volume) => self.warming.give_up(volume),
+            PrefetchReview::Finished(volume) => self.prefetching.give_up(volume),
             PrefetchReview::Nothing => {}
         }
-        self.warming.ahead = None;
+        self.prefetching.ahead = None;
         self.refresh_surveys();
         let (view, policies) = (View::new(self), self.policies());
         let search = view.find_prefetch(PrefetchLimits {
@@ -38,7 +38,7 @@ impl State {
             can_spare: &|server, part| view.can_spare(server, part),
         });
         if search.looked_at.is_some() {
-            self.warming.looked_at = search.looked_at;
+            self.prefetching.looked_at = search.looked_at;
         }
         self.evict(search.evicted);
         if let Some(prefetch) = search.prefetch {
@@ -48,14 +48,14 @@ impl State {
 
     /// Makes a batch volume before its readers, and has it fetched.
     pub(super) fn begin_prefetch(&mut self, volume: VolumeIndex, parts: &[(ServerId, Space)]) {
-        self.warming.ahead = Some(Ahead {
+        self.prefetching.ahead = Some(Ahead {
             volume,
             was_near: self.graph.volume(volume).users_near > 0,
             is_made: !parts.is_empty(),
             asked: BTreeSet::new(),
         });
         if !parts.is_empty() {
-            self.warming.behind.push(volume);
+            self.prefetching.behind.push(volume);
             self.requeue_users(volume);
         }
         for (server, part) in parts {
@@ -73,7 +73,7 @@ impl State {
     /// Has all parts fetch what they lack, once all are there; and again when one is gone, as the
     /// others have its share from then on.
     fn ask_to_warm(&mut self) {
-        let Some(ahead) = &mut self.warming.ahead else {
+        let Some(ahead) = &mut self.prefetching.ahead else {
             return;
         };
         let parts: BTreeSet<VolumeId> = self.volumes.live(ahead.volume).values().copied().collect();

@@ -14,19 +14,19 @@ impl State {
     /// blame.
     pub(crate) fn blame_nodes(&mut self, job: JobIndex) {
         let node = self.graph.job_mut(job);
-        if !node.troubles.are_any() {
+        if !node.failure_history.are_any() {
             return;
         }
-        node.troubles.killed.clear();
-        node.troubles.faulted_on.clear();
-        node.troubles.full_on.clear();
-        node.troubles.no_room_on.clear();
+        node.failure_history.killed.clear();
+        node.failure_history.faulted_on.clear();
+        node.failure_history.full_on.clear();
+        node.failure_history.no_room_on.clear();
         (
-            node.troubles.environment.last_on,
-            node.troubles.environment.away,
+            node.failure_history.environment.last_on,
+            node.failure_history.environment.away,
         ) = (None, None);
         let here = self.graph.job(job).last_server;
-        for server in std::mem::take(&mut self.graph.job_mut(job).troubles.failed_on) {
+        for server in std::mem::take(&mut self.graph.job_mut(job).failure_history.failed_on) {
             if Some(server) == here {
                 continue;
             }
@@ -95,7 +95,7 @@ impl State {
                 node.pardon();
             }
         });
-        self.warming.look_again();
+        self.prefetching.look_again();
         self.queues.wake(server);
     }
 }

@@ -13,8 +13,9 @@ impl State {
     /// Puts a ready job into the queue where its data are.
     pub(crate) fn enqueue(&mut self, job: JobIndex) {
         let (view, policies) = (View::new(self), self.policies());
-        let binding = policies.placement.binding(view, job);
-        let order = policies.order.key(view, job);
+        let need = self.need_of(job);
+        let binding = policies.placement.binding(view, job, need);
+        let order = policies.order.key(view, job, need);
         let pipeline = self.graph.pipeline(job);
         let key = ReadyKey {
             waits: self.waits_for_probe(pipeline),

@@ -45,7 +45,7 @@ impl State {
     /// A node is back that had been given up: it is asked for what may be used again, and those
     /// wait whose work that would spare. What else it had goes.
     pub(crate) fn take_back(&mut self, server: ServerId) {
-        let records = self.stale.len() + self.strays.len();
+        let records = self.stale.len() + self.orphaned_executions.len();
         self.graph.tally.add(records as u64);
         let stale = self.stale.iter().filter(|(_, at)| **at == server);
         let stale: Vec<VolumeId> = stale.map(|(id, _)| *id).collect();
@@ -65,9 +65,12 @@ impl State {
             self.out.push(Action::FindVolumes { server, volumes });
         }
         // What it still runs has been begun elsewhere, or will be.
-        let strays = self.strays.iter().filter(|(_, at)| **at == server);
+        let orphaned_executions = self
+            .orphaned_executions
+            .iter()
+            .filter(|(_, at)| **at == server);
         let kill = |(&execution, _)| Action::KillJob { execution, server };
-        self.out.extend(strays.map(kill));
+        self.out.extend(orphaned_executions.map(kill));
     }
 
     /// A volume that a node has is of no use.

@@ -71,7 +71,7 @@ impl State {
         if self.cleaned_with != Some(self.attempts.len()) {
             self.delete_idle();
         }
-        let mut left = self.stale.values().chain(self.strays.values());
+        let mut left = self.stale.values().chain(self.orphaned_executions.values());
         let is_stale = left.any(|server| !self.is_lost(*server));
         if !self.attempts.is_empty() || is_stale || !self.late.is_empty() {
             return;

@@ -15,9 +15,6 @@ use crate::state::scheduler_state::State;
 /// nothing.
 const LOOKAHEAD: usize = 16;
 
-/// Pipelines at home on a node that are tried, those that need least to end first.
-const EASY_TRIED: usize = 4;
-
 /// A job that found no place off its node is tried again after as many steps as there are running
 /// jobs, divided by this. Among many, a place that is taken a little later costs less than a look
 /// at each step.
@@ -40,7 +37,7 @@ impl State {
         if self.leaving.is_empty() && std::mem::take(&mut self.is_space_wanted) {
             self.evict_idle_caches();
         }
-        if std::mem::take(&mut self.warming.is_in_the_way) {
+        if std::mem::take(&mut self.prefetching.is_in_the_way) {
             self.evict_prefetched();
         }
     }
@@ -63,25 +60,10 @@ impl State {
             let is_telling = View::new(self).stands_for_its_kind(key.job);
             tried = Some(if is_telling { key.last_alike() } else { key });
         }
-        if let (true, Some(server)) = (self.is_held_back, binding)
-            && self.place_easiest(server)
-        {
-            return;
-        }
         match binding {
-            Some(server) if self.may_spill() => self.queues.starve(server),
+            Some(server) if self.packs_volumes() => self.queues.starve(server),
             _ => self.queues.sleep(binding),
         }
-    }
-
-    /// Starts the next job of a pipeline at home on this node that what is free there lets end:
-    /// among many that must wait it may be far behind.
-    fn place_easiest(&mut self, server: ServerId) -> bool {
-        let view = View::new(self);
-        let mut jobs = view.easiest(server);
-        jobs.retain(|job| view.queues.contains(*job) && view.may_start(*job));
-        let mut jobs = jobs.into_iter().take(EASY_TRIED);
-        jobs.any(|job| self.admit(job) && self.try_place_on(job, &[server], Care::Safe))
     }
 
     /// Gives a job a place on the node that it is bound to, or on the best of all.
@@ -115,7 +97,7 @@ impl State {
         let search = View::new(self).find_start(&policies, job, candidates, care);
         self.is_space_wanted |= search.is_space_wanted;
         self.is_held_back |= search.is_held_back;
-        self.warming.is_in_the_way |= search.is_prefetch_in_the_way;
+        self.prefetching.is_in_the_way |= search.is_prefetch_in_the_way;
         let is_found = search.start.is_some();
         if let Some(start) = search.start {
             self.commit(start);
@@ -134,14 +116,14 @@ impl State {
             return false;
         }
         let stuck = View::new(self).jobs_better_away();
-        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.warming.is_in_the_way);
+        let (was_wanted, was_in_the_way) = (self.is_space_wanted, self.prefetching.is_in_the_way);
         let is_placed = stuck.into_iter().any(|job| self.try_place(job, None));
         if !is_placed {
             self.away_rest = self.attempts.len() / AWAY_REST;
         }
         // Nothing is deleted for a job that only need not wait.
-        self.is_space_wanted &= was_wanted || self.may_spill();
-        self.warming.is_in_the_way &= was_in_the_way;
+        self.is_space_wanted &= was_wanted || self.packs_volumes();
+        self.prefetching.is_in_the_way &= was_in_the_way;
         is_placed
     }
 
@@ -153,7 +135,7 @@ impl State {
         creates: Vec<Create>,
         borrows: Vec<(ServerId, Space)>,
     ) {
-        self.patience = None;
+        self.wait_until = None;
         self.note_claims(job, server, &creates, borrows);
         self.assign(job, server, creates);
     }

@@ -101,16 +101,16 @@ impl State {
 
     /// Takes other rules from now on. What has begun goes on.
     fn follow(&mut self, rules: Option<AllocationRules>) {
-        if rules.as_ref() == self.admission.as_ref().map(|admission| &admission.rules) {
+        if rules.as_ref() == self.limits.as_ref().map(|limits| &limits.rules) {
             return;
         }
-        match (rules, &mut self.admission) {
-            (Some(rules), Some(admission)) => admission.change(rules),
+        match (rules, &mut self.limits) {
+            (Some(rules), Some(limits)) => limits.change(rules),
             (Some(rules), none) => {
                 *none = Some(StrategyLimits::new(rules, &self.graph));
                 self.begin_what_has_begun();
             }
-            (None, admission) => *admission = None,
+            (None, limits) => *limits = None,
         }
         self.requeue_all();
         self.queues.wake_all();

@@ -3,7 +3,7 @@
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::decision::{Decision, LimitRelaxation};
+use crate::decision::Decision;
 use crate::policy::View;
 use crate::policy::admission::limits::LimitVerdict;
 use crate::state::jobs::JobState;
@@ -14,23 +14,23 @@ impl State {
     /// Takes note of a batch volume that exists from now on.
     pub(crate) fn note_batch(&mut self, volume: VolumeIndex) {
         if self.graph.is_batch(volume)
-            && let Some(admission) = &mut self.admission
+            && let Some(limits) = &mut self.limits
         {
-            admission.batch.insert(volume);
+            limits.batch.insert(volume);
         }
     }
 
     /// The first job of a pipeline starts.
     pub(crate) fn begin_pipeline(&mut self, pipeline: u32) {
-        let Some(admission) = &mut self.admission else {
+        let Some(limits) = &mut self.limits else {
             return;
         };
-        if std::mem::replace(&mut admission.is_begun[pipeline as usize], true) {
+        if std::mem::replace(&mut limits.is_begun[pipeline as usize], true) {
             return;
         }
-        admission.under_way += 1;
-        admission.begun += 1;
-        let is_full = admission.is_full();
+        limits.under_way += 1;
+        limits.begun += 1;
+        let is_full = limits.is_full();
         self.graph.set_inside(pipeline, true);
         if is_full {
             self.wake_for_batch();
@@ -41,27 +41,27 @@ impl State {
     pub(crate) fn end_pipeline_if_final(&mut self, pipeline: u32) {
         if self.graph.is_pipeline_final(pipeline) {
             self.unprotected = 0;
-            self.ways.pipeline_ended(pipeline);
+            self.preemptions.pipeline_ended(pipeline);
             self.end_claims(pipeline);
             self.pass_probe_on(pipeline);
         }
-        let Some(admission) = &mut self.admission else {
+        let Some(limits) = &mut self.limits else {
             return;
         };
-        if admission.is_begun[pipeline as usize] && self.graph.is_pipeline_final(pipeline) {
+        if limits.is_begun[pipeline as usize] && self.graph.is_pipeline_final(pipeline) {
             self.leave(pipeline);
         }
     }
 
     fn leave(&mut self, pipeline: u32) {
-        let Some(admission) = &mut self.admission else {
+        let Some(limits) = &mut self.limits else {
             return;
         };
-        admission.is_begun[pipeline as usize] = false;
+        limits.is_begun[pipeline as usize] = false;
         self.graph.set_inside(pipeline, false);
-        admission.under_way -= 1;
-        if admission.under_way == 0 {
-            admission.begun = 0;
+        limits.under_way -= 1;
+        if limits.under_way == 0 {
+            limits.begun = 0;
             self.wake_for_batch();
             self.queues.wake_all();
         }
@@ -71,14 +71,14 @@ impl State {
     /// it would keep a place that nobody fills.
     pub(crate) fn leave_if_untouched(&mut self, job: JobIndex) {
         let pipeline = self.graph.pipeline(job);
-        let Some(admission) = &self.admission else {
+        let Some(limits) = &self.limits else {
             return;
         };
         let has_state = |other: JobIndex| {
             let state = self.graph.state(other);
             other != job && matches!(state, JobState::Done | JobState::Active)
         };
-        if admission.is_begun[pipeline as usize] && !self.graph.members(pipeline).any(has_state) {
+        if limits.is_begun[pipeline as usize] && !self.graph.members(pipeline).any(has_state) {
             self.leave(pipeline);
         }
     }
@@ -86,12 +86,11 @@ impl State {
     /// A pipeline was rolled back: what is left of it goes after the others. It is under way
     /// unless nothing of it is done.
     pub(crate) fn roll_back_pipeline(&mut self, pipeline: u32) {
-        let Some(admission) = &mut self.admission else {
+        let Some(limits) = &mut self.limits else {
             return;
         };
-        admission.rounds[pipeline as usize] += 1;
-        self.graph.set_rolled_back(pipeline);
-        let is_begun = admission.is_begun[pipeline as usize];
+        limits.rounds[pipeline as usize] += 1;
+        let is_begun = limits.is_begun[pipeline as usize];
         let has_state =
             |job: JobIndex| matches!(self.graph.state(job), JobState::Done | JobState::Active);
         let has_any = self.graph.members(pipeline).any(has_state);
@@ -106,7 +105,7 @@ impl State {
     /// When a batch volume may go now, those who wait for another may go on.
     pub(crate) fn wake_for_batch(&mut self) {
         if View::new(self).has_batch_room_again() {
-            if let Some(limits) = &mut self.admission {
+            if let Some(limits) = &mut self.limits {
                 limits.full_from = None;
             }
             self.queues.wake_all();
@@ -122,7 +121,7 @@ impl State {
             LimitVerdict::NoBatchRoom => None,
         };
         let (level, volumes) = (self.graph.level(job), &self.volumes);
-        if let Some(limits) = &mut self.admission {
+        if let Some(limits) = &mut self.limits {
             limits.batch.retain(|volume| volumes.is_live(*volume));
             if going.is_none() {
                 let from = limits.full_from.unwrap_or(level);
@@ -136,30 +135,13 @@ impl State {
         is_admitted
     }
 
-    /// Limits that block the workflow give way.
-    pub(super) fn apply_relaxation(&mut self, relaxation: LimitRelaxation) {
+    /// Limits that block the workflow hold no more.
+    pub(super) fn drop_limits(&mut self) {
         self.rules_eased += 1;
-        if let Some(limits) = &mut self.admission {
-            limits.full_from = None;
-        }
-        match relaxation {
-            LimitRelaxation::ClosePart => {
-                if let Some(limits) = &mut self.admission {
-                    limits.begun = limits.rules.pipelines_max;
-                }
-            }
-            LimitRelaxation::EvictBatch(volumes) => {
-                volumes
-                    .into_iter()
-                    .for_each(|volume| self.retire_all(volume));
-            }
-            LimitRelaxation::DropAll => {
-                self.admission = None;
-                self.requeue_all();
-            }
-        }
+        self.limits = None;
+        self.requeue_all();
         self.queues.wake_all();
         // No fact need follow that would make anybody look again.
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);
     }
 }

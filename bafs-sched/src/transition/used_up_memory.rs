@@ -19,12 +19,12 @@ impl State {
         if error.code != ErrorCode::MemoryExceeded {
             return false;
         }
-        let tries = self.graph.job(job).troubles.used_up_memory + 1;
+        let tries = self.graph.job(job).failure_history.used_up_memory + 1;
         let next = self.graph.workflow.job(job).memory_of_try(tries);
         if next <= self.memory_of(job) || next > self.fleet.largest_memory() {
             return false;
         }
-        self.graph.job_mut(job).troubles.used_up_memory = tries;
+        self.graph.job_mut(job).failure_history.used_up_memory = tries;
         let node = self.attempts.get(&job).map(|attempt| attempt.server);
         self.tell(RunWarning {
             job: Some(job),

@@ -25,10 +25,10 @@ impl State {
         !given_up.is_empty() && given_up.contains(&self.graph.pipeline(job))
     }
 
-    pub(crate) fn steer(&mut self, count: u64, wish: Option<UserCommand>) {
+    pub(crate) fn steer(&mut self, count: u64, command: Option<UserCommand>) {
         self.steering.count = self.steering.count.max(count);
         let (Some(UserCommand::SetPriority { job, .. } | UserCommand::Cancel { job }), jobs) =
-            (wish, self.graph.workflow.jobs.len())
+            (command, self.graph.workflow.jobs.len())
         else {
             return;
         };
@@ -38,7 +38,7 @@ impl State {
         }
         let pipeline = self.graph.pipeline(job);
         let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
-        match wish {
+        match command {
             Some(UserCommand::SetPriority { priority, .. }) => {
                 self.steering.priority.insert(pipeline, priority);
                 for job in members {

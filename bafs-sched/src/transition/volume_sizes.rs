@@ -118,7 +118,7 @@ impl State {
         }
         self.queues.wake_all();
         // No fact need follow that would make anybody look again.
-        self.timers.set(self.now.plus_ms(1), Timer::Patience);
+        self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);
         true
     }
 

@@ -51,20 +51,9 @@ const RETIRED: [(&str, &str); 35] = [
     ("wishes", "requests"),
 ];
 
-/// The core is rewritten with names of its own; until then its insides are not looked at.
-const REWRITTEN_SOON: [&str; 3] = [
-    "bafs-sched/src/state/",
-    "bafs-sched/src/transition/",
-    "bafs-sched/src/policy/",
-];
-
 /// Retired words in the code and in the book.
 pub(super) fn check_retired(file: &SourceFile) -> Vec<RuleViolation> {
-    let is_exempt = REWRITTEN_SOON
-        .iter()
-        .any(|path| file.path.starts_with(path))
-        || file.path == "xtask/src/tidy/words.rs";
-    if is_exempt {
+    if file.path == "xtask/src/tidy/words.rs" {
         return Vec::new();
     }
     if file.has_extension("rs") {

@@ -132,10 +132,6 @@ impl View<'_> {
             let there = taken.entry(*target).or_default();
             *there = there.saturating_add(*size);
         }
-        // A strategy's rules say themselves how much may be under way.
-        if self.admission.is_some() {
-            return Some(Vec::new());
-        }
         let pipeline = self.graph.pipeline(job);
         let mut borrows = Vec::new();
         for (&target, &size) in &taken {
@@ -163,9 +159,7 @@ impl View<'_> {
                 borrows.push((target, lack));
             }
         }
-        if !self.leaves_room_for_awaited(pipeline, &taken)
-            || !self.leaves_room_for_batch(job, server, creates, &taken)
-        {
+        if !self.leaves_room_for_awaited(pipeline, &taken) {
             return None;
         }
         if borrows.is_empty() {
@@ -189,15 +183,17 @@ impl View<'_> {
     /// those have found theirs, and each of them that has not begun finds it if there is room for
     /// the largest pipeline anywhere.
     fn leaves_room_for_awaited(&self, pipeline: u32, taken: &BTreeMap<ServerId, Space>) -> bool {
-        let crossings = &self.graph.crossings;
-        if taken.is_empty() || !crossings.waits(pipeline) {
+        let cross_dependencies = &self.graph.cross_dependencies;
+        if taken.is_empty() || !cross_dependencies.waits(pipeline) {
             return true;
         }
         let begun = self.claims.home.keys();
         let is_new = !self.claims.home.contains_key(&pipeline);
         let begun = begun.chain(is_new.then_some(&pipeline));
-        let begun = begun.filter(|other| crossings.is_awaited(**other)).count();
-        begun >= crossings.awaited() || {
+        let begun = begun
+            .filter(|other| cross_dependencies.is_awaited(**other))
+            .count();
+        begun >= cross_dependencies.awaited() || {
             let most = self.graph.courses.most.least;
             self.has_lender(most, &BTreeSet::new(), taken)
         }
@@ -271,7 +267,7 @@ impl View<'_> {
                 pipeline,
                 held,
                 rest,
-                waits: self.graph.crossings.waits(pipeline),
+                waits: self.graph.cross_dependencies.waits(pipeline),
             }
         };
         let mut claims = Vec::with_capacity(survey.held.len() + 1);
@@ -365,44 +361,10 @@ impl View<'_> {
         })
     }
 
-    /// What a node has, in bytes, beside what the pipelines at home there need to end, when so much
-    /// of it is taken, by a start there if one is given.
-    pub(crate) fn spare_beside_ends(
-        &self,
-        server: ServerId,
-        taken: Space,
-        start: Option<(JobIndex, &[Create])>,
-    ) -> u64 {
-        let Some((job, _)) = start else {
-            let survey = self.survey(server);
-            let free = self.fleet.available(server).saturating_sub(taken);
-            let free = free.saturating_add(survey.leaving).bytes;
-            return free.saturating_sub(self.needed_to_end(&survey, server).bytes);
-        };
-        let survey = match self.lets_go(job, server) {
-            true => Arc::new(self.look(server, start)),
-            false => self.survey(server),
-        };
-        let check = self.safety_check(&survey, server, taken, start);
-        let need = least_to_end(check.claims);
-        check.free.bytes.saturating_sub(need.bytes)
-    }
-
     /// What must be free on a node for the pipelines at home there to end, none of which starts.
     pub(crate) fn needed_to_end(&self, survey: &Survey, server: ServerId) -> Space {
         let need = || least_to_end(self.safety_check(survey, server, Space::ZERO, None).claims);
         *survey.to_end.get_or_init(need)
-    }
-
-    /// The next jobs of the pipelines at home on this node, those of pipelines that need least to
-    /// end first.
-    pub(crate) fn easiest(&self, server: ServerId) -> Vec<JobIndex> {
-        let survey = self.look(server, None);
-        let mut claims = self.safety_check(&survey, server, Space::ZERO, None).claims;
-        claims.sort_by_key(|claim| claim.rest.least);
-        let next = claims.into_iter().map(|claim| claim.pipeline);
-        next.filter_map(|pipeline| self.graph.courses.next_of(pipeline))
-            .collect()
     }
 
     /// What the pipelines at home on a node lack most to end there; nothing where they can.

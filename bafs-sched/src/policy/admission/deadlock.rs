@@ -27,14 +27,10 @@ const PREEMPTIONS_MAX: u32 = 2;
 pub(crate) enum DeadlockMeasure {
     /// Starts jobs on whatever node can take them.
     Start(DeadlockJobs, Care),
-    /// Gives up caches that nobody reads unless something is lost.
-    EvictIdleCaches,
     /// Limits of the strategy give way.
     RelaxLimits,
     /// Copies of volumes go.
     DropCopies,
-    /// Gives up caches that no job which may start soon reads.
-    EvictFarCaches,
     /// Gives up all caches but those of the first job.
     EvictUnusedCaches,
     /// Gives up all caches.
@@ -53,18 +49,14 @@ pub(crate) enum DeadlockJobs {
 }
 
 /// All measures, those that cost least first.
-pub(crate) const MEASURES: [DeadlockMeasure; 12] = [
+pub(crate) const MEASURES: [DeadlockMeasure; 8] = [
     DeadlockMeasure::Start(DeadlockJobs::All, Care::Safe),
-    DeadlockMeasure::EvictIdleCaches,
     DeadlockMeasure::RelaxLimits,
     DeadlockMeasure::DropCopies,
-    DeadlockMeasure::EvictFarCaches,
-    DeadlockMeasure::Start(DeadlockJobs::First, Care::Fitting),
     DeadlockMeasure::EvictUnusedCaches,
     DeadlockMeasure::Start(DeadlockJobs::First, Care::None),
     DeadlockMeasure::EvictAllCaches,
     DeadlockMeasure::Preempt,
-    DeadlockMeasure::Start(DeadlockJobs::Others, Care::Fitting),
     DeadlockMeasure::Start(DeadlockJobs::Others, Care::None),
 ];
 
@@ -137,7 +129,7 @@ impl View<'_> {
             candidates.iter().copied().partition(is_begun);
         let is_wanted = |job: &JobIndex| {
             let pipeline = self.graph.pipeline(*job);
-            begun.is_empty() || self.graph.crossings.is_awaited(pipeline)
+            begun.is_empty() || self.graph.cross_dependencies.is_awaited(pipeline)
         };
         let (wanted, other): (Vec<JobIndex>, Vec<JobIndex>) = new.into_iter().partition(is_wanted);
         (begun.into_iter().chain(wanted).collect(), other)
@@ -157,7 +149,12 @@ impl View<'_> {
 
     /// Whether a home did not answer when a job needed it last.
     pub(crate) fn is_homeless(&self, job: JobIndex) -> bool {
-        self.graph.job(job).troubles.environment.away.is_some()
+        self.graph
+            .job(job)
+            .failure_history
+            .environment
+            .away
+            .is_some()
     }
 
     /// Whether nothing is under way that could change what is possible.
@@ -188,7 +185,7 @@ impl View<'_> {
         let scratch = self.volumes.iter().filter(|(_, i)| self.is_preemptible(i));
         let holders = scratch.filter_map(|(_, i)| of(i.volume));
         let may_go = |other: &u32| {
-            let made = self.ways.made.get(other).copied().unwrap_or(0);
+            let made = self.preemptions.made.get(other).copied().unwrap_or(0);
             let most = match *other == beneficiary {
                 true => u32::from(self.is_larger_than_nodes(beneficiary)),
                 false => PREEMPTIONS_MAX,
@@ -250,9 +247,9 @@ impl View<'_> {
     pub(crate) fn describe_deadlock(&self, job: Option<JobIndex>) -> String {
         let name = job.map_or("", |job| self.graph.workflow.job(job).name.as_str());
         if let Some(job) = job
-            && !self.graph.job(job).troubles.refused_by.is_empty()
+            && !self.graph.job(job).failure_history.refused_by.is_empty()
         {
-            let refused_by = self.graph.job(job).troubles.refused_by.iter();
+            let refused_by = self.graph.job(job).failure_history.refused_by.iter();
             let nodes: Vec<String> = refused_by.map(|server| self.fleet.name(*server)).collect();
             return format!(
                 "job '{name}' cannot start: {} cannot run it, and no other node has room; add a \
@@ -331,7 +328,7 @@ impl View<'_> {
 
     /// Which pipelines were preempted for each other in vain, if some were.
     fn describe_preemptions(&self) -> String {
-        let made = self.ways.made.keys().take(LEFT_SHOWN);
+        let made = self.preemptions.made.keys().take(LEFT_SHOWN);
         let name = |it: &u32| format!("'{}'", self.graph.workflow.job(JobIndex(*it)).name);
         let names: Vec<String> = made.map(name).collect();
         match names.as_slice() {

@@ -53,7 +53,7 @@ impl View<'_> {
         }
         let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
         let too_large = too_large.or_else(|| self.too_large_together());
-        if too_large.is_some() || self.will_spill() {
+        if too_large.is_some() || self.may_pack_volumes() {
             return too_large;
         }
         let too_large = self
@@ -300,7 +300,7 @@ impl View<'_> {
     /// Whether it is known that a pipeline never fits, even alone.
     pub(crate) fn can_never_fit(&self, pipeline: u32) -> bool {
         let offers = self.offers();
-        let is_easy = self.will_spill() || self.settings.has_private_data_at_home();
+        let is_easy = self.may_pack_volumes() || self.settings.has_private_data_at_home();
         let widest = self.widest(pipeline);
         let able = offers.iter().filter(|offer| offer.slots >= widest);
         let able: Vec<NodeCapacity> = able.copied().collect();
@@ -369,7 +369,7 @@ impl View<'_> {
         if creates.is_empty()
             || course.len() > FOLLOWED_JOBS_MAX
             || course.len() * nodes > FOLLOWED_STEPS_MAX
-            || self.may_spill()
+            || self.packs_volumes()
             || self.settings.has_private_data_at_home()
         {
             return true;
@@ -420,8 +420,8 @@ impl View<'_> {
         // Its volumes are made already.
         trial.end_made(job);
         if course.len() > TRIED_JOBS_MAX {
-            let mut ways = [Prefer::Roomiest, Prefer::Tightest].into_iter();
-            return care == Care::None || ways.any(|prefer| trial.clone().follow(prefer));
+            let mut preemptions = [Prefer::Roomiest, Prefer::Tightest].into_iter();
+            return care == Care::None || preemptions.any(|prefer| trial.clone().follow(prefer));
         }
         trial.go_on() || trial.tries_left == 0
     }

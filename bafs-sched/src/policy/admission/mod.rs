@@ -2,7 +2,6 @@
 
 mod bankers;
 pub(crate) mod bankers_check;
-pub(crate) mod batch_room;
 pub(crate) mod cache_feasibility;
 pub(crate) mod deadlock;
 pub(crate) mod feasibility;

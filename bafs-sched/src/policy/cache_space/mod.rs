@@ -1,7 +1,6 @@
 //! How much of each cache a node holds, and when caches come and go.
 
 pub(crate) mod keeping;
-pub(crate) mod load_imbalance;
 pub(crate) mod partition;
 mod partitioning;
 pub(crate) mod prefetch;

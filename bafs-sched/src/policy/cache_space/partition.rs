@@ -8,35 +8,28 @@ use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::partitioning::{CacheDivision, CachePlanning};
 use crate::policy::View;
-use crate::policy::cache_space::load_imbalance::with_imbalance;
 use crate::space::{Space, scale_up};
 use crate::state::cache_parts::PART_BYTES_MIN;
-use crate::state::jobs::JobState;
 use crate::state::planned_volumes::Create;
 
 /// What a node takes of a cooperative cache that the others of its group hold already, in bytes,
 /// where it can.
 const PART_BYTES_GOOD: u64 = 4 << 20;
 
-/// Readers of a cache that are looked at for scratch volumes that they have yet to be given.
-const READERS_LOOKED_AT: usize = 64;
-
 /// How often the room of a node is looked at, about, until a cache is divided.
 const LOOKS_AT_ROOM: u64 = 8;
 
-/// What is read beside a cooperative cache, or fetched while it is read, in bytes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ConcurrentCacheData {
-    /// Batch volumes that are read at the same time and are nowhere yet.
-    pub(crate) others: u64,
-    /// The batch volume that is to be fetched next, before its readers.
-    pub(crate) next: u64,
-    /// What caches hold now that will have gone by then.
-    pub(crate) passing: u64,
-}
+/// A cache is made so many thousandths larger than its size, as its blocks are not spread evenly
+/// over the nodes. To learn how unevenly gained nothing (decision 0041).
+const IMBALANCE_PERMILLE: u64 = 100;
 
 /// How much of a cooperative cache each node gets.
 pub(crate) type CachePartition = Vec<(ServerId, Space)>;
+
+/// The size of a cache, and a part more for blocks that are not spread evenly.
+pub(super) fn with_imbalance(bytes: u64) -> u64 {
+    bytes.saturating_add(scale_up(bytes, IMBALANCE_PERMILLE, 1_000))
+}
 
 impl View<'_> {
     /// Adds what must be made of a cache so that a job can run on `server`. Nothing if it does not
@@ -63,39 +56,18 @@ impl View<'_> {
         let has = taken.get(&server).copied().unwrap_or_default();
         let left = self.fleet.available(server).saturating_sub(has);
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
-        // Under rules not where scratch volumes count on its place.
-        let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
-        let partition = if is_single && left.can_hold(size) && is_free {
+        let partition = if is_single && left.can_hold(size) {
             vec![(server, size)]
         } else if self.is_cached_in_group(volume, server) {
-            // A node that joined later, or whose part was lost. All parts are added up only under
-            // rules: by need, idle nodes come here again and again.
-            let rules = self.admission.as_ref();
-            let have = rules.and_then(|_| self.cached_in_group(volume, server));
-            let bytes = match have {
-                Some(have) => {
-                    let lacking = size.bytes.saturating_sub(have).max(PART_BYTES_GOOD);
-                    lacking.min(size.bytes).min(left.bytes)
-                }
-                None => {
-                    let has = taken.get(&server).map_or(0, |taken| taken.bytes);
-                    self.late_part(size.bytes, left.bytes, server, has)
-                }
-            };
+            // A node that joined later, or whose part was lost.
+            let bytes = self.late_part(size.bytes, left.bytes, server, has.bytes);
             let is_enough = bytes >= size.bytes.min(PART_BYTES_MIN) && left.files >= size.files;
-            let is_whole = have.is_some_and(|have| have >= size.bytes);
-            let is_wanted = || !self.is_spare(left.bytes, bytes) || self.awaits_batch();
-            let is_costly = is_whole && is_wanted();
-            if (!is_enough || is_costly) && self.may_read_at_peers() {
+            if !is_enough {
+                // It reads the cache at its peers.
                 return Some(());
             }
-            vec![(
-                server,
-                is_enough.then_some(Space {
-                    bytes,
-                    files: size.files,
-                })?,
-            )]
+            let files = size.files;
+            vec![(server, Space { bytes, files })]
         } else {
             self.divide((job, creates), planning, volume, server, taken)?
         };
@@ -107,9 +79,7 @@ impl View<'_> {
         Some(())
     }
 
-    /// How the group of a node divides a cache of which it has no part yet. Nothing while parts of
-    /// other caches are being deleted there that would make the division another one: it would
-    /// lie nearly all on the nodes that are done first.
+    /// How the group of a node divides a cache of which it has no part yet.
     fn divide(
         &self,
         start: (JobIndex, &[Create]),
@@ -118,34 +88,9 @@ impl View<'_> {
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
     ) -> Option<CachePartition> {
-        let divide = |more: &BTreeMap<ServerId, Space>| {
-            self.divide_with(start, planning, volume, server, taken, more)
-        };
-        let partition = divide(&BTreeMap::new())?;
-        if self.is_cache_leaving(server) {
-            let later = divide(&self.leaving_bytes(server));
-            return (later.as_ref() == Some(&partition)).then_some(partition);
-        }
-        Some(partition)
-    }
-
-    /// The division when so many bytes more are free on nodes.
-    fn divide_with(
-        &self,
-        start: (JobIndex, &[Create]),
-        planning: CachePlanning<'_>,
-        volume: VolumeIndex,
-        server: ServerId,
-        taken: &BTreeMap<ServerId, Space>,
-        more: &BTreeMap<ServerId, Space>,
-    ) -> Option<CachePartition> {
         let left = |node: ServerId| {
             let taken = taken.get(&node).copied().unwrap_or_default();
-            let more = more.get(&node).copied().unwrap_or_default();
-            self.fleet
-                .available(node)
-                .saturating_add(more)
-                .saturating_sub(taken)
+            self.fleet.available(node).saturating_sub(taken)
         };
         let rooms = self.rooms(planning, Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
@@ -154,10 +99,7 @@ impl View<'_> {
             server,
             rooms: &rooms,
         };
-        let partition = planning.partitioning.divide(*self, &division);
-        let has_part =
-            |partition: &CachePartition| partition.iter().any(|(node, _)| *node == server);
-        partition.filter(|partition| self.may_read_at_peers() || has_part(partition))
+        planning.partitioning.divide(*self, &division)
     }
 
     /// How the group of `server` divides a batch volume that nobody reads yet: only what scratch
@@ -179,11 +121,10 @@ impl View<'_> {
             room.is_placed = false;
         }
         let rooms: Vec<&Room> = rooms.iter().collect();
-        let readers = || self.readers_without_scratch(volume);
-        let larger = self.with_imbalance(size.bytes);
-        let beside = self.beside_next(volume, server);
+        let readers = u64::from(self.graph.volume(volume).users_left);
+        let larger = with_imbalance(size.bytes);
         let keep = |room: &Room| room.scratch_all;
-        partition_keeping(size, larger, &rooms, beside, &readers, keep)
+        partition_keeping(size, larger, &rooms, 0, readers, keep)
     }
 
     /// What a node has left when caches are given up.
@@ -209,30 +150,6 @@ impl View<'_> {
         spare.fold(0, u64::saturating_add)
     }
 
-    /// How many readers of a cache have yet to be given scratch volumes, as far as a look at some
-    /// of them tells. Where pipelines have theirs these need no room any more.
-    pub(crate) fn readers_without_scratch(&self, volume: VolumeIndex) -> u64 {
-        let users = &self.graph.workflow.volume(volume).users;
-        // Odd, so that of two kinds of readers in turn both are seen.
-        let step = users.len().div_ceil(READERS_LOOKED_AT) | 1;
-        let is_left = |job: &&JobIndex| self.graph.state(**job) != JobState::Done;
-        let lacks = |job: JobIndex| {
-            let mounts = &self.graph.workflow.job(job).mounts;
-            let mut volumes = mounts.iter().map(|mount| mount.volume);
-            volumes.any(|it| !self.graph.volume(it).is_cache && !self.volumes.is_live(it))
-        };
-        let (mut seen, mut without) = (0u64, 0u64);
-        for job in users.iter().step_by(step).filter(is_left) {
-            seen += 1;
-            without += u64::from(lacks(*job));
-        }
-        let left = u64::from(self.graph.volume(volume).users_left);
-        match seen {
-            0 => left,
-            _ => scale_up(left, without, seen),
-        }
-    }
-
     /// What a node that has `left` takes of a cache that its group holds already: all, but for the
     /// scratch volumes of jobs in its free slots where that leaves a good part. The job that is
     /// placed has taken what it `has` of them. Without their room a slot would stay empty until the
@@ -250,7 +167,7 @@ impl View<'_> {
     /// The parts of batch volumes that a node takes which came: those that its group lacks, before
     /// scratch volumes take its room. A cache that lacks a part of its size may find nothing again.
     pub(crate) fn parts_to_complete(&self, server: ServerId) -> Vec<(VolumeIndex, Space)> {
-        let batch = self.admission.as_ref().map(|limits| limits.batch());
+        let batch = self.limits.as_ref().map(|limits| limits.batch());
         let (mut parts, mut taken) = (Vec::new(), Space::ZERO);
         for volume in batch.into_iter().flatten() {
             let size = self.size_of(volume);
@@ -275,19 +192,6 @@ impl View<'_> {
         parts
     }
 
-    /// Whether a job may mount a part of a cache that lies on another node of its group. Where
-    /// caches are just as large as they must be, nodes full of scratch volumes have none.
-    fn may_read_at_peers(&self) -> bool {
-        self.admission.is_some()
-    }
-
-    /// Whether as many scratch volumes fit into `left` bytes after some of them were given away.
-    fn is_spare(&self, left: u64, given: u64) -> bool {
-        let unit = self.scratch_volume_max;
-        let fitting = |bytes: u64| bytes.checked_div(unit).unwrap_or(0);
-        fitting(left) == fitting(left - given.min(left))
-    }
-
     /// What the nodes of the group of `server` can give to a cooperative cache.
     /// The job that is placed has `taken` its scratch volumes already.
     fn rooms(
@@ -305,14 +209,10 @@ impl View<'_> {
             let has = taken.get(&peer).map_or(0, |taken| taken.bytes);
             let all = need.saturating_mul(u64::from(node.seen.slots));
             let start = start.filter(|_| peer == server);
-            let to_end = match self.admission {
-                Some(_) => 0,
-                None => (planning.to_end)(peer, start),
-            };
             Room {
                 server: peer,
                 left: left(peer),
-                to_end,
+                to_end: (planning.to_end)(peer, start),
                 pipeline: self.graph.courses.most.least.bytes.saturating_sub(has),
                 scratch_one: need.saturating_sub(has),
                 scratch_all: all.saturating_sub(has),
@@ -320,20 +220,6 @@ impl View<'_> {
             }
         });
         rooms.collect()
-    }
-}
-
-impl ConcurrentCacheData {
-    /// What a cache of so many bytes may take of the room that there is for caches.
-    fn part_of(self, room: u64, bytes: u64) -> u64 {
-        let (both, later) = (
-            bytes.saturating_add(self.next),
-            room.saturating_add(self.passing),
-        );
-        match later >= both {
-            true => scale_up(bytes, later, both).min(room),
-            false => room,
-        }
     }
 }
 
@@ -359,21 +245,20 @@ pub(crate) struct Room {
 /// time; else in proportion to what is left, keeping room for the scratch volumes
 /// of all slots, or of one job, or none, and, where that can be, for what the pipelines there need
 /// to come to their end: who takes their room keeps them from going on. What a cache takes beyond
-/// its size leaves room for all its `readers` that have no scratch volumes yet: who waits for room
-/// reads it when it has gone, and brings it from home again. What is left it shares with the batch
-/// volume that is to be fetched next, where both have room. Nothing if the sum is below the size.
+/// its size leaves room for all its `readers`: who waits for room reads it when it has gone, and
+/// brings it from home again. Batch volumes that are read at the same time and are nowhere yet need
+/// `others`, in bytes. Nothing if the sum is below the size.
 pub(super) fn partition(
     size: Space,
-    imbalance_permille: u64,
     rooms: &[Room],
-    beside: ConcurrentCacheData,
-    readers: impl Fn() -> u64,
+    others: u64,
+    readers: u64,
 ) -> Option<CachePartition> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
         .collect();
-    let larger = with_imbalance(size.bytes, imbalance_permille);
+    let larger = with_imbalance(size.bytes);
     let keeps: [fn(&Room) -> u64; 6] = [
         |room| room.scratch_all.max(room.to_end),
         |room| room.scratch_one.max(room.to_end),
@@ -384,7 +269,7 @@ pub(super) fn partition(
     ];
     let mut partition = keeps
         .iter()
-        .map(|keep| partition_keeping(size, larger, &rooms, beside, &readers, keep));
+        .map(|keep| partition_keeping(size, larger, &rooms, others, readers, keep));
     partition.find_map(|partition| partition)
 }
 
@@ -396,8 +281,8 @@ fn partition_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
-    beside: ConcurrentCacheData,
-    readers: &impl Fn() -> u64,
+    others: u64,
+    readers: u64,
     keep: impl Fn(&Room) -> u64,
 ) -> Option<CachePartition> {
     let least = |room: &Room| match room.is_placed {
@@ -411,7 +296,6 @@ fn partition_keeping(
     if total < size.bytes {
         return None;
     }
-    let readers = readers();
     let on_each = readers.div_ceil(rooms.len().max(1) as u64);
     let beside_readers = rooms.iter().fold(0u64, |sum, room| {
         let scratch = room.scratch_one.saturating_mul(on_each).max(keep(room));
@@ -420,8 +304,8 @@ fn partition_keeping(
         let scratch = scratch.saturating_add(least);
         sum.saturating_add(room.left.bytes.saturating_sub(scratch))
     });
-    let wanted = larger.min(beside.part_of(beside_readers, size.bytes).max(size.bytes));
-    let is_whole = can_be_whole(size, rooms, beside.others, &keep);
+    let wanted = larger.min(beside_readers.max(size.bytes));
+    let is_whole = can_be_whole(size, rooms, others, &keep);
     let part = |room: &Room| match is_whole {
         true => size.bytes,
         false => scale_up(wanted, spare(room), total)
@@ -454,14 +338,13 @@ fn can_be_whole(size: Space, rooms: &[&Room], others: u64, keep: impl Fn(&Room) 
 /// `beside` bytes for all else. Nothing if the nodes have less than the size.
 pub(super) fn partition_beside(
     size: Space,
-    imbalance_permille: u64,
     rooms: &[Room],
     unit_bytes: u64,
     beside: u64,
 ) -> Option<CachePartition> {
     let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
     let larger = Space {
-        bytes: with_imbalance(size.bytes, imbalance_permille),
+        bytes: with_imbalance(size.bytes),
         ..size
     };
     if left >= u128::from(larger.bytes) + u128::from(beside)
@@ -541,7 +424,6 @@ pub(super) fn tight_partition(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::cache_statistics::SKEW_PERMILLE_FIRST;
 
     const MB: u64 = 1_000_000;
 
@@ -568,10 +450,9 @@ mod tests {
                 bytes: size * MB,
                 files: 1,
             },
-            SKEW_PERMILLE_FIRST,
             rooms,
-            ConcurrentCacheData::default(),
-            || 0,
+            0,
+            0,
         )?;
         Some(
             partition
@@ -621,11 +502,7 @@ mod tests {
                 bytes: 40 * MB,
                 files: 1,
             };
-            let beside = ConcurrentCacheData {
-                others: others * MB,
-                ..ConcurrentCacheData::default()
-            };
-            let partition = partition(size, 0, &rooms, beside, || 0).expect("it fits");
+            let partition = partition(size, &rooms, others * MB, 0).expect("it fits");
             let bytes = partition.iter().map(|(_, part)| part.bytes.div_ceil(MB));
             bytes.collect::<Vec<u64>>()
         };
@@ -633,14 +510,14 @@ mod tests {
         assert_eq!(of(0, 60, 180), [40; 4]);
         assert_eq!(
             of(0, 60, 181),
-            [12, 5, 12, 12],
+            [13, 6, 13, 13],
             "no room for what is read with it"
         );
-        assert_eq!(of(61, 0, 0), [10; 4], "no room for a pipeline more");
+        assert_eq!(of(61, 0, 0), [11; 4], "no room for a pipeline more");
         // What is left beside their ends is 100, 20, 100 and 100.
         assert_eq!(
             of(0, 80, 0),
-            [13, 3, 13, 13],
+            [14, 3, 14, 14],
             "the second's pipelines could not end"
         );
     }
@@ -663,8 +540,7 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let (skew, beside) = (SKEW_PERMILLE_FIRST, ConcurrentCacheData::default());
-            let partition = partition(size, skew, &rooms, beside, || readers).expect("it fits");
+            let partition = partition(size, &rooms, 0, readers).expect("it fits");
             partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         // A tenth more, if that leaves room for as many readers on each node, and a little.
@@ -720,9 +596,7 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let skew = SKEW_PERMILLE_FIRST;
-            let partition =
-                partition_beside(size, skew, &rooms, 10 * MB, beside * MB).expect("it fits");
+            let partition = partition_beside(size, &rooms, 10 * MB, beside * MB).expect("it fits");
             partition.iter().map(|(_, part)| part.bytes).sum::<u64>() / MB
         };
         assert_eq!([0, 40, 41, 5_000].map(taken), [3_960, 3_960, 3_600, 3_600]);

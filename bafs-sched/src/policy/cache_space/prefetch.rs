@@ -6,7 +6,7 @@
 use bafs_proto::ids::ServerId;
 use bafs_workflow::VolumeIndex;
 
-use super::partition::{CachePartition, ConcurrentCacheData};
+use super::partition::CachePartition;
 use super::partitioning::CachePlanning;
 use crate::decision::Decision;
 use crate::policy::View;
@@ -48,7 +48,7 @@ pub(crate) struct PrefetchLimits<'l> {
 impl View<'_> {
     /// What is to be done about the batch volume that comes before its readers.
     pub(crate) fn review_prefetch(&self) -> PrefetchReview {
-        let Some(ahead) = &self.warming.ahead else {
+        let Some(ahead) = &self.prefetching.ahead else {
             return PrefetchReview::Nothing;
         };
         let volume = ahead.volume;
@@ -66,13 +66,13 @@ impl View<'_> {
 
     /// Whether a reader of a volume that came early could start now: all go alike again.
     pub(crate) fn has_usable_prefetch(&self) -> bool {
-        let mut behind = self.warming.behind.iter();
+        let mut behind = self.prefetching.behind.iter();
         behind.any(|volume| self.is_usable(*volume))
     }
 
     /// The volume that came before its readers, where jobs that can start now may have its room.
     pub(crate) fn prefetch_to_evict(&self) -> Option<VolumeIndex> {
-        let volume = self.warming.ahead.as_ref()?.volume;
+        let volume = self.prefetching.ahead.as_ref()?.volume;
         (self.graph.volume(volume).users_near == 0).then_some(volume)
     }
 
@@ -91,7 +91,7 @@ impl View<'_> {
         let is_lacking = |other: &VolumeIndex| {
             *other != volume && !self.volumes.is_live(*other) && self.is_usable(*other)
         };
-        if self.warming.caches.iter().any(is_lacking) || self.probes().next().is_some() {
+        if self.prefetching.caches.iter().any(is_lacking) || self.probes().next().is_some() {
             return search;
         }
         if is_there {
@@ -130,11 +130,10 @@ impl View<'_> {
 
     /// The batch volume to fetch next, and a node of the group where it goes.
     fn next_prefetch(&self) -> Option<(VolumeIndex, ServerId)> {
-        // A strategy says itself what is there at once.
-        if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
+        if self.settings.caches_nothing() || self.protected.is_some() {
             return None;
         }
-        if !self.leaving.is_empty() || self.warming.declared.is_empty() {
+        if !self.leaving.is_empty() || self.prefetching.declared.is_empty() {
             return None;
         }
         let is_next = |volume: &&VolumeIndex| {
@@ -144,9 +143,9 @@ impl View<'_> {
                 true => node.users_near == 0,
                 false => !self.is_usable(**volume),
             };
-            node.users_left > 0 && is_early && !self.warming.over.contains(volume)
+            node.users_left > 0 && is_early && !self.prefetching.over.contains(volume)
         };
-        let volume = *self.warming.declared.iter().find(is_next)?;
+        let volume = *self.prefetching.declared.iter().find(is_next)?;
         let mut attempts = self.attempts.values();
         let running = attempts.find(|attempt| attempt.stage == AttemptState::Running)?;
         Some((volume, running.server))
@@ -168,35 +167,12 @@ impl View<'_> {
         self.graph.volume(volume).users_near > 0 && self.fleet.idle().any(is_free)
     }
 
-    /// What is to be fetched while a batch volume is read that the group of `server` divides.
-    pub(crate) fn beside_next(&self, volume: VolumeIndex, server: ServerId) -> ConcurrentCacheData {
-        let is_next = |next: &&VolumeIndex| {
-            let node = self.graph.volume(**next);
-            **next != volume && node.users_left > 0 && !self.volumes.is_live(**next)
-        };
-        let Some(&next) = self.warming.declared.iter().find(is_next) else {
-            return ConcurrentCacheData::default();
-        };
-        let is_passing = |other: &VolumeIndex| {
-            let is_read =
-                |it: VolumeIndex| it == *other || self.graph.batch.is_read_with(it, *other);
-            self.volumes.is_live(*other) && ![volume, next].into_iter().any(is_read)
-        };
-        let passing = self.graph.batch.volumes().filter(is_passing);
-        let held = passing.filter_map(|other| self.cached_in_group(other, server));
-        ConcurrentCacheData {
-            next: self.size_of(next).bytes,
-            passing: held.fold(0, u64::saturating_add),
-            ..ConcurrentCacheData::default()
-        }
-    }
-
     fn looked_at_now(&self, volume: VolumeIndex, server: ServerId) -> LookedAt {
         LookedAt {
             volume,
             changes: (self.volumes.changes(), self.graph.begun_changes()),
             group: self.fleet.group_of(server).next().map(|(peer, _)| peer),
-            idled: self.warming.idled,
+            idled: self.prefetching.idled,
             freed_bytes: self.volumes.freed_bytes(),
         }
     }
@@ -204,7 +180,7 @@ impl View<'_> {
     /// Whether more room may have come since it was looked for in vain.
     fn may_have_room(&self, now: LookedAt) -> bool {
         let of_others = |it: LookedAt| (it.volume, it.group, it.idled);
-        self.warming.looked_at.is_none_or(|before| {
+        self.prefetching.looked_at.is_none_or(|before| {
             let has_more = now.freed_bytes >= before.freed_bytes;
             now.changes != before.changes && (has_more || of_others(now) != of_others(before))
         })

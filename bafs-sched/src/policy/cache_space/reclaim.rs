@@ -41,16 +41,6 @@ impl View<'_> {
         self.idle_caches.iter().copied().filter(is_idle).collect()
     }
 
-    /// Caches that no job which may start soon reads, when nobody runs: they are fetched again, but
-    /// what has begun need not end one job after the other. Rules say themselves how many caches
-    /// there are.
-    pub(crate) fn far_caches(&self) -> Vec<VolumeIndex> {
-        match &self.settings.allocation_rules {
-            Some(_) => Vec::new(),
-            None => self.caches_where(|_, cache| cache.users_near == 0),
-        }
-    }
-
     /// All caches but those that the first of these jobs reads, when nobody runs: they are fetched
     /// again.
     pub(crate) fn unused_caches(&self, candidates: &[JobIndex]) -> Vec<VolumeIndex> {

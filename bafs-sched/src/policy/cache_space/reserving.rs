@@ -4,8 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::load_imbalance::with_imbalance;
-use super::partition::{CachePartition, ConcurrentCacheData, partition, partition_beside};
+use super::partition::{CachePartition, partition, partition_beside, with_imbalance};
 use super::partitioning::{CacheDivision, CachePartitioning};
 use crate::policy::{Policy, View};
 
@@ -30,21 +29,17 @@ impl CachePartitioning for Reserving {
             server,
             rooms,
         } = division;
-        let (size, imbalance) = (view.size_of(volume), view.skew.permille());
-        if view.admission.is_some() {
+        let size = view.size_of(volume);
+        if view.packs_volumes() {
             let readers = u64::from(view.graph.volume(volume).users_left);
             let scratch = view.scratch_need_max.bytes.saturating_mul(readers);
             let absent = view.volumes.absent_beside(volume);
-            let absent =
-                absent.map(|(bytes, n)| with_imbalance(bytes, imbalance).saturating_mul(n));
+            let absent = absent.map(|(bytes, n)| with_imbalance(bytes).saturating_mul(n));
             let beside = absent.fold(scratch, u64::saturating_add);
-            return partition_beside(size, imbalance, rooms, view.scratch_volume_max, beside);
+            return partition_beside(size, rooms, view.scratch_volume_max, beside);
         }
-        let beside = ConcurrentCacheData {
-            others: view.lacking_batch(server, &BTreeSet::from([volume])),
-            ..view.beside_next(volume, server)
-        };
-        let readers = || view.readers_without_scratch(volume);
-        partition(size, imbalance, rooms, beside, readers)
+        let others = view.lacking_batch(server, &BTreeSet::from([volume]));
+        let readers = u64::from(view.graph.volume(volume).users_left);
+        partition(size, rooms, others, readers)
     }
 }

@@ -200,7 +200,7 @@ pub(crate) fn judge_creation(error: &Error) -> CreationVerdict {
 
 /// Whether a job failed by its own fault more often than declared. The last time is counted.
 pub(crate) fn is_last_own_fault(view: View<'_>, job: JobIndex) -> bool {
-    view.graph.job(job).troubles.own_faults > view.graph.workflow.job(job).retries
+    view.graph.job(job).failure_history.own_faults > view.graph.workflow.job(job).retries
 }
 
 /// What becomes of a job that failed by its own fault, which is counted.
@@ -217,7 +217,7 @@ pub(crate) fn judge_own_fault(
             output_tail,
         };
     }
-    let own_faults = view.graph.job(job).troubles.own_faults;
+    let own_faults = view.graph.job(job).failure_history.own_faults;
     let pause_ms = view.settings.pause_ms(own_faults);
     Decision::Retry { job, pause_ms }
 }
@@ -231,7 +231,7 @@ pub(crate) fn judge_refusal(
     output_tail: String,
 ) -> Decision {
     let slots = view.slots_of(job);
-    let refused_by = &view.graph.job(job).troubles.refused_by;
+    let refused_by = &view.graph.job(job).failure_history.refused_by;
     let is_common = refused_by.len() >= REFUSALS_MAX;
     let is_other =
         |(id, node): (_, &FleetNode)| !refused_by.contains(&id) && node.seen.slots >= slots;
@@ -254,7 +254,7 @@ pub(crate) fn judge_unfit_node(
     server: ServerId,
     error: &Error,
 ) -> UnfitVerdict {
-    let faults = view.graph.job(job).troubles.environment.count;
+    let faults = view.graph.job(job).failure_history.environment.count;
     if view.fleet.is_any_fit() {
         UnfitVerdict::Quarantine
     } else if faults.saturating_add(1) < HOPELESS_FAULTS_MIN {
@@ -274,13 +274,13 @@ pub(crate) fn may_be_of_node(view: View<'_>, server: ServerId, cause: FaultCause
 /// Whether other nodes are tried first because the environment of a job fails on this one once
 /// more: what is wrong there may be told by nobody else.
 pub(crate) fn fails_there_again(view: View<'_>, job: JobIndex, server: ServerId) -> bool {
-    view.graph.job(job).troubles.environment.last_on == Some(server)
+    view.graph.job(job).failure_history.environment.last_on == Some(server)
 }
 
 /// For how long a job finds a home away that does so now.
 pub(crate) fn extend_home_absence(view: View<'_>, job: JobIndex) -> Away {
     let now = view.now;
-    let known = view.graph.job(job).troubles.environment.away;
+    let known = view.graph.job(job).failure_history.environment.away;
     let known = known.filter(|away| now.ms_since(away.last) < FORGET_MS);
     Away {
         tries: known.map_or(0, |away| away.tries).saturating_add(1),
@@ -314,7 +314,7 @@ pub(crate) fn judge_retry(
     fault: &str,
 ) -> Decision {
     let max = view.settings.environment_faults_max;
-    let all = view.graph.job(job).troubles.environment.all;
+    let all = view.graph.job(job).failure_history.environment.all;
     // Of attempts that last an hour each failure forgets the one before.
     let is_endless = all >= max.saturating_mul(ALL_FAULTS_FACTOR);
     if faults < max && !is_endless {
@@ -333,7 +333,7 @@ pub(crate) fn judge_retry(
 /// Whether another failure of a job's environment makes it fail for good.
 pub(crate) fn is_last_environment_fault(view: View<'_>, job: JobIndex, cause: FaultCause) -> bool {
     let max = view.settings.environment_faults_max;
-    let all = view.graph.job(job).troubles.environment.all;
+    let all = view.graph.job(job).failure_history.environment.all;
     let is_endless = all.saturating_add(1) >= max.saturating_mul(ALL_FAULTS_FACTOR);
     cause != FaultCause::Home && (count_with_next_fault(view, job) >= max || is_endless)
 }
@@ -341,7 +341,7 @@ pub(crate) fn is_last_environment_fault(view: View<'_>, job: JobIndex, cause: Fa
 /// How many failures of a job's environment count with one now. For each hour without one one is
 /// forgotten: of a job that takes days many nodes may go.
 pub(crate) fn count_with_next_fault(view: View<'_>, job: JobIndex) -> u32 {
-    let faults = &view.graph.job(job).troubles.environment;
+    let faults = &view.graph.job(job).failure_history.environment;
     let hours = view.now.ms_since(faults.last) / FORGET_MS;
     let hours = u32::try_from(hours).unwrap_or(u32::MAX);
     faults.count.saturating_sub(hours).saturating_add(1)
@@ -357,7 +357,7 @@ pub(crate) fn is_known_loss(view: View<'_>, server: ServerId) -> bool {
 /// Why a job fails whose nodes are lost or restarted again and again, while few nodes are lost
 /// without it: it is believed to be the cause. The last loss is counted.
 pub(crate) fn find_deadly_job(view: View<'_>, job: JobIndex) -> Option<String> {
-    let killed = &view.graph.job(job).troubles.killed;
+    let killed = &view.graph.job(job).failure_history.killed;
     // Where all jobs run on one node, its losses tell nothing of any of them.
     let is_one_node = killed.iter().all(|gone| Some(gone) == killed.first());
     // Each loss without it asks for one more with it.

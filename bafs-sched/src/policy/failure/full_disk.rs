@@ -49,7 +49,7 @@ pub(crate) fn find_full_disk(
     }
     let Refusal { volume, disk } = refused_by_disk(view, job, report)?;
     let server = node_of(view, job, volume)?;
-    let times = view.graph.job(job).troubles.environment.full_disks;
+    let times = view.graph.job(job).failure_history.environment.full_disks;
     if disk.is_none() && times >= FULL_DISKS_MAX {
         return None;
     }
@@ -265,7 +265,7 @@ impl State {
         let mut nodes: Vec<ServerId> = Vec::new();
         for &job in waiting {
             let (need, slots) = (self.need_of(job), self.slots_of(job));
-            let refused_by = &self.graph.job(job).troubles.refused_by;
+            let refused_by = &self.graph.job(job).failure_history.refused_by;
             let able = self.fleet.live().filter(|(id, node)| {
                 node.seen.slots >= slots
                     && !refused_by.contains(id)

@@ -8,7 +8,7 @@ use bafs_proto::message::JobReport;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use crate::policy::View;
-use crate::state::observed_access::{Deeds, has_written};
+use crate::state::observed_access::{ObservedAccess, has_written};
 
 /// Jobs that are looked at to find out whether one is before another.
 const SEARCH_MAX: usize = 10_000;
@@ -94,7 +94,7 @@ fn check_read(
     let spec = view.graph.workflow.volume(volume);
     let is_filled = matches!(&spec.kind, VolumeKind::Scratch { fill: Some(_) });
     let file = &used.first_read_path;
-    let writers = Deeds::of_volume(&view.deeds.wrote, volume);
+    let writers = ObservedAccess::of_volume(&view.observed_access.wrote, volume);
     let others: Vec<JobIndex> = writers.map(|(job, _)| job).collect();
     if others.is_empty() && !is_filled {
         let (reader, name) = (&view.graph.workflow.job(job).name, &spec.name);
@@ -131,7 +131,7 @@ fn check_write(
     if !has_written(used) {
         return Vec::new();
     }
-    let readers = Deeds::of_volume(&view.deeds.read, volume);
+    let readers = ObservedAccess::of_volume(&view.observed_access.read, volume);
     let unordered = readers.filter(|(reader, _)| {
         is_before(view, *reader, job) == Some(false) && is_before(view, job, *reader) == Some(false)
     });
@@ -149,7 +149,7 @@ fn report_unordered(
 ) -> UndeclaredAccess {
     let name = |job: JobIndex| &view.graph.workflow.job(job).name;
     let (read, wrote) = (name(reader), name(writer));
-    let changed = view.deeds.wrote.get(&(volume, writer));
+    let changed = view.observed_access.wrote.get(&(volume, writer));
     let changed = changed.map_or_else(String::new, |file| in_brackets(file));
     let text = format!(
         "job '{read}' read volume '{}'{}, which job '{wrote}' changed{changed}, but the jobs have \

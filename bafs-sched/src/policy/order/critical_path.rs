@@ -4,6 +4,7 @@ use bafs_workflow::JobIndex;
 
 use super::ready_order::{OrderKey, ReadyOrder};
 use crate::policy::{Policy, View};
+use crate::space::Space;
 
 /// Orders by the length of the chain of jobs that begins with a job.
 #[derive(Debug)]
@@ -20,11 +21,11 @@ impl Policy for CriticalPath {
 }
 
 impl ReadyOrder for CriticalPath {
-    fn key(&self, view: View<'_>, job: JobIndex) -> OrderKey {
+    fn key(&self, view: View<'_>, job: JobIndex, need: Space) -> OrderKey {
         OrderKey {
             turn: view.turn_by_limits(job),
             chain: view.graph.chains.length_of(job),
-            need: view.need_of(job),
+            need,
         }
     }
 }

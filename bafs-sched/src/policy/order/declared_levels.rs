@@ -5,6 +5,7 @@ use bafs_workflow::JobIndex;
 
 use super::ready_order::{OrderKey, ReadyOrder};
 use crate::policy::{Policy, View};
+use crate::space::Space;
 
 /// Whole levels one after the other.
 #[derive(Debug)]
@@ -25,10 +26,10 @@ impl Policy for BreadthFirst {
 }
 
 impl ReadyOrder for BreadthFirst {
-    fn key(&self, view: View<'_>, job: JobIndex) -> OrderKey {
+    fn key(&self, view: View<'_>, job: JobIndex, need: Space) -> OrderKey {
         OrderKey {
             turn: (0, view.graph.level(job)),
-            need: view.need_of(job),
+            need,
             ..OrderKey::default()
         }
     }
@@ -45,10 +46,10 @@ impl Policy for DepthFirst {
 }
 
 impl ReadyOrder for DepthFirst {
-    fn key(&self, view: View<'_>, job: JobIndex) -> OrderKey {
+    fn key(&self, view: View<'_>, job: JobIndex, need: Space) -> OrderKey {
         OrderKey {
             turn: (0, u32::MAX - view.graph.level(job)),
-            need: view.need_of(job),
+            need,
             ..OrderKey::default()
         }
     }

@@ -5,6 +5,7 @@ use bafs_workflow::JobIndex;
 
 use super::ready_order::{OrderKey, ReadyOrder};
 use crate::policy::{Policy, View};
+use crate::space::Space;
 
 /// Orders by what must still be made for a job.
 #[derive(Debug)]
@@ -21,12 +22,12 @@ impl Policy for LeastNeed {
 }
 
 impl ReadyOrder for LeastNeed {
-    fn key(&self, view: View<'_>, job: JobIndex) -> OrderKey {
+    fn key(&self, view: View<'_>, job: JobIndex, need: Space) -> OrderKey {
         let behind = view.need_behind(job);
         OrderKey {
             turn: view.turn_by_limits(job),
             chain: view.urgent_chain(job),
-            need: view.need_of(job).saturating_add(behind),
+            need: need.saturating_add(behind),
         }
     }
 }

@@ -124,7 +124,7 @@ impl View<'_> {
         if most > 0 && !self.others_could_make_room(candidates) {
             return (Concession::Work, None);
         }
-        let (until, lacks_room_since) = match self.patience {
+        let (until, lacks_room_since) = match self.wait_until {
             Some(until) => (until, self.lacks_room_since),
             None => (self.now.plus_ms(OTHERS_WAIT_MS), None),
         };
@@ -140,7 +140,7 @@ impl View<'_> {
         let since = lacks_room_since.unwrap_or(self.now);
         wait.lacks_room_since = is_room_lacking.then_some(since);
         let caches_due = since.plus_ms(self.caches_wait_ms());
-        let may_concede_caches = is_room_lacking && self.admission.is_none();
+        let may_concede_caches = is_room_lacking && !self.packs_volumes();
         wait.look_at = Some(match may_concede_caches && self.now < caches_due {
             true => caches_due.min(until),
             false => until,

@@ -16,11 +16,7 @@ impl View<'_> {
         if chains.is_flat || self.urgency.is_over {
             return None;
         }
-        let from = match self.admission {
-            // Its limits say the order.
-            Some(_) => NONE,
-            None => chains.urgent_from(self.fleet.slots),
-        };
+        let from = chains.urgent_from(self.fleet.slots);
         (from != self.urgency.from).then_some(Decision::PrioritiseChains {
             from,
             is_final: false,
@@ -46,7 +42,7 @@ impl View<'_> {
         }
         let has = |volume: VolumeIndex| {
             !self.graph.is_batch(volume)
-                || (self.volumes.is_live(volume) && self.warming.place_behind(volume) == 0)
+                || (self.volumes.is_live(volume) && self.prefetching.place_behind(volume) == 0)
         };
         let mut mounted = self.graph.mounted(job).into_iter();
         match mounted.all(|(volume, _)| has(volume)) {

@@ -5,13 +5,13 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
 use super::{Placement, Policy, View};
+use crate::space::Space;
 use crate::state::planned_volumes::Create;
 
-/// Idle nodes that are searched for one that has a part of a job's cache.
-const READERS_LOOKED_AT: usize = 64;
-
-/// Those of them that are tried.
-const READERS_TRIED: usize = 16;
+/// Idle nodes that are looked at, and nodes with enough memory that are tried, for a job that asks
+/// for memory or time: the roomiest nodes may lack those. Few, as this is asked for each ready job.
+const NODES_LOOKED_AT: usize = 64;
+const NODES_TRIED: usize = 16;
 
 /// Keeps jobs with their scratch data, and looks for slots and space elsewhere.
 #[derive(Debug)]
@@ -28,26 +28,16 @@ impl Policy for Capacity {
 }
 
 impl Placement for Capacity {
-    fn binding(&self, view: View<'_>, job: JobIndex) -> Option<ServerId> {
-        view.node_of_data(job)
+    fn binding(&self, view: View<'_>, job: JobIndex, need: Space) -> Option<ServerId> {
+        view.node_of_data(job, need)
     }
 
-    /// Where caches are just as large as they must be, the roomiest nodes may be those without a
-    /// part of them, and cannot run their readers.
     fn candidates(&self, view: View<'_>, job: JobIndex) -> Vec<ServerId> {
         let mut candidates = view.fleet.candidates();
-        let mounts = view.graph.workflow.job(job).mounts.iter();
-        let mut caches = mounts.filter(|mount| view.graph.volume(mount.volume).is_cache);
-        if let (Some(_), Some(mount)) = (&view.admission, caches.next()) {
-            let idle = view.fleet.idle().take(READERS_LOOKED_AT);
-            let has_part =
-                |server: &ServerId| view.volumes.live_at(mount.volume, Some(*server)).is_some();
-            candidates.extend(idle.filter(has_part).take(READERS_TRIED));
-        }
         if view.asks_for_resources(job) {
-            let idle = view.fleet.idle().take(READERS_LOOKED_AT);
+            let idle = view.fleet.idle().take(NODES_LOOKED_AT);
             let able = idle.filter(|server| view.has_room_for_job(job, *server));
-            candidates.extend(able.take(READERS_TRIED));
+            candidates.extend(able.take(NODES_TRIED));
         }
         candidates
             .retain(|server| view.fleet.free_slots(*server) > view.slots_soon_needed(*server));
@@ -59,7 +49,7 @@ impl View<'_> {
     /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
     /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
     /// job room.
-    pub(crate) fn node_of_data(&self, job: JobIndex) -> Option<ServerId> {
+    pub(crate) fn node_of_data(&self, job: JobIndex, need: Space) -> Option<ServerId> {
         let mut home: Option<(u64, ServerId)> = None;
         for (volume, _) in self.graph.mounted(job) {
             if self.volumes.is_live(volume) && !self.graph.volume(volume).is_cache {
@@ -73,9 +63,8 @@ impl View<'_> {
             }
         }
         let (_, server) = home?;
-        let no_room_on = &self.graph.job(job).troubles.no_room_on;
-        let can_run =
-            !no_room_on.contains(&server) && self.could_run(job, server, self.need_of(job));
+        let no_room_on = &self.graph.job(job).failure_history.no_room_on;
+        let can_run = !no_room_on.contains(&server) && self.could_run(job, server, need);
         can_run.then_some(server)
     }
 

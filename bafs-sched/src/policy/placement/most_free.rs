@@ -5,6 +5,7 @@ use bafs_proto::ids::ServerId;
 use bafs_workflow::JobIndex;
 
 use super::{Placement, Policy, View};
+use crate::space::Space;
 
 /// Nodes that are tried.
 const CANDIDATES: usize = 16;
@@ -24,7 +25,7 @@ impl Policy for MostFree {
 }
 
 impl Placement for MostFree {
-    fn binding(&self, _view: View<'_>, _job: JobIndex) -> Option<ServerId> {
+    fn binding(&self, _view: View<'_>, _job: JobIndex, _need: Space) -> Option<ServerId> {
         None
     }
 

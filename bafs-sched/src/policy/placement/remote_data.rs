@@ -17,7 +17,7 @@ impl View<'_> {
     pub(crate) fn jobs_better_away(&self) -> Vec<JobIndex> {
         let bound = self.queues.bound().take(AWAY_LOOKED_AT);
         // Where a slot is free, all that could start there has.
-        let is_held_back = !self.may_spill();
+        let is_held_back = !self.packs_volumes();
         let is_stuck = |(_, server): &(JobIndex, ServerId)| {
             is_held_back || self.fleet.free_slots(*server) == 0
         };
@@ -32,7 +32,7 @@ impl View<'_> {
     /// Whether a job would wait longer for a slot of its node than it takes to move its data over
     /// the network once. Before a barrier all wait for the last, so the queue counts as a whole.
     fn is_better_away(&self, job: JobIndex, server: ServerId) -> bool {
-        if self.may_spill() || self.fleet.is_draining(server) {
+        if self.packs_volumes() || self.fleet.is_draining(server) {
             return true;
         }
         let slots = self.fleet.get(server).map_or(1, |node| node.seen.slots);

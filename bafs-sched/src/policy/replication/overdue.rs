@@ -5,7 +5,7 @@
 use bafs_proto::ids::VolumeId;
 
 use crate::policy::View;
-use crate::state::overdue_copies::PATIENCE_MS_MIN;
+use crate::state::overdue_copies::TIMEOUT_MS_MIN;
 use crate::state::volumes::InstanceState;
 
 /// What becomes of a copy that should have been complete.
@@ -26,7 +26,7 @@ pub(crate) fn copy_timeout_ms(view: View<'_>, id: VolumeId) -> Option<u64> {
     let path = (source?, copy.server?);
     let bytes = view.held_bytes(copy.volume);
     let expected_ms = view.checkpoints.expected_ms(path, bytes);
-    Some(view.checkpoints.overdue.patience_ms(expected_ms))
+    Some(view.checkpoints.overdue.timeout_ms(expected_ms))
 }
 
 /// Judges a copy that should have been complete long ago: it is let go if it holds a job up.
@@ -40,5 +40,5 @@ pub(crate) fn judge_overdue(view: View<'_>, id: VolumeId) -> OverdueVerdict {
     }
     // Who comes to wait for it waits for half as long again; a long copy costs few looks.
     let since = view.copied_since(copy.volume, id).unwrap_or(view.now);
-    OverdueVerdict::Wait((view.now.ms_since(since) / 2).max(PATIENCE_MS_MIN))
+    OverdueVerdict::Wait((view.now.ms_since(since) / 2).max(TIMEOUT_MS_MIN))
 }
