@@ -90,6 +90,7 @@ impl State {
             return;
         };
         limits.rounds[pipeline as usize] += 1;
+        self.graph.set_rolled_back(pipeline);
         let is_begun = limits.is_begun[pipeline as usize];
         let has_state =
             |job: JobIndex| matches!(self.graph.state(job), JobState::Done | JobState::Active);
