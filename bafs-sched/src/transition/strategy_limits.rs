@@ -3,7 +3,7 @@
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitRelaxation};
 use crate::policy::View;
 use crate::policy::admission::limits::LimitVerdict;
 use crate::state::jobs::JobState;
@@ -136,11 +136,28 @@ impl State {
         is_admitted
     }
 
-    /// Limits that block the workflow hold no more.
-    pub(super) fn drop_limits(&mut self) {
+    /// Limits that block the workflow give way.
+    pub(super) fn apply_relaxation(&mut self, relaxation: LimitRelaxation) {
         self.rules_eased += 1;
-        self.limits = None;
-        self.requeue_all();
+        if let Some(limits) = &mut self.limits {
+            limits.full_from = None;
+        }
+        match relaxation {
+            LimitRelaxation::ClosePart => {
+                if let Some(limits) = &mut self.limits {
+                    limits.begun = limits.rules.pipelines_max;
+                }
+            }
+            LimitRelaxation::EvictBatch(volumes) => {
+                volumes
+                    .into_iter()
+                    .for_each(|volume| self.retire_all(volume));
+            }
+            LimitRelaxation::DropAll => {
+                self.limits = None;
+                self.requeue_all();
+            }
+        }
         self.queues.wake_all();
         // No fact need follow that would make anybody look again.
         self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);

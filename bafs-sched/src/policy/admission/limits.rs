@@ -4,6 +4,7 @@
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
+use crate::decision::LimitRelaxation;
 use crate::policy::View;
 
 /// What the limits say of a start.
@@ -65,6 +66,24 @@ impl View<'_> {
             self.volumes.is_live(*volume) && !self.may_batch_volume_go(*volume, level)
         };
         !limits.batch.iter().all(is_kept)
+    }
+
+    /// How limits give way that block the workflow: the part that is under way takes no further
+    /// pipelines, else batch volumes go that nobody uses, else the limits. Nothing without limits.
+    pub(crate) fn relax_limits(&self) -> Option<LimitRelaxation> {
+        let limits = self.limits.as_ref()?;
+        let live = limits.batch.iter().filter(|v| self.volumes.is_live(**v));
+        let live: Vec<VolumeIndex> = live.copied().collect();
+        if limits.under_way > 0 && !limits.is_full() && limits.rules.has_sequential_parts {
+            // Where volumes lie, fewer pipelines fit than their bytes alone would let.
+            return Some(LimitRelaxation::ClosePart);
+        }
+        let is_full = live.len() as u64 >= limits.rules.batch_volumes_max;
+        Some(match !live.is_empty() && is_full {
+            // Nothing is under way, so nobody uses them.
+            true => LimitRelaxation::EvictBatch(live),
+            false => LimitRelaxation::DropAll,
+        })
     }
 
     /// Batch volumes of a job that do not exist.

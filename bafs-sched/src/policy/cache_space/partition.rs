@@ -20,7 +20,7 @@ const PART_BYTES_GOOD: u64 = 4 << 20;
 const LOOKS_AT_ROOM: u64 = 8;
 
 /// A cache is made so many thousandths larger than its size, as its blocks are not spread evenly
-/// over the nodes. To learn how unevenly gained nothing (decision 0041).
+/// over the nodes. To learn how unevenly gained nothing (decision 0044).
 const IMBALANCE_PERMILLE: u64 = 100;
 
 /// How much of a cooperative cache each node gets.
