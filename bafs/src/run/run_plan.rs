@@ -337,6 +337,7 @@ impl PlannedRun {
                 ..Progress::default()
             },
             jobs: Vec::new(),
+            unsent_results: Vec::new(),
             warnings: Vec::new(),
             warnings_omitted: 0,
             unsent_results: Vec::new(),
