@@ -39,7 +39,9 @@ impl State {
             // Who reads it reads what these wrote.
             let writers = self.graph.volume(volume).writers.clone();
             for writer in writers.into_iter().filter(|it| up_to_date.contains(it)) {
-                self.deeds.wrote.insert((volume, writer), String::new());
+                self.observed_access
+                    .wrote
+                    .insert((volume, writer), String::new());
             }
         }
         self.skip_extracts(&work.up_to_date);

@@ -136,7 +136,7 @@ impl SetExtraction {
         }
         while !under_way.is_empty() {
             let noted = note_receipt(under_way.join_next().await, &mut receipts);
-            failure = failure.or(noted.err());
+            failure = failure.or_else(|| noted.err());
         }
         failure.map_or(Ok(receipts), Err)
     }

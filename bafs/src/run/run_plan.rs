@@ -337,7 +337,6 @@ impl PlannedRun {
                 ..Progress::default()
             },
             jobs: Vec::new(),
-            unsent_results: Vec::new(),
             warnings: Vec::new(),
             warnings_omitted: 0,
             unsent_results: Vec::new(),
