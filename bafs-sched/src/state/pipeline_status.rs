@@ -1,5 +1,5 @@
-//! Which users of a volume count for rules: those that are near, and those whose pipelines are under
-//! way. Decides nothing.
+//! Which users of a volume count for rules: those that are near, and those of pipelines that are
+//! under way. Decides nothing.
 
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! The cache volumes of a node: opens, makes, renews and removes them. Volumes of one source share
-//! their data, which stay after the last of them. Checks no right and knows no reservation: the node
-//! does.
+//! their data, which stay after the last of them. Checks no right and knows no reservation: the
+//! node does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
