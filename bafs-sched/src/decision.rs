@@ -206,9 +206,9 @@ pub enum Decision {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitRelaxation {
-    /// Of earlier versions: the part that is under way takes no further pipelines.
+    /// The part that is under way takes no further pipelines.
     ClosePart,
-    /// Of earlier versions: batch volumes that nobody uses go.
+    /// Batch volumes that nobody uses go.
     EvictBatch(Vec<VolumeIndex>),
     /// None hold any more.
     DropAll,

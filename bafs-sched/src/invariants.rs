@@ -128,7 +128,17 @@ impl State {
                 .users
                 .iter()
                 .filter(|job| !self.graph.state(**job).is_final());
-            assert_eq!(node.users_left as usize, left.count(), "{name}: users left");
+            assert_eq!(
+                node.users_left as usize,
+                left.clone().count(),
+                "{name}: users left"
+            );
+            let steady = left.filter(|job| self.graph.is_steady(**job));
+            assert_eq!(
+                node.users_steady as usize,
+                steady.count(),
+                "{name}: users of pipelines that were never rolled back"
+            );
             let left = node
                 .writers
                 .iter()

@@ -117,6 +117,10 @@ pub(crate) struct VolumeNode {
     pub(crate) users_near: u32,
     /// Those of them whose pipelines are not under way.
     pub(crate) users_outside: u32,
+    /// Users that are not final, of pipelines that were never rolled back.
+    pub(crate) users_steady: u32,
+    /// Those of them whose pipelines are not under way.
+    pub(crate) steady_outside: u32,
 }
 
 impl VolumeNode {
@@ -533,6 +537,8 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
             pipelines_open: 0,
             users_near: 0,
             users_outside: 0,
+            users_steady: 0,
+            steady_outside: 0,
         })
         .collect();
     for (position, job) in workflow.jobs.iter().enumerate() {

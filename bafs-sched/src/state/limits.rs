@@ -1,5 +1,7 @@
 //! Limits of an allocation strategy, and how far they are used up.
 
+use std::collections::BTreeMap;
+
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
@@ -56,8 +58,12 @@ pub(crate) struct StrategyLimits {
     pub(crate) under_way: u64,
     /// Pipelines that have begun since none was under way.
     pub(crate) begun: u64,
+    /// Every cache of the workflow.
+    pub(crate) caches: Vec<VolumeIndex>,
     /// Batch volumes that may exist.
     pub(crate) batch: Keys<VolumeIndex>,
+    /// Of each cache that jobs of one level alone read, that level.
+    pub(crate) stage: BTreeMap<VolumeIndex, u32>,
     /// No further batch volume can exist for jobs of this level and above until one may go: none of
     /// these need look again.
     pub(crate) full_from: Option<u32>,
@@ -72,7 +78,7 @@ kept! {
     tables { is_begun: Rows<bool>, rounds: Rows<u32>, batch: Keys<VolumeIndex> }
     indexed {}
     parts {}
-    rebuilt { freshness }
+    rebuilt { caches, stage, freshness }
 }
 
 impl MayReplace for StrategyLimits {
@@ -83,9 +89,25 @@ impl MayReplace for StrategyLimits {
 
 impl StrategyLimits {
     pub(crate) fn new(rules: AllocationRules, graph: &Graph) -> Self {
-        let jobs = graph.workflow.jobs.len();
+        let workflow = &graph.workflow;
+        let jobs = workflow.jobs.len();
+        let volumes = (0..workflow.volumes.len() as u32).map(VolumeIndex);
+        let caches: Vec<VolumeIndex> = volumes.filter(|v| graph.volume(*v).is_cache).collect();
+        let stage = |cache: &VolumeIndex| {
+            let mut levels = workflow
+                .volume(*cache)
+                .users
+                .iter()
+                .map(|user| graph.level(*user));
+            let first = levels.next()?;
+            levels
+                .all(|level| level == first)
+                .then_some((*cache, first))
+        };
         let mut limits = Self {
             rules,
+            stage: caches.iter().filter_map(stage).collect(),
+            caches,
             is_begun: vec![false; jobs].into(),
             rounds: vec![0; jobs].into(),
             under_way: 0,

@@ -450,6 +450,11 @@ impl Fleet {
         members.map_or(0, BTreeSet::len)
     }
 
+    /// Whether nodes are of several groups, lost ones too.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.groups.len() > 1
+    }
+
     /// The group of a node.
     pub(crate) fn group_name(&self, server: ServerId) -> Option<&str> {
         self.get(server).map(|node| node.seen.group.as_str())

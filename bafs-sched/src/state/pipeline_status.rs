@@ -1,5 +1,5 @@
-//! Which users of a volume count for rules: those that are near, and those of pipelines that are
-//! under way. Decides nothing.
+//! Which users of a volume count for rules: those that are near, those whose pipelines are under
+//! way, those whose pipelines were never rolled back. Decides nothing.
 
 use bafs_workflow::JobIndex;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,8 @@ use crate::state::recorded::whole_rows;
 pub(crate) struct Standing {
     /// It is under way.
     is_inside: bool,
+    /// Something of it was done in vain.
+    is_rolled_back: bool,
 }
 
 whole_rows!(Standing);
@@ -21,19 +23,26 @@ whole_rows!(Standing);
 pub(crate) struct Counted {
     near: bool,
     near_outside: bool,
+    steady: bool,
+    steady_outside: bool,
 }
 
 impl Counted {
     pub(crate) const NOWHERE: Self = Self {
         near: false,
         near_outside: false,
+        steady: false,
+        steady_outside: false,
     };
 
     pub(crate) fn of(state: JobState, standing: Standing) -> Self {
         let (near, is_outside) = (state.is_near(), !standing.is_inside);
+        let steady = !state.is_final() && !standing.is_rolled_back;
         Self {
             near,
             near_outside: near && is_outside,
+            steady,
+            steady_outside: steady && is_outside,
         }
     }
 }
@@ -41,7 +50,26 @@ impl Counted {
 impl Graph {
     /// A pipeline is under way from now on, or not any more.
     pub(crate) fn set_inside(&mut self, pipeline: u32, is_inside: bool) {
-        self.change_standing(pipeline, Standing { is_inside });
+        let before = self.standing[pipeline as usize];
+        let standing = Standing {
+            is_inside,
+            ..before
+        };
+        self.change_standing(pipeline, standing);
+    }
+
+    /// Something of a pipeline was done in vain: batch volumes are not kept for it.
+    pub(crate) fn set_rolled_back(&mut self, pipeline: u32) {
+        let standing = Standing {
+            is_rolled_back: true,
+            ..self.standing[pipeline as usize]
+        };
+        self.change_standing(pipeline, standing);
+    }
+
+    /// Whether nothing of a job's pipeline was done in vain, as far as rules know.
+    pub(crate) fn is_steady(&self, job: JobIndex) -> bool {
+        !self.standing[self.pipeline(job) as usize].is_rolled_back
     }
 
     pub(crate) fn change_standing(&mut self, pipeline: u32, standing: Standing) {
@@ -72,6 +100,12 @@ impl Graph {
                 &mut node.users_outside,
                 before.near_outside,
                 after.near_outside,
+            );
+            adjust(&mut node.users_steady, before.steady, after.steady);
+            adjust(
+                &mut node.steady_outside,
+                before.steady_outside,
+                after.steady_outside,
             );
         }
     }

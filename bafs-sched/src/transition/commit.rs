@@ -23,7 +23,7 @@ impl State {
 
             // Admission.
             Decision::BeginRunning => self.begin_running(),
-            Decision::RelaxLimits(_) => self.drop_limits(),
+            Decision::RelaxLimits(relaxation) => self.apply_relaxation(relaxation),
             Decision::Preempt {
                 victim,
                 beneficiary,

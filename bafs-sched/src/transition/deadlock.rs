@@ -3,7 +3,7 @@
 
 use bafs_workflow::JobIndex;
 
-use crate::decision::{Decision, LimitRelaxation};
+use crate::decision::Decision;
 use crate::policy::View;
 use crate::policy::admission::deadlock::{DeadlockMeasure, MEASURES, StalledJobs};
 use crate::policy::order::node_demand::Concession;
@@ -94,9 +94,13 @@ impl State {
 
     /// Limits of the strategy give way, if there are any.
     fn relax_limits(&mut self) -> bool {
-        let is_any = self.limits.is_some() && !self.fleet.is_unanswered();
-        if is_any {
-            self.commit(Decision::RelaxLimits(LimitRelaxation::DropAll));
+        let relaxation = match self.fleet.is_unanswered() {
+            true => None,
+            false => View::new(self).relax_limits(),
+        };
+        let is_any = relaxation.is_some();
+        if let Some(relaxation) = relaxation {
+            self.commit(Decision::RelaxLimits(relaxation));
         }
         is_any
     }

@@ -3,7 +3,7 @@
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitRelaxation};
 use crate::policy::View;
 use crate::policy::admission::limits::LimitVerdict;
 use crate::state::jobs::JobState;
@@ -90,6 +90,7 @@ impl State {
             return;
         };
         limits.rounds[pipeline as usize] += 1;
+        self.graph.set_rolled_back(pipeline);
         let is_begun = limits.is_begun[pipeline as usize];
         let has_state =
             |job: JobIndex| matches!(self.graph.state(job), JobState::Done | JobState::Active);
@@ -135,11 +136,28 @@ impl State {
         is_admitted
     }
 
-    /// Limits that block the workflow hold no more.
-    pub(super) fn drop_limits(&mut self) {
+    /// Limits that block the workflow give way.
+    pub(super) fn apply_relaxation(&mut self, relaxation: LimitRelaxation) {
         self.rules_eased += 1;
-        self.limits = None;
-        self.requeue_all();
+        if let Some(limits) = &mut self.limits {
+            limits.full_from = None;
+        }
+        match relaxation {
+            LimitRelaxation::ClosePart => {
+                if let Some(limits) = &mut self.limits {
+                    limits.begun = limits.rules.pipelines_max;
+                }
+            }
+            LimitRelaxation::EvictBatch(volumes) => {
+                volumes
+                    .into_iter()
+                    .for_each(|volume| self.retire_all(volume));
+            }
+            LimitRelaxation::DropAll => {
+                self.limits = None;
+                self.requeue_all();
+            }
+        }
         self.queues.wake_all();
         // No fact need follow that would make anybody look again.
         self.timers.set(self.now.plus_ms(1), Timer::WaitTimeout);

@@ -4,8 +4,8 @@
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
+use crate::decision::LimitRelaxation;
 use crate::policy::View;
-use crate::state::limits::StrategyLimits;
 
 /// What the limits say of a start.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,8 +43,9 @@ impl View<'_> {
         let most = limits.rules.batch_volumes_max.max(missing.len() as u64);
         let wanted = existing.clone().count() as u64 + missing.len() as u64;
         let excess = wanted.saturating_sub(most);
-        let may_go =
-            |volume: &&VolumeIndex| !missing.contains(volume) && self.may_batch_volume_go(**volume);
+        let may_go = |volume: &&VolumeIndex| {
+            !missing.contains(volume) && self.may_batch_volume_go(**volume, level)
+        };
         let going = existing.filter(may_go).take(excess as usize);
         let going: Vec<VolumeIndex> = going.copied().collect();
         match (going.len() as u64) < excess {
@@ -58,10 +59,31 @@ impl View<'_> {
         let Some(limits) = &self.limits else {
             return false;
         };
-        let is_kept = |volume: &VolumeIndex| {
-            self.volumes.is_live(*volume) && !self.may_batch_volume_go(*volume)
+        let Some(level) = limits.full_from else {
+            return false;
         };
-        limits.full_from.is_some() && !limits.batch.iter().all(is_kept)
+        let is_kept = |volume: &VolumeIndex| {
+            self.volumes.is_live(*volume) && !self.may_batch_volume_go(*volume, level)
+        };
+        !limits.batch.iter().all(is_kept)
+    }
+
+    /// How limits give way that block the workflow: the part that is under way takes no further
+    /// pipelines, else batch volumes go that nobody uses, else the limits. Nothing without limits.
+    pub(crate) fn relax_limits(&self) -> Option<LimitRelaxation> {
+        let limits = self.limits.as_ref()?;
+        let live = limits.batch.iter().filter(|v| self.volumes.is_live(**v));
+        let live: Vec<VolumeIndex> = live.copied().collect();
+        if limits.under_way > 0 && !limits.is_full() && limits.rules.has_sequential_parts {
+            // Where volumes lie, fewer pipelines fit than their bytes alone would let.
+            return Some(LimitRelaxation::ClosePart);
+        }
+        let is_full = live.len() as u64 >= limits.rules.batch_volumes_max;
+        Some(match !live.is_empty() && is_full {
+            // Nothing is under way, so nobody uses them.
+            true => LimitRelaxation::EvictBatch(live),
+            false => LimitRelaxation::DropAll,
+        })
     }
 
     /// Batch volumes of a job that do not exist.
@@ -73,13 +95,25 @@ impl View<'_> {
         missing.collect()
     }
 
-    /// Whether a batch volume may go so that another one exists: no job that may start soon, or
-    /// runs, reads it. Pipelines that cannot begin before others have ended need nothing now.
-    fn may_batch_volume_go(&self, volume: VolumeIndex) -> bool {
-        let node = self.graph.volume(volume);
-        match self.limits.as_ref().is_some_and(StrategyLimits::is_full) {
-            true => node.users_near == node.users_outside,
-            false => node.users_near == 0,
-        }
+    /// Whether a batch volume may go so that another one exists for a job of this level: no job
+    /// that may start soon, or runs, reads it, and no pipeline that is behind is still to come.
+    ///
+    /// Pipelines that were rolled back are not waited for: they go after the others, and fetch
+    /// again what they need. Of a volume that several levels read, it is not known which are still
+    /// to come.
+    fn may_batch_volume_go(&self, volume: VolumeIndex, level: u32) -> bool {
+        let (node, Some(limits)) = (self.graph.volume(volume), &self.limits) else {
+            return true;
+        };
+        // Pipelines that cannot begin before others have ended need nothing now.
+        let (near, to_come) = match limits.is_full() {
+            true => (
+                node.users_near - node.users_outside,
+                node.users_steady - node.steady_outside,
+            ),
+            false => (node.users_near, node.users_steady),
+        };
+        let is_behind = |stage: &u32| *stage <= level;
+        near == 0 && (to_come == 0 || !limits.stage.get(&volume).is_some_and(is_behind))
     }
 }

@@ -20,7 +20,7 @@ const PART_BYTES_GOOD: u64 = 4 << 20;
 const LOOKS_AT_ROOM: u64 = 8;
 
 /// A cache is made so many thousandths larger than its size, as its blocks are not spread evenly
-/// over the nodes. To learn how unevenly gained nothing (decision 0041).
+/// over the nodes. To learn how unevenly gained nothing (decision 0044).
 const IMBALANCE_PERMILLE: u64 = 100;
 
 /// How much of a cooperative cache each node gets.
@@ -59,10 +59,23 @@ impl View<'_> {
         let partition = if is_single && left.can_hold(size) {
             vec![(server, size)]
         } else if self.is_cached_in_group(volume, server) {
-            // A node that joined later, or whose part was lost.
-            let bytes = self.late_part(size.bytes, left.bytes, server, has.bytes);
+            // A node that joined later, or whose part was lost. All parts are added up only where
+            // volumes are packed: else idle nodes come here again and again.
+            let have = self
+                .packs_volumes()
+                .then(|| self.cached_in_group(volume, server));
+            let have = have.flatten();
+            let bytes = match have {
+                Some(have) => {
+                    let lacking = size.bytes.saturating_sub(have).max(PART_BYTES_GOOD);
+                    lacking.min(size.bytes).min(left.bytes)
+                }
+                None => self.late_part(size.bytes, left.bytes, server, has.bytes),
+            };
             let is_enough = bytes >= size.bytes.min(PART_BYTES_MIN) && left.files >= size.files;
-            if !is_enough {
+            let is_whole = have.is_some_and(|have| have >= size.bytes);
+            let is_wanted = || !self.is_spare(left.bytes, bytes) || self.awaits_batch();
+            if !is_enough || is_whole && is_wanted() {
                 // It reads the cache at its peers.
                 return Some(());
             }
@@ -190,6 +203,13 @@ impl View<'_> {
             }
         }
         parts
+    }
+
+    /// Whether as many scratch volumes fit into `left` bytes after some of them were given away.
+    fn is_spare(&self, left: u64, given: u64) -> bool {
+        let unit = self.scratch_volume_max;
+        let fitting = |bytes: u64| bytes.checked_div(unit).unwrap_or(0);
+        fitting(left) == fitting(left - given.min(left))
     }
 
     /// What the nodes of the group of `server` can give to a cooperative cache.

@@ -47,9 +47,25 @@ impl View<'_> {
                 .saturating_sub(taken)
                 .can_hold(size)
         };
+        let keeps_room =
+            |server: &ServerId| self.leaves_room_to_come(*server, size, taken, creates);
+        let has_own = keeps_room(&server);
+        let outside = match has_own {
+            true => None,
+            false => self.roomiest_outside(server).find(has_room),
+        };
         let target = match (has_room(&server), spill) {
-            (true, _) => server,
-            (false, Spill::Allowed) => self.places_beside(server, taken).find(has_room)?,
+            (true, Spill::Never) if outside.is_some() => return None,
+            (true, _) => outside.unwrap_or(server),
+            (false, Spill::Allowed) => {
+                let places = || self.places_beside(server, taken).filter(has_room);
+                // It is the same for all peers, of which there may be many.
+                let is_good = |place: &ServerId| match self.fleet.is_together(*place, server) {
+                    true => has_own,
+                    false => keeps_room(place),
+                };
+                places().find(is_good).or_else(|| places().next())?
+            }
             (false, Spill::Never) => return None,
         };
         let there = taken.entry(target).or_default();
@@ -77,6 +93,35 @@ impl View<'_> {
         let peers = std::iter::once_with(peers).flatten();
         let outside = std::iter::once_with(move || self.roomiest_outside(server)).flatten();
         roomiest.chain(peers).chain(outside)
+    }
+
+    /// Whether a scratch volume of this size leaves the group of `server` so much that the batch
+    /// volumes which the rules let come yet find room. They must lie in that group, the scratch
+    /// volume may lie elsewhere; where there is no other group that makes no difference.
+    fn leaves_room_to_come(
+        &self,
+        server: ServerId,
+        size: Space,
+        taken: &BTreeMap<ServerId, Space>,
+        creates: &[Create],
+    ) -> bool {
+        if !self.fleet.has_groups() {
+            return true;
+        }
+        let to_come = self.batch_bytes_to_come(creates);
+        if to_come == 0 {
+            return true;
+        }
+        let wanted = size.bytes.saturating_add(to_come);
+        let mut left = 0u64;
+        let peers = self.fleet.group_of(server);
+        let is_enough = peers.filter(|(_, node)| node.takes_work()).any(|(id, _)| {
+            let taken = taken.get(&id).copied().unwrap_or_default();
+            left = left.saturating_add(self.fleet.available(id).saturating_sub(taken).bytes);
+            left >= wanted
+        });
+        // What finds no room there anyway keeps none.
+        is_enough || left < to_come
     }
 
     /// Nodes of other groups with most room.
