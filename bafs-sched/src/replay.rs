@@ -233,11 +233,7 @@ impl HistoryWriter {
             Event::ExtractFailed { extract, error } => {
                 self.write_extract(*extract, &format!("failed to reach home: {error}"));
             }
-            Event::EarlierWorkFound(work) => {
-                let (done, all) = (work.up_to_date.len(), self.scheduler.workflow().jobs.len());
-                let text = format!("the run begins; {done} of {all} jobs are up to date");
-                self.add_line(&[], text);
-            }
+            Event::EarlierWorkFound(work) => self.write_earlier_work(work.up_to_date.len()),
             Event::CommandReceived { command, .. } => self.write_command(*command),
             Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
             Event::SchedulerResumed { .. } => {
@@ -252,6 +248,12 @@ impl HistoryWriter {
             | Event::ResultIdentified { .. }
             | Event::Tick => {}
         }
+    }
+
+    fn write_earlier_work(&mut self, done: usize) {
+        let all = self.scheduler.workflow().jobs.len();
+        let text = format!("the run begins; {done} of {all} jobs are up to date");
+        self.add_line(&[], text);
     }
 
     fn write_cut_off(&mut self, has_catalog: bool) {

@@ -18,8 +18,6 @@ use bafs_proto::path::from_bytes;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::cached_data::CacheCommand;
-
 pub(crate) use check::{CheckArgs, FmtArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
@@ -400,6 +398,29 @@ pub(crate) struct GrantArgs {
     /// Lifetime of the identity, in days.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CacheCommand {
+    /// List data of sources that no volume shows, with the space that they take.
+    #[command(after_help = "Example:\n  bafs cache list")]
+    List(ClientArgs),
+    /// Remove such data: of one source, or all.
+    #[command(after_help = "The data of volumes stay; delete these first.\n\n\
+                            Example:\n  bafs cache drop refs/hg38\n  bafs cache drop --all")]
+    Drop(CacheDropArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheDropArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Path of the source at its home, as `bafs cache list` shows it.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) source: Option<String>,
+    /// Remove the data of all sources.
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]

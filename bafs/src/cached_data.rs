@@ -1,5 +1,5 @@
-//! `bafs cache`: data of sources that no cache volume shows any more. They wait on the nodes for the
-//! next run of the source, in space that nobody reserved.
+//! `bafs cache`: data of sources that no cache volume shows any more. They wait on the nodes for
+//! the next run of the source, in space that nobody reserved.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,35 +7,11 @@ use std::fmt::Write;
 use anyhow::{Context, Result};
 use bafs_proto::cache::{DropRetainedData, ListRetainedData, RetainedSource};
 use bafs_proto::message::{Advert, ServerKind};
-use clap::{Args, Subcommand};
 
-use crate::args::ClientArgs;
+use crate::args::CacheCommand;
 use crate::client::ClusterClient;
 use crate::output::Printer;
 use crate::units::format_bytes;
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum CacheCommand {
-    /// List data of sources that no volume shows, with the space that they take.
-    #[command(after_help = "Example:\n  bafs cache list")]
-    List(ClientArgs),
-    /// Remove such data: of one source, or all.
-    #[command(after_help = "The data of volumes stay; delete these first.\n\n\
-                            Example:\n  bafs cache drop refs/hg38\n  bafs cache drop --all")]
-    Drop(CacheDropArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CacheDropArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Path of the source at its home, as `bafs cache list` shows it.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub(crate) source: Option<String>,
-    /// Remove the data of all sources.
-    #[arg(long)]
-    pub(crate) all: bool,
-}
 
 /// Runs a command.
 pub(crate) async fn run_cache_command(command: CacheCommand, output: Printer) -> Result<()> {

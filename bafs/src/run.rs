@@ -304,14 +304,19 @@ async fn run_on_throw_away_cluster(
         bail!("interrupted; the temporary cluster was removed");
     };
     let mut report = report?;
-    let places = local_report::unsent_result_paths(&report, cluster.directory());
+    keep_unsent_results(&mut report, &mut cluster);
+    Ok(Some(report))
+}
+
+/// Leaves the directory of the cluster where it is if results are only there, and says so.
+fn keep_unsent_results(report: &mut RunReport, cluster: &mut Cluster) {
+    let places = local_report::unsent_result_paths(report, cluster.directory());
     let is_kept = !places.is_empty() && cluster.keep_files().is_ok();
     let kept = is_kept.then(|| cluster.directory());
     if let Some(kept) = kept {
         print_notice(&local_report::describe_kept_results(&places, kept));
     }
-    local_report::rewrite_report(&mut report, kept);
-    Ok(Some(report))
+    local_report::rewrite_report(report, kept);
 }
 
 /// The pool that a run asks for, for the cluster with an identity and a catalog.

@@ -296,8 +296,8 @@ impl Driver {
         }
     }
 
-    /// The run ends, and results stay on nodes for the user to fetch, and work for the next run: for
-    /// as long as was said.
+    /// The run ends. Results stay on nodes for the user to fetch, and work for the next run, for as
+    /// long as was said.
     pub(super) async fn extend_result_lifetimes(&mut self) {
         let results = self.scheduler.result_volumes();
         let kept = self

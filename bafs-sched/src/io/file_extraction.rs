@@ -1,5 +1,6 @@
 //! Files that go home: the nodes send them, here they are asked to.
 
+use bafs_proto::file_set::MANIFEST_NAME;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{ExtractFile, StatSource};
 use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
@@ -68,16 +69,20 @@ impl Servers {
         }
     }
 
-    /// What a file is that was just sent home, if its home says so: the next run compares it.
+    /// What a file is that was just sent home, or the manifest of a set, if its home says so: the
+    /// next run compares it.
     pub(crate) async fn identify_result(&self, index: u32) -> Option<Event> {
-        let target = &self.workflow.extracts[index as usize].target;
+        let spec = &self.workflow.extracts[index as usize];
+        let target = &spec.target;
         if !matches!(target.scheme, Scheme::Bafs | Scheme::File) {
             return None;
         }
         let home = self.resolve_url(target).await.ok()?;
-        let call = StatSource {
-            path: home.path.clone(),
+        let path = match spec.is_set() {
+            true => format!("{}/{MANIFEST_NAME}", home.path),
+            false => home.path.clone(),
         };
+        let call = StatSource { path };
         let asked = self.call_until(&home.address, call, CALL_TIMEOUT_MS).await;
         let asked =
             asked.inspect_err(|error| tracing::debug!(%error, "a result is not identified"));

@@ -13,8 +13,8 @@
 //!
 //! The first frame of a run is a [`JournalHeader`]: the run, its workflow, its settings. Other runs
 //! of the workflow follow the first. Every other frame has steps of the core ([`RecordedStep`]: an
-//! event with its time, the actions that were decided, the rows of the state that changed), or a [`Snapshot`]: all rows that differ from a new state.
-//! The journal does not know what they mean.
+//! event with its time, the actions that were decided, the rows of the state that changed), or a
+//! [`Snapshot`]: all rows that differ from a new state. The journal does not know what they mean.
 //!
 //! * [`Journal::open`] creates the file, or reads its [`JournalTail`]: the last snapshot and the
 //!   steps after it. A new journal is written under another name and synced before it gets its own,
@@ -29,10 +29,10 @@
 //! **Crashes.** A frame is written as a whole, so only the last one can be incomplete. Nothing was
 //! done yet because of it, and it is cut off. A frame with a wrong digest in the middle is damage.
 //!
-//! **Versions.** Journals from version 24 on (whose payloads are not compressed) are read and continued, whatever the rules of the core
-//! were: rows say what was decided. Unknown fields are ignored, and new ones have defaults. Only a
-//! change that an older program could not read counts as another version
-//! (`docs/contributing/journal.md`).
+//! **Versions.** Journals from version 24 on (whose payloads are not compressed) are read and
+//! continued, whatever the rules of the core were: rows say what was decided. Unknown fields are
+//! ignored, and new ones have defaults. Only a change that an older program could not read counts
+//! as another version (`docs/contributing/journal.md`).
 //!
 //! **Errors.** They go to the user, through the driver. `Conflict`: another scheduler has the
 //! journal open. `VersionMismatch`: a version wrote it that is not read. `Malformed`: it is

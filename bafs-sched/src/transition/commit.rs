@@ -1,6 +1,9 @@
 //! The one place where decisions take effect.
 
+use bafs_workflow::VolumeIndex;
+
 use crate::decision::Decision;
+use crate::space::Space;
 use crate::state::critical_path::Urgency;
 use crate::state::scheduler_state::State;
 use crate::strategy_selector::Selection;
@@ -68,11 +71,7 @@ impl State {
             Decision::GiveUpNode { node } => self.lose_server(node),
             Decision::Redo { job } => self.undo(job),
             Decision::Resize { pipeline, sizes } => self.resize_volumes(pipeline, &sizes),
-            Decision::ReserveUnmade { volumes, size } => {
-                for volume in volumes {
-                    self.resize(volume, size);
-                }
-            }
+            Decision::ReserveUnmade { volumes, size } => self.resize_all(&volumes, size),
             Decision::ReuseVolume {
                 volume,
                 node,
@@ -92,6 +91,10 @@ impl State {
             Decision::DropVolume { id } => self.retire(id),
             Decision::SwitchToCopy { volume, id, copy } => self.switch_to_copy(volume, id, copy),
         }
+    }
+
+    fn resize_all(&mut self, volumes: &[VolumeIndex], size: Space) {
+        volumes.iter().for_each(|volume| self.resize(*volume, size));
     }
 
     /// Ends the run, since nothing helps.

@@ -32,7 +32,18 @@ impl State {
             self.out.push(Action::DeleteVolume { id, server });
         }
         // Before jobs are done that wrote them: else these would run again.
-        work.adopted.into_iter().for_each(|it| self.adopt(it));
+        let up_to_date: BTreeSet<JobIndex> = work.up_to_date.iter().copied().collect();
+        for adopted in work.adopted {
+            let volume = adopted.volume;
+            self.adopt(adopted);
+            // Who reads it reads what these wrote.
+            let writers = self.graph.volume(volume).writers.clone();
+            for writer in writers.into_iter().filter(|it| up_to_date.contains(it)) {
+                self.observed_access
+                    .wrote
+                    .insert((volume, writer), String::new());
+            }
+        }
         self.skip_extracts(&work.up_to_date);
         self.skip_redo(&work.up_to_date);
     }

@@ -1,6 +1,6 @@
 //! The cache volumes of a node: opens, makes, renews and removes them. Volumes of one source share
-//! their data, which stay after the last of them. Checks no right and knows no reservation: the node
-//! does.
+//! their data, which stay after the last of them. Checks no right and knows no reservation: the
+//! node does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -313,10 +313,10 @@ impl Caches {
         let directory = volume.directory().to_owned();
         let retained = run_blocking(move || {
             generation.store.disk.retire();
-            let retained = RetainedData::of(&volume)?;
-            if is_shared && !retained.is_empty() {
+            let has_blocks = generation.store.disk.table().used_bytes() > 0;
+            if is_shared && has_blocks {
                 volume.remove_user(id)?;
-                return Ok(Some(retained));
+                return RetainedData::of(&volume).map(Some);
             }
             generation.store.disk.empty_files();
             Ok(None)

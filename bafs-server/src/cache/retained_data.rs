@@ -13,7 +13,7 @@ use bafs_proto::ids::VolumeId;
 
 use super::caches::{Caches, REMOVED_PREFIX};
 use super::errors::{disk_fault, run_blocking};
-use super::record::CacheRecord;
+use super::record::{CacheRecord, RECORD};
 use super::volume::{CacheKind, CacheVolume};
 use crate::cache::locks::lock;
 use crate::logic::space::Amount;
@@ -42,19 +42,19 @@ impl RetainedData {
             used.bytes += std::os::unix::fs::MetadataExt::blocks(&found) * 512;
             used.files += 1;
         }
-        let written = directory.join(super::record::RECORD).metadata();
         Ok(Self {
             directory: directory.to_owned(),
             kind: CacheKind::of(&record.spec)?,
             manifest: record.manifest,
             used,
-            last_used: written
-                .and_then(|found| found.modified())
-                .unwrap_or(SystemTime::UNIX_EPOCH),
+            last_used: find_last_use(directory),
         })
     }
 
-    /// What a volume leaves that nobody writes any more.
+    /// What the last volume left, which nobody writes any more.
+    ///
+    /// # Errors
+    /// As [`CacheKind::of`].
     pub(super) fn of(volume: &CacheVolume) -> Result<Self> {
         let generation = volume.generation();
         let table = generation.store.disk.table();
@@ -66,8 +66,13 @@ impl RetainedData {
                 bytes: table.used_bytes(),
                 files: table.used_files(),
             },
-            last_used: SystemTime::now(),
+            last_used: find_last_use(volume.directory()),
         })
+    }
+
+    /// Where they are.
+    pub(super) fn into_directory(self) -> PathBuf {
+        self.directory
     }
 
     fn is_of(&self, path: Option<&str>) -> bool {
@@ -84,11 +89,13 @@ impl RetainedData {
             used_at: used_at.map_or(0, |since| since.as_secs()),
         }
     }
+}
 
-    /// Whether nothing is in them.
-    pub(super) fn is_empty(&self) -> bool {
-        self.used.bytes == 0
-    }
+/// The record is written when the last volume leaves.
+fn find_last_use(directory: &Path) -> SystemTime {
+    let written = directory.join(RECORD).metadata();
+    let written = written.and_then(|found| found.modified());
+    written.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 impl Caches {
@@ -185,12 +192,5 @@ impl Caches {
 
     pub(super) fn retained_data(&self) -> MutexGuard<'_, Vec<RetainedData>> {
         lock(&self.retained)
-    }
-}
-
-impl RetainedData {
-    /// Where they are.
-    pub(super) fn into_directory(self) -> PathBuf {
-        self.directory
     }
 }

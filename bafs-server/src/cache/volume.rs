@@ -1,5 +1,5 @@
-//! The data of one source in their directory: the record, the generations, and the volumes that show
-//! them. Knows no other data and reads no block.
+//! The data of one source in their directory: the record, the generations, and the volumes that
+//! show them. Knows no other data and reads no block.
 //!
 //! A directory holds `record` and one directory for the generation that the record names. A change
 //! replaces the record by renaming, so it is the old one or the new one. A start removes other

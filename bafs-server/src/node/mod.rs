@@ -202,11 +202,8 @@ impl Node {
             config.identity.verifier.clone(),
             config.homes.clone(),
         );
-        let (opened, used, sources) = (
-            counters.clone(),
-            config.identity.token.clone(),
-            homes.clone(),
-        );
+        let (opened, sources) = (counters.clone(), homes.clone());
+        let used = config.identity.token.clone();
         let reached = address.clone();
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);

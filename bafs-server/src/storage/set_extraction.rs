@@ -5,8 +5,9 @@
 //! never taken for complete while files of both are there.
 //!
 //! Each file is an upload of its own (`extraction.rs`), whose id follows from the set's id and the
-//! path. A set that is asked for again sends nothing again that the node knows to be at home. When the last file is at home, the
-//! volume is looked at once more: the set fails if a file came, went or changed meanwhile.
+//! path. A set that is asked for again sends nothing again that the node knows to be at home. When
+//! the last file is at home, the volume is looked at once more: the set fails if a file came, went
+//! or changed meanwhile.
 //!
 //! Files of an older set that the new one lacks stay at home, and no manifest names them.
 
@@ -136,7 +137,7 @@ impl SetExtraction {
         }
         while !under_way.is_empty() {
             let noted = note_receipt(under_way.join_next().await, &mut receipts);
-            failure = failure.or(noted.err());
+            failure = failure.or_else(|| noted.err());
         }
         failure.map_or(Ok(receipts), Err)
     }

@@ -11,8 +11,8 @@ use super::{PilotArgs, PolicyArgs, PoolSize};
     after_help = "Example:\n  bafs run blast.bafs --local 4\n  bafs run blast.bafs \
 --identity ~/bafs-cluster --catalog 10.0.0.1:7000\n\n\
 Start the command again after a crash, a failure, an edit, or success: it does what is needed and \
-no more. An interrupted run resumes. Otherwise, jobs whose description, program, inputs and results \
-are as they were do not run again.\n\n\
+no more. An interrupted run resumes. Otherwise, jobs whose description, program, inputs and \
+results are as they were do not run again.\n\n\
 Exit codes: 0 all jobs are done and all results are at home; 1 the run failed or was cancelled, \
 or, with --local, a signal ended it; 2 usage error; 129, 143 SIGHUP or SIGTERM ended the command, \
 and the same command resumes the run; 130 a second Ctrl-C ended it; 141 the run is over, but \

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use bafs_proto::file_set::MANIFEST_NAME;
 use bafs_proto::message::{ListSource, SourceEntry, SourceKind, StatSource};
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::earlier_work::{
@@ -48,7 +49,14 @@ pub(super) fn look_at_homes(
     let declared = declared.filter_map(|volume| source_of(&volume.kind).cloned());
     let sources: BTreeSet<Url> = declared.chain(seen.iter().cloned()).collect();
     let sent = recorded.flat_map(|record| record.results.iter().map(|it| it.target.clone()));
+    let sets = workflow.extracts.iter().filter(|extract| extract.is_set());
+    let sets: BTreeSet<&Url> = sets.map(|extract| &extract.target).collect();
     let results: BTreeSet<Url> = sent.collect();
+    let results = results.into_iter().map(|target| SentResult {
+        is_set: sets.contains(&target),
+        target,
+    });
+    let results = results.collect();
     let (sources, results) = match view {
         HomeView::Directory(export) => look_at_directory(export, sources, results),
         HomeView::Cluster(cluster) => look_at_cluster(cluster, sources, results)?,
@@ -72,6 +80,24 @@ pub(super) fn look_at_homes(
     })
 }
 
+/// A result that went home.
+struct SentResult {
+    target: Url,
+    /// It is a directory then, and its manifest stands for it.
+    is_set: bool,
+}
+
+impl SentResult {
+    /// The path of the file that is compared.
+    fn file(&self, path: &str) -> String {
+        let path = path.trim_matches('/');
+        match self.is_set {
+            true => format!("{path}/{MANIFEST_NAME}"),
+            false => path.to_owned(),
+        }
+    }
+}
+
 type Found = (BTreeMap<Url, SourceState>, BTreeMap<Url, FoundResult>);
 
 fn to_source(listed: Result<Vec<SourceEntry>, Error>) -> SourceState {
@@ -93,7 +119,7 @@ fn to_result(found: Result<SourceEntry, Error>) -> FoundResult {
 }
 
 /// The directory that a throw-away cluster exports, without the cluster.
-fn look_at_directory(export: &Path, sources: BTreeSet<Url>, results: BTreeSet<Url>) -> Found {
+fn look_at_directory(export: &Path, sources: BTreeSet<Url>, results: Vec<SentResult>) -> Found {
     let export = match export.as_os_str().is_empty() {
         true => Path::new("."),
         false => export,
@@ -121,9 +147,9 @@ fn look_at_directory(export: &Path, sources: BTreeSet<Url>, results: BTreeSet<Ur
         let listed = place(&url).and_then(|(view, path)| view.list(&path));
         (url, to_source(listed))
     });
-    let found = results.into_iter().map(|url| {
-        let found = place(&url).and_then(|(view, path)| view.stat(&path));
-        (url, to_result(found))
+    let found = results.into_iter().map(|sent| {
+        let found = place(&sent.target).and_then(|(view, path)| view.stat(&sent.file(&path)));
+        (sent.target, to_result(found))
     });
     (listed.collect(), found.collect())
 }
@@ -132,7 +158,7 @@ fn look_at_directory(export: &Path, sources: BTreeSet<Url>, results: BTreeSet<Ur
 fn look_at_cluster(
     cluster: &ClusterView,
     sources: BTreeSet<Url>,
-    results: BTreeSet<Url>,
+    results: Vec<SentResult>,
 ) -> Result<Found> {
     let place = |url: &Url| -> Result<String, Error> {
         if url.scheme != Scheme::Bafs {
@@ -142,17 +168,15 @@ fn look_at_cluster(
         let address = cluster.address(url);
         address.map_err(|error| Error::new(ErrorCode::Unreachable, format!("{error:#}")))
     };
-    let place_all = |urls: BTreeSet<Url>| -> Vec<(Url, Result<String, Error>)> {
-        urls.into_iter()
-            .map(|url| (url.clone(), place(&url)))
-            .collect()
-    };
-    let (sources, results) = (place_all(sources), place_all(results));
+    let sources = sources.into_iter().map(|url| (place(&url), url));
+    let sources: Vec<_> = sources.collect();
+    let results = results.into_iter().map(|sent| (place(&sent.target), sent));
+    let results: Vec<_> = results.collect();
     let client = cluster.client().clone();
     cluster.run(async move {
         let permits = Arc::new(Semaphore::new(CALLS_MAX));
         let mut listings = JoinSet::new();
-        for (url, address) in sources {
+        for (address, url) in sources {
             let (client, permits) = (client.clone(), Arc::clone(&permits));
             listings.spawn(async move {
                 let _permit = permits.acquire_owned().await;
@@ -164,18 +188,18 @@ fn look_at_cluster(
             });
         }
         let mut stats = JoinSet::new();
-        for (url, address) in results {
+        for (address, sent) in results {
             let (client, permits) = (client.clone(), Arc::clone(&permits));
             stats.spawn(async move {
                 let _permit = permits.acquire_owned().await;
                 let found = match address {
                     Ok(address) => {
-                        let path = url.path.trim_matches('/').to_owned();
+                        let path = sent.file(&sent.target.path);
                         call_home(&client, &address, StatSource { path }).await
                     }
                     Err(error) => Err(error),
                 };
-                (url, to_result(found))
+                (sent.target, to_result(found))
             });
         }
         let listed = listings.join_all().await.into_iter().collect();

@@ -91,6 +91,10 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
             }
         };
     };
+    print_receipt(&receipt, is_set, output)
+}
+
+fn print_receipt(receipt: &PutReceipt, is_set: bool, output: Printer) -> Result<()> {
     let place = match is_set {
         true => format!("at home; their manifest is {}", receipt.path),
         false => format!("at {}", receipt.path),

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use self::pipeline::{Change, Pipeline};
 use self::snakemake::Snakemake;
+use super::measure::Stopwatch;
 use super::{BenchmarkReport, Options};
 use crate::{TestCluster, printed_text};
 
@@ -115,7 +115,7 @@ fn list(names: &BTreeSet<String>) -> String {
 fn run_bafs(world: &TestCluster, is_fine: bool) -> Result<(BTreeSet<String>, f64)> {
     let path = world.home.path().join("test.bafs");
     let args = ["run", &path.to_string_lossy(), "--json", "--keep", "1h"];
-    let began = Instant::now();
+    let began = Stopwatch::start();
     let output = world.bafs_command(&args).output()?;
     let took_s = began.elapsed().as_secs_f64();
     ensure!(output.status.success() == is_fine, printed_text(&output));
