@@ -71,6 +71,7 @@ pub enum Action {
         /// else is to write.
         results: Vec<VolumeIndex>,
         /// It may use so much memory, in bytes; 0 if the workflow does not say.
+        #[serde(default)]
         memory_bytes: u64,
     },
     /// Kill an execution; answered by `JobEnded` or `JobUnknown`.

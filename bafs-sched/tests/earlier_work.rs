@@ -383,7 +383,10 @@ fn run_begins_with_what_is_up_to_date() {
             id: kept,
             volume: VolumeIndex(3),
             server,
-            size: space(2_000_000),
+            size: Space {
+                bytes: 2_000_000,
+                files: 10,
+            },
         }],
         dropped: vec![(dropped, server)],
         ..EarlierWork::default()

@@ -130,6 +130,8 @@ fn run_seed(seed: u64) -> RunTotals {
         world.scheduler.settings().clone(),
     );
     let mut replayed = fresh;
+    // Records of finished jobs are made for a journal alone.
+    replayed.start_recording();
     for (now, event) in &world.records {
         replayed.step(*now, event.clone(), &mut Vec::new());
     }

@@ -55,6 +55,8 @@ fn ended_jobs(world: &SimulatedCluster) -> Vec<String> {
 fn ended_jobs_of(world: &SimulatedCluster, workflow: &Workflow) -> Vec<String> {
     let (run, settings) = (world.scheduler.run(), world.scheduler.settings());
     let mut scheduler = Scheduler::new(run, workflow.clone(), settings.clone());
+    // Records of finished jobs are made for a journal alone.
+    scheduler.start_recording();
     let mut ended = Vec::new();
     for (now, event) in &world.records {
         if let Event::JobEnded { execution, .. } = event

@@ -68,6 +68,8 @@ impl State {
                 self.evict(View::new(self).unused_caches(&jobs.first))
             }
             DeadlockMeasure::EvictAllCaches => self.evict(View::new(self).all_caches()),
+            // Nodes that did not answer yet offer nothing: their answer may be all that lacks.
+            DeadlockMeasure::Preempt if self.fleet.is_unanswered() => false,
             DeadlockMeasure::Preempt => self.preempt_for(jobs),
         }
     }
