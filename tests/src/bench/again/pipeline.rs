@@ -151,7 +151,7 @@ impl Pipeline {
                 self.samples += 1;
                 self.write_sample(self.samples, homes)
             }
-            Change::Program => self.write_tool(homes, "samtools dict -A name"),
+            Change::Program => self.write_tool(homes, "samtools dict -a name"),
         }
     }
 
