@@ -58,3 +58,4 @@ mod suite_model;
 mod suite_posix;
 mod suite_programs;
 mod suite_semantics;
+mod throw_away_runs;

@@ -1,11 +1,13 @@
 //! What jobs may use of their nodes: memory, run time, and room for temporary files.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use bafs_tests::{bafs_program, mount_obstacle, printed_text, report_skip};
+use anyhow::{Result, ensure};
+use bafs_tests::printed_text;
+
+use crate::throw_away_runs::{is_skipped, run_workflow};
 
 /// A program that has 300 MB for as long as nobody ends it, but a second at most.
 const LARGE_PROGRAM: &str = "executable = python3\n arguments = -c 'import time; print(\"begun\", \
@@ -13,18 +15,7 @@ const LARGE_PROGRAM: &str = "executable = python3\n arguments = -c 'import time;
 
 /// Runs a workflow of one job on a throw-away cluster.
 fn run_job(directory: &Path, description: &str) -> Result<Output> {
-    let workflow = directory.join("w.bafs");
-    std::fs::write(&workflow, format!("job a {{\n {description}}}\n"))?;
-    let mut run = Command::new(bafs_program());
-    run.arg("run").arg(&workflow).args(["--local", "1"]);
-    run.stdin(Stdio::null()).output().context("bafs run")
-}
-
-fn is_skipped(test: &str) -> bool {
-    mount_obstacle().is_some_and(|reason| {
-        report_skip(test, &reason);
-        true
-    })
+    run_workflow(directory, &format!("job a {{\n {description}}}\n"))
 }
 
 #[test]

@@ -1,26 +1,9 @@
 //! Directories and patterns of files go home as sets.
 
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
-
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{bafs_program, mount_obstacle, printed_text, report_skip};
+use bafs_tests::printed_text;
 
-/// Runs a workflow that is in a directory on a throw-away cluster.
-fn run_workflow(directory: &Path, text: &str) -> Result<Output> {
-    let workflow = directory.join("w.bafs");
-    std::fs::write(&workflow, text)?;
-    let mut run = Command::new(bafs_program());
-    run.arg("run").arg(&workflow).args(["--local", "1"]);
-    run.stdin(Stdio::null()).output().context("bafs run")
-}
-
-fn is_skipped(test: &str) -> bool {
-    mount_obstacle().is_some_and(|reason| {
-        report_skip(test, &reason);
-        true
-    })
-}
+use crate::throw_away_runs::{is_skipped, run_workflow};
 
 #[test]
 fn cluster_extracts_directories_and_patterns() -> Result<()> {

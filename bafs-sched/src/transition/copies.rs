@@ -11,6 +11,7 @@ use crate::policy::View;
 use crate::policy::replication::copy_estimate::{CopyVerdict, judge_copy, redo_ms};
 use crate::policy::replication::overdue::{OverdueVerdict, copy_timeout_ms, judge_overdue};
 use crate::policy::replication::{obsolete_copies, reconsider};
+use crate::space::Space;
 use crate::state::copies::Copy;
 use crate::state::copy_costs::CopyCost;
 use crate::state::scheduler_state::State;
@@ -18,6 +19,28 @@ use crate::state::timers::Timer;
 use crate::state::volumes::{Instance, InstanceState};
 
 impl State {
+    /// An instance on a node, whose space is reserved from now on.
+    pub(super) fn reserve_instance(
+        &mut self,
+        volume: VolumeIndex,
+        server: ServerId,
+        size: Space,
+        state: InstanceState,
+    ) -> Instance {
+        self.fleet.update(server, |node| {
+            node.reserved = node.reserved.saturating_add(size)
+        });
+        Instance {
+            volume,
+            server: Some(server),
+            size,
+            state,
+            waiters: Vec::new(),
+            delete_faults: 0,
+            is_kept: false,
+        }
+    }
+
     /// A job that wrote a volume is done: a copy of what it holds now may be worth its cost.
     pub(crate) fn consider_copy(&mut self, volume: VolumeIndex) {
         self.drop_unfinished_copy(volume);
@@ -75,18 +98,7 @@ impl State {
     ) {
         let (volume, size) = (source.volume, self.size_of(source.volume));
         let id = VolumeId(self.next_id());
-        self.fleet.update(server, |node| {
-            node.reserved = node.reserved.saturating_add(size)
-        });
-        let instance = Instance {
-            volume,
-            server: Some(server),
-            size,
-            state: InstanceState::Copying,
-            waiters: Vec::new(),
-            delete_faults: 0,
-            is_kept: false,
-        };
+        let instance = self.reserve_instance(volume, server, size, InstanceState::Copying);
         self.volumes.add_copy(id, instance);
         let copy = Copy {
             id,

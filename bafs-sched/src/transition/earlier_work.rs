@@ -9,7 +9,7 @@ use crate::action::Action;
 use crate::earlier_work::{AdoptedVolume, EarlierWork};
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
-use crate::state::volumes::{Instance, InstanceState};
+use crate::state::volumes::InstanceState;
 
 impl State {
     /// Takes up what earlier runs did.
@@ -58,18 +58,7 @@ impl State {
         if self.volumes.is_live(volume) || self.fleet.get(server).is_none() {
             return;
         }
-        self.fleet.update(server, |node| {
-            node.reserved = node.reserved.saturating_add(size)
-        });
-        let instance = Instance {
-            volume,
-            server: Some(server),
-            size,
-            state: InstanceState::Ready,
-            waiters: Vec::new(),
-            delete_faults: 0,
-            is_kept: false,
-        };
+        let instance = self.reserve_instance(volume, server, size, InstanceState::Ready);
         self.volumes.add(id, instance);
         self.requeue_users(volume);
     }

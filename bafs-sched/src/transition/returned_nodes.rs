@@ -14,7 +14,7 @@ use crate::state::jobs::JobState;
 use crate::state::lost_volumes::{LostVolume, LostVolumeState};
 use crate::state::scheduler_state::State;
 use crate::state::timers::Timer;
-use crate::state::volumes::{Instance, InstanceState};
+use crate::state::volumes::InstanceState;
 
 impl State {
     /// Before a volume is forgotten with its node: takes note of it if it can be used again.
@@ -207,18 +207,7 @@ impl State {
     ) {
         self.stale.remove(&id);
         let (volume, size) = (left.volume, left.size);
-        self.fleet.update(server, |node| {
-            node.reserved = node.reserved.saturating_add(size)
-        });
-        let instance = Instance {
-            volume,
-            server: Some(server),
-            size,
-            state,
-            waiters: Vec::new(),
-            delete_faults: 0,
-            is_kept: false,
-        };
+        let instance = self.reserve_instance(volume, server, size, state);
         match state {
             InstanceState::Copy => self.volumes.add_copy(id, instance),
             _ => self.volumes.add(id, instance),
