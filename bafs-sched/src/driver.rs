@@ -10,7 +10,8 @@
 //!
 //! * A batch has up to 256 events of one time. The core is told them, and what it decides and
 //!   writes is one frame of the journal with them. Only when that is synced to disk the actions
-//!   are performed. A crash before loses events of which nobody saw an effect.
+//!   are performed. A crash before loses events of which nobody saw an effect. While a batch is
+//!   written, the core decides the next one.
 //! * `execute_action` spawns a task, and never waits. [`crate::io`] has the calls.
 //! * One task for each node waits for the ends of its executions (long polling).
 //! * Timer tasks ask the catalog each second, look for silent nodes and commands of users, and
@@ -36,7 +37,7 @@
 //!
 //! **Concurrency.** The loop owns the scheduler and the journal, and nothing else touches them.
 //! Tasks get what they need by value, or share `Servers`. Journal writes run on a blocking thread,
-//! and the loop waits for them.
+//! one batch at a time.
 //!
 //! **Time.** `clock.rs` gives one time that never goes back, even if the clock of the machine does.
 //!
@@ -80,8 +81,9 @@ pub use run_options::{CancelHandle, RunOptions};
 
 use crate::io::connectivity::Connectivity;
 use crate::io::homes::Homes;
+use crate::io::job_logs::EndedAttempt;
 use crate::io::job_watch::{WatchList, WatchListSender, watch_node};
-use crate::io::journal::Journal;
+use crate::io::journal::PipelinedJournal;
 use crate::io::listing_tracker::ListingTracker;
 use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
@@ -161,7 +163,7 @@ pub async fn run_with_connections(
     while driver.scheduler.outcome().is_none() {
         let batch = driver
             .receive_batch(&mut notes, &options.cancel_handle)
-            .await;
+            .await?;
         if let Some(error) = driver.rejection.take() {
             return Err(error);
         }
@@ -177,6 +179,7 @@ pub async fn run_with_connections(
         }
         progress(&driver.scheduler.progress());
     }
+    driver.finish_write().await?;
     driver.finish_run().await
 }
 
@@ -184,7 +187,7 @@ struct Driver {
     servers: Servers,
     clock: RunClock,
     scheduler: Scheduler,
-    journal: Option<Journal>,
+    journal: PipelinedJournal,
     report_builder: RunReportBuilder,
     /// Whether the journal has steps that the builder was not told.
     is_report_partial: bool,
@@ -211,6 +214,8 @@ struct Driver {
     /// Parts of nodes, where others use them too.
     node_quotas: Option<NodeQuotas>,
     output_collector: OutputCollector,
+    /// Attempts whose ends are among the steps that are being written.
+    unwritten_attempts: Vec<EndedAttempt>,
     /// Answers to who follows the output of jobs, as long as they are under way.
     following: Option<tokio::task::JoinHandle<()>>,
 }
@@ -256,7 +261,7 @@ impl Driver {
             servers,
             clock: RunClock::new(scheduler.now(), monotonic_now()),
             scheduler,
-            journal: Some(journal),
+            journal: PipelinedJournal::new(journal),
             report_builder: ledger,
             is_report_partial,
             tasks: JoinSet::new(),
@@ -274,6 +279,7 @@ impl Driver {
             commands_read: 0,
             node_quotas: shares,
             output_collector: outputs,
+            unwritten_attempts: Vec::new(),
             following: None,
         };
         Ok((driver, receiver))
@@ -342,18 +348,21 @@ impl Driver {
         });
     }
 
-    /// Waits for facts and takes all that are there. May be empty.
+    /// Waits for facts and takes all that are there. May be empty, as when steps were written.
     async fn receive_batch(
         &mut self,
         notes: &mut mpsc::Receiver<DriverMessage>,
         cancel: &CancelHandle,
-    ) -> Vec<Event> {
+    ) -> Result<Vec<Event>> {
         let due_ms = match self.scheduler.next_timer() {
             Some(at) => at.ms_since(self.clock.adjusted_time(wall_time_now(), monotonic_now())),
             None => u64::from(u32::MAX),
         };
         let mut batch = Vec::new();
         tokio::select! {
+            written = self.journal.wait_written(), if self.journal.is_writing() => {
+                self.follow_steps(written?);
+            }
             Some(note) = notes.recv() => self.handle_message(note, &mut batch),
             () = tokio::time::sleep(Duration::from_millis(due_ms)) => batch.push(Event::Tick),
             () = cancel.wait_for_request(), if !self.is_cancelled => {
@@ -367,7 +376,7 @@ impl Driver {
             self.handle_message(note, &mut batch);
         }
         while self.tasks.try_join_next().is_some() {}
-        batch
+        Ok(batch)
     }
 
     fn handle_message(&mut self, note: DriverMessage, batch: &mut Vec<Event>) {
@@ -402,12 +411,17 @@ impl Driver {
         }
     }
 
-    /// Tells facts to the core, makes them and what it decided durable, and then does that.
+    /// Tells facts to the core, and begins to make them and what it decided durable. What was
+    /// decided is done when that is so; the next facts may be decided meanwhile.
     async fn apply_events(&mut self, batch: Vec<Event>) -> Result<()> {
-        let now = self.clock.adjusted_time(wall_time_now(), monotonic_now());
         if batch.is_empty() {
             return Ok(());
         }
+        if self.journal.is_snapshot_due() {
+            self.finish_write().await?;
+            self.write_snapshot()?;
+        }
+        let now = self.clock.adjusted_time(wall_time_now(), monotonic_now());
         let mut ended = Vec::new();
         let mut steps = Vec::with_capacity(batch.len());
         for event in batch {
@@ -420,17 +434,9 @@ impl Driver {
                 tracing::warn!("{}", warning.text);
             }
         }
-        let steps = self.write_steps(steps).await?;
-        ended
-            .into_iter()
-            .for_each(|ended| self.collect_output(ended));
-        for step in &steps {
-            self.follow_event(&step.event);
-        }
-        for action in steps.into_iter().flat_map(|step| step.actions) {
-            self.execute_action(action);
-        }
-        Ok(())
+        self.finish_write().await?;
+        self.unwritten_attempts = ended;
+        self.journal.begin_append(steps)
     }
 
     /// Says why nothing seems to happen while something is tried again.
@@ -591,9 +597,9 @@ impl Driver {
         }
         let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
-        let is_written = self.journal.as_ref().map(Journal::has_steps_since_snapshot);
+        let is_written = self.journal.has_steps_since_snapshot();
         // A run that saw no node begins anew, whatever its journal says.
-        if is_written == Some(true) && self.scheduler.nodes().next().is_some() {
+        if is_written && self.scheduler.nodes().next().is_some() {
             self.write_snapshot()?;
         }
         if self.is_report_partial {

@@ -3,46 +3,47 @@
 
 use std::sync::PoisonError;
 
-use bafs_proto::{Error, ErrorCode, Result};
+use bafs_proto::Result;
 
 use super::Driver;
 use super::journal_opening::take_snapshot;
 use crate::{Event, RecordedStep};
 
 impl Driver {
-    /// Makes steps durable, with a snapshot when one is due.
-    pub(super) async fn write_steps(
-        &mut self,
-        steps: Vec<RecordedStep>,
-    ) -> Result<Vec<RecordedStep>> {
-        let gone = || Error::new(ErrorCode::ServerFault, "the journal is no longer usable");
-        let mut journal = self.journal.take().ok_or_else(gone)?;
-        let written =
-            tokio::task::spawn_blocking(move || journal.append(&steps).map(|()| (journal, steps)));
-        let (journal, steps) = written.await.map_err(|_| gone())??;
-        let is_due = journal.is_snapshot_due();
-        self.journal = Some(journal);
-        if is_due {
-            self.write_snapshot()?;
+    /// Waits until what is being written is durable, and then does what follows from it.
+    pub(super) async fn finish_write(&mut self) -> Result<()> {
+        if self.journal.is_writing() {
+            let steps = self.journal.wait_written().await?;
+            self.follow_steps(steps);
         }
-        Ok(steps)
+        Ok(())
     }
 
-    /// Writes what the next scheduler goes on with.
+    /// Does what follows from steps that are durable.
+    pub(super) fn follow_steps(&mut self, steps: Vec<RecordedStep>) {
+        for ended in std::mem::take(&mut self.unwritten_attempts) {
+            self.collect_output(ended);
+        }
+        for step in &steps {
+            self.follow_event(&step.event);
+        }
+        for action in steps.into_iter().flat_map(|step| step.actions) {
+            self.execute_action(action);
+        }
+    }
+
+    /// Writes what the next scheduler goes on with. Nothing may be being written.
     pub(super) fn write_snapshot(&mut self) -> Result<()> {
         let homes = self.servers.homes.lock();
         let homes = homes.unwrap_or_else(PoisonError::into_inner);
         let ended = self.output_collector.ended_attempts();
         let snapshot = take_snapshot(&self.scheduler, &homes, ended);
         drop(homes);
-        match &mut self.journal {
-            Some(journal) => journal.append_snapshot(&snapshot),
-            None => Ok(()),
-        }
+        self.journal.append_snapshot(&snapshot)
     }
 
     /// Does what follows for the driver itself from a fact that the core knows.
-    pub(super) fn follow_event(&mut self, event: &Event) {
+    fn follow_event(&mut self, event: &Event) {
         match event {
             Event::JobStarted { execution } => {
                 if let Some((_, server)) = self.scheduler.execution(*execution) {

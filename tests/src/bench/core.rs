@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::hash::Digest;
 use bafs_proto::time::Time;
-use bafs_sched::io::journal::{Journal, JournalHeader, Snapshot};
+use bafs_sched::io::journal::{Journal, JournalHeader, PipelinedJournal, Snapshot};
 use bafs_sched::{Event, NullSelector};
 use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass};
 use bafs_sim::simulator::{
@@ -184,8 +184,11 @@ struct RecordedRun {
     snapshots: u32,
 }
 
+/// Gives the core all batches, as the driver does: while one is written, the next is decided.
 fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Result<RecordedRun> {
-    let (mut journal, _) = Journal::open(path, || header.clone())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let (journal, _) = Journal::open(path, || header.clone())?;
+    let mut journal = PipelinedJournal::new(journal);
     let mut scheduler = header.new_scheduler(&NullSelector);
     scheduler.start_recording();
     let mut times: Vec<u32> = Vec::new();
@@ -194,16 +197,9 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
     for batch in read_batches(events)? {
         let batch = batch?;
         let watch = Stopwatch::start();
-        let mut steps = Vec::with_capacity(batch.len());
-        for (now, event) in batch {
-            let step = Stopwatch::start();
-            steps.push(scheduler.record_step(now, event));
-            times.push(step.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
-        }
-        decided_s += watch.elapsed().as_secs_f64();
-        journal.append(&steps)?;
-        let snapshot_watch = Stopwatch::start();
         if journal.is_snapshot_due() {
+            runtime.block_on(finish_write(&mut journal))?;
+            let snapshot_watch = Stopwatch::start();
             let snapshot = Snapshot {
                 state: scheduler.snapshot(),
                 ..Snapshot::default()
@@ -212,13 +208,29 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
             snapshots += 1;
             snapshots_s += snapshot_watch.elapsed().as_secs_f64();
         }
+        let decision_watch = Stopwatch::start();
+        let mut steps = Vec::with_capacity(batch.len());
+        for (now, event) in batch {
+            let step = Stopwatch::start();
+            steps.push(scheduler.record_step(now, event));
+            times.push(step.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
+        }
+        decided_s += decision_watch.elapsed().as_secs_f64();
+        runtime.block_on(async {
+            finish_write(&mut journal).await?;
+            journal.begin_append(steps)
+        })?;
         total_s += watch.elapsed().as_secs_f64();
         if is_first_half && scheduler.jobs_done() * 2 > header.workflow.jobs.len() as u64 {
             is_first_half = false;
             let half = path.with_extension("half");
+            runtime.block_on(finish_write(&mut journal))?;
             std::fs::copy(path, half)?;
         }
     }
+    let watch = Stopwatch::start();
+    runtime.block_on(finish_write(&mut journal))?;
+    total_s += watch.elapsed().as_secs_f64();
     ensure!(scheduler.outcome().is_some(), "the run is not over");
     times.sort_unstable();
     let p99 = times.get(times.len() * 99 / 100).copied().unwrap_or(0);
@@ -229,6 +241,13 @@ fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Re
         p99_ms: f64::from(p99) / 1e6,
         snapshots,
     })
+}
+
+async fn finish_write(journal: &mut PipelinedJournal) -> bafs_proto::Result<()> {
+    if journal.is_writing() {
+        journal.wait_written().await?;
+    }
+    Ok(())
 }
 
 /// Seconds until a scheduler has the state of a run of which half is done.
