@@ -3,19 +3,24 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::attributes::Constraint;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{Advert, Call, ListVolumes, QueryServers, Request, Role, ServerKind};
+use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, IO_BYTES_MAX};
+use bafs_proto::message::{
+    Advert, Call, ListVolumes, QueryServers, ReadSource, Request, Role, ServerKind,
+};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
+use bafs_proto::source::SourceIdentity;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{VolumeSource, VolumeState, VolumeStatus};
 use bafs_server::clock;
 use bafs_workflow::{Scheme, Url};
+use bytes::Bytes;
 
 use crate::args::ClientArgs;
 use crate::init;
@@ -89,6 +94,40 @@ impl ClusterClient {
             .pool
             .call_with_keepalives(address, &token, call, deadline);
         Ok(asked.await?)
+    }
+
+    /// All bytes of a file at a home, which must be this still.
+    pub(crate) async fn read_source(
+        &self,
+        address: &str,
+        path: &str,
+        identity: SourceIdentity,
+    ) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < identity.size {
+            let offset = bytes.len() as u64;
+            let length = (identity.size - offset).min(u64::from(IO_BYTES_MAX));
+            let call = ReadSource {
+                path: path.to_owned(),
+                identity,
+                offset,
+                length: u32::try_from(length)?,
+                block_bytes: BLOCK_BYTES_DEFAULT,
+            };
+            let request: Request = call.clone().into();
+            let ms = CALL_TIMEOUT_MS;
+            let token = self
+                .bearer
+                .token_for_call(address, &request, clock::now(), ms)?;
+            let deadline = Deadline::after_ms(ms);
+            let asked = self
+                .pool
+                .call_with_body(address, &token, call, Bytes::new(), deadline);
+            let (_, part) = asked.await?;
+            ensure!(!part.is_empty(), "'{path}' is shorter than its home says");
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes)
     }
 
     /// Live servers of a kind, or all.

@@ -6,6 +6,7 @@ mod outcome_text;
 mod run_lock;
 mod run_plan;
 mod run_start;
+mod sent_set;
 mod stop;
 
 use std::path::{Path, PathBuf};
@@ -81,6 +82,19 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) earlier_work: Option<EarlierWork>,
 }
 
+/// A run that is over.
+struct EndedRun {
+    report: RunReport,
+    /// Whether it was interrupted before, and went on.
+    is_resumed: bool,
+}
+
+impl EndedRun {
+    fn is_resumed_to_its_end(&self) -> bool {
+        self.is_resumed && self.report.outcome == Outcome::Complete
+    }
+}
+
 /// Runs the command.
 pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitCode> {
     // Before anything is asked for or started.
@@ -91,11 +105,21 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     run_plan::parse_keep_ms(&args)?;
     let homes = home_view(&args)?;
     let workflow = workflow_file::load_workflow(&args.workflow, &homes)?;
-    let report = match has_own_cluster(&args) {
+    let ended = match has_own_cluster(&args) {
         true => run_on_throw_away_cluster(&args, workflow, output).await?,
-        false => run_on_existing_cluster(&args, workflow, &homes, output).await?,
+        false => {
+            let ended = run_on_existing_cluster(&args, workflow.clone(), &homes, output, false);
+            let ended = ended.await?;
+            // What it had done before the interruption may have changed since, and its inputs.
+            match ended.as_ref().is_some_and(EndedRun::is_resumed_to_its_end) {
+                true => run_on_existing_cluster(&args, workflow, &homes, output, true)
+                    .await?
+                    .or(ended),
+                false => ended,
+            }
+        }
     };
-    let Some(report) = report else {
+    let Some(EndedRun { report, .. }) = ended else {
         return Ok(ExitCode::SUCCESS);
     };
     output.print_result(
@@ -238,7 +262,7 @@ async fn run_on_throw_away_cluster(
     args: &RunArgs,
     workflow: Workflow,
     output: Printer,
-) -> Result<Option<RunReport>> {
+) -> Result<Option<EndedRun>> {
     local_report::check_home_names(&workflow)?;
     let spec = build_cluster_spec(args, args.local.unwrap_or(0))?;
     let homes = HomeView::Directory(spec.export.clone());
@@ -250,6 +274,7 @@ async fn run_on_throw_away_cluster(
                 journal,
                 homes: &homes,
                 cluster: None,
+                follows_resumed: false,
             };
             let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
                 return Ok(None);
@@ -305,7 +330,10 @@ async fn run_on_throw_away_cluster(
     };
     let mut report = report?;
     keep_unsent_results(&mut report, &mut cluster);
-    Ok(Some(report))
+    Ok(Some(EndedRun {
+        report,
+        is_resumed: false,
+    }))
 }
 
 /// Leaves the directory of the cluster where it is if results are only there, and says so.
@@ -466,12 +494,15 @@ fn kill_one_node(cluster: &mut Cluster) {
     }
 }
 
+/// `follows_resumed` says that the same run went on before, and that this one is for what changed
+/// meanwhile.
 async fn run_on_existing_cluster(
     args: &RunArgs,
     workflow: Workflow,
     homes: &HomeView,
     output: Printer,
-) -> Result<Option<RunReport>> {
+    follows_resumed: bool,
+) -> Result<Option<EndedRun>> {
     let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
             "no cluster is named; give --local 4 for a temporary cluster on this machine, or \
@@ -485,6 +516,7 @@ async fn run_on_existing_cluster(
         journal: &journal,
         homes,
         cluster: Some(cluster),
+        follows_resumed,
     };
     let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
         return Ok(None);
@@ -531,7 +563,10 @@ async fn run_on_existing_cluster(
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
     match ended {
-        Some(report) => Ok(Some(report?)),
+        Some(report) => Ok(Some(EndedRun {
+            report: report?,
+            is_resumed: start.work.is_none(),
+        })),
         None => std::process::exit(130),
     }
 }

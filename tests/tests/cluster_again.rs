@@ -190,6 +190,73 @@ fn cluster_goes_on_after_a_kill_and_an_edit() -> Result<()> {
     Ok(())
 }
 
+/// The scheduler is killed when one sample is at home. Before the run goes on, an input of that
+/// sample changes, and its result is removed.
+#[test]
+fn cluster_resumes_a_run_with_what_changed_meanwhile() -> Result<()> {
+    let Some(world) = start_cluster("cluster_resumes_a_run_with_what_changed_meanwhile")? else {
+        return Ok(());
+    };
+    write_reads(&world, 2)?;
+    let slow = "test $(s) = 1 || test -e /reads/go || sleep 2;";
+    write_workflow(&world, &sample_workflow(2, slow))?;
+    let path = workflow_path(&world);
+    let mut run = world.bafs_command(&["run", &path, "--json"]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    for _ in 0..600 {
+        if world.read_home("out/1").is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    kill(Pid::from_raw(i32::try_from(run.id())?), Signal::SIGKILL)?;
+    run.wait()?;
+    world.write_home("reads/1.txt", b"two\nlines\n")?;
+    std::fs::remove_file(world.home.path().join("out/1"))?;
+    let ran = run_jobs(&world, &[])?;
+    ensure!(ran == ["count1", "sum1"], "{ran:?}");
+    let sum = world.read_home("out/1")?;
+    ensure!(sum.starts_with(b"2\n"), "of the new input: {sum:?}");
+    ensure!(world.read_home("out/2").is_ok());
+    ensure!(run_jobs(&world, &[])?.is_empty());
+    Ok(())
+}
+
+/// A set at home of which a file is removed or changed is made again; a job that reads a source of
+/// one file is up to date.
+#[test]
+fn local_run_compares_files_of_sets_and_sources_of_one_file() -> Result<()> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(
+            "local_run_compares_files_of_sets_and_sources_of_one_file",
+            &reason,
+        );
+        return Ok(());
+    }
+    let home = tempfile::tempdir()?;
+    std::fs::write(home.path().join("input"), "some text")?;
+    let workflow = "volume one cache bafs://home/input 1 MB\n\
+         volume made scratch 1 MB files 10\n\
+         job copy {\nexecutable = /bin/sh\n\
+         arguments = -c \"ls /in; cat /in/input > /out/a.txt; echo b > /out/b.txt\"\n}\n\
+         mount one copy /in\nmount made copy /out\n\
+         extract made *.txt bafs://home/set/\n";
+    std::fs::write(home.path().join("test.bafs"), workflow)?;
+    let (none, all): ([&str; 0], _) = ([], ["copy"]);
+    ensure!(run_locally(home.path(), &[])? == all);
+    ensure!(run_locally(home.path(), &[])? == none);
+    std::fs::remove_file(home.path().join("set/b.txt"))?;
+    ensure!(run_locally(home.path(), &[])? == all, "a file is missing");
+    ensure!(run_locally(home.path(), &[])? == none);
+    std::fs::write(home.path().join("set/b.txt"), "c\n")?;
+    ensure!(run_locally(home.path(), &[])? == all, "a file was changed");
+    ensure!(std::fs::read_to_string(home.path().join("set/b.txt"))? == "b\n");
+    std::fs::write(home.path().join("input"), "other text")?;
+    ensure!(run_locally(home.path(), &[])? == all);
+    ensure!(run_locally(home.path(), &[])? == none);
+    Ok(())
+}
+
 fn run_locally(directory: &Path, options: &[&str]) -> Result<Vec<String>> {
     let mut run = Command::new(bafs_program());
     run.arg("run").arg(directory.join("test.bafs"));

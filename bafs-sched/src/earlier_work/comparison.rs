@@ -43,6 +43,8 @@ pub enum FoundResult {
     Present(SourceIdentity),
     /// None.
     Missing,
+    /// A set, of which this file is not as it was sent.
+    SetChanged(String),
     /// It cannot be looked at, and why.
     Unknown(String),
 }
@@ -70,6 +72,27 @@ impl SourceListing {
         self.digest
     }
 
+    /// A volume shows a file as a directory with that file, under its name. Nothing for other
+    /// sources.
+    fn as_volume_of_file(&self, name: &str) -> Option<Self> {
+        let file = self.entries.get("");
+        let file = file.filter(|entry| entry.kind == SourceKind::File)?;
+        let entry = SourceEntry {
+            path: name.to_owned(),
+            ..file.clone()
+        };
+        let top = SourceEntry {
+            path: String::new(),
+            kind: SourceKind::Directory,
+            ..file.clone()
+        };
+        let entries = [top, entry].map(|entry| (entry.path.clone(), entry));
+        Some(Self {
+            entries: BTreeMap::from(entries),
+            digest: self.digest,
+        })
+    }
+
     /// What is directly in a directory.
     fn entries_in(&self, directory: &str) -> impl Iterator<Item = &SourceEntry> {
         let prefix = match directory.is_empty() {
@@ -82,6 +105,17 @@ impl SourceListing {
         below
             .filter(move |(path, _)| path.len() > length && !path[length..].contains('/'))
             .map(|(_, entry)| entry)
+    }
+
+    /// The first link that leads out of the source, of those that a job saw if that is known: what
+    /// is behind it nobody compares.
+    fn find_link_out(&self, seen: Option<&ObservedInputs>) -> Option<&str> {
+        let links = self.entries.values().filter(|entry| leads_out(entry));
+        let is_seen = |path: &str| {
+            seen.is_none_or(|seen| seen.files.iter().any(|(looked_at, _)| looked_at == path))
+        };
+        let mut paths = links.map(|entry| entry.path.as_str());
+        paths.find(|path| is_seen(path))
     }
 
     /// The first path at which it is not what a job saw.
@@ -119,6 +153,26 @@ impl SourceListing {
     }
 }
 
+/// Whether an entry is a link whose target is absolute, or above the source.
+fn leads_out(entry: &SourceEntry) -> bool {
+    let SourceKind::Symlink(target) = &entry.kind else {
+        return false;
+    };
+    if target.starts_with(b"/") {
+        return true;
+    }
+    let mut depth = entry.path.matches('/').count();
+    for name in target.split(|byte| *byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." if depth == 0 => return true,
+            b".." => depth -= 1,
+            _ => depth += 1,
+        }
+    }
+    false
+}
+
 /// Whether a file is the same. Some homes tell no time of the last change.
 fn is_same_file(one: &SourceIdentity, other: &SourceIdentity) -> bool {
     let is_told = one.ctime_ns != 0 && other.ctime_ns != 0;
@@ -154,7 +208,9 @@ pub fn find_changes(
             record,
         };
         let producers = &producers[index as usize];
-        change.own().or_else(|| change.producers(producers))
+        change
+            .own(producers)
+            .or_else(|| change.producers(producers))
     });
     reasons.collect()
 }
@@ -171,9 +227,10 @@ struct JobComparison<'c> {
 }
 
 impl JobComparison<'_> {
-    fn own(&self) -> Option<RunReason> {
+    fn own(&self, producers: &BTreeSet<JobIndex>) -> Option<RunReason> {
         let extracts_of = |volume| self.extracts.of(volume);
-        let description = describe_job_digest(self.workflow, self.job, extracts_of);
+        let producers: Vec<JobIndex> = producers.iter().copied().collect();
+        let description = describe_job_digest(self.workflow, self.job, &producers, extracts_of);
         if description != self.record.description {
             return Some(RunReason::DescriptionChanged);
         }
@@ -201,10 +258,20 @@ impl JobComparison<'_> {
             Some(SourceState::Unknown(why)) => return unknown(why),
             None => return unknown("nobody has looked at it"),
         };
+        let seen = match &record.seen {
+            SeenSource::Exactly(seen) => Some(seen),
+            SeenSource::Whole(_) | SeenSource::Unknown => None,
+        };
+        if let Some(link) = listing.find_link_out(seen) {
+            return unknown(&format!("'{link}' is a link that leads out of it"));
+        }
         match &record.seen {
             SeenSource::Exactly(seen) => {
-                let below = listing.find_difference(seen)?;
-                let path = match below.is_empty() {
+                let name = record.source.path.trim_end_matches('/');
+                let name = name.rsplit('/').next().unwrap_or_default();
+                let of_file = listing.as_volume_of_file(name);
+                let below = of_file.as_ref().unwrap_or(listing).find_difference(seen)?;
+                let path = match below.is_empty() || of_file.is_some() {
                     true => source,
                     false => format!("{}/{below}", source.trim_end_matches('/')),
                 };
@@ -230,12 +297,15 @@ impl JobComparison<'_> {
             let mut sent = self.record.results.iter();
             let sent = sent.find(|result| result.target == extract.target);
             match (sent, self.home.results.get(&extract.target)) {
-                (None, _) | (_, Some(FoundResult::Missing)) => {
-                    Some(RunReason::ResultMissing { target })
-                }
+                (None, _) => Some(RunReason::ResultUnsent { target }),
+                (_, Some(FoundResult::Missing)) => Some(RunReason::ResultMissing { target }),
                 (Some(sent), Some(FoundResult::Present(found))) => {
                     let is_same = is_same_file(&sent.identity, found);
                     (!is_same).then_some(RunReason::ResultChanged { target })
+                }
+                (_, Some(FoundResult::SetChanged(file))) => {
+                    let target = format!("{}/{file}", target.trim_end_matches('/'));
+                    Some(RunReason::ResultChanged { target })
                 }
                 (_, Some(FoundResult::Unknown(why))) => {
                     let why = why.clone();

@@ -1,8 +1,10 @@
 //! What of a workflow decides what a job makes. Sizes do not: a job that ran in a volume of another
-//! size wrote the same. Neither do names of volumes, priorities, retries and estimates.
+//! size wrote the same. Neither do names of volumes, priorities, retries and estimates: a scratch
+//! volume is known by who writes it, and where.
 
+use bafs_proto::file_set::FileSelection;
 use bafs_proto::hash::{Digest, DigestHasher};
-use bafs_workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_workflow::{Extract, Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Positions of the extracts of each volume.
 #[derive(Debug, Clone)]
@@ -25,10 +27,11 @@ impl ExtractIndex {
 }
 
 /// The digest of a job's command, environment, mounts, and of the files that its volumes send home,
-/// whose positions `extracts_of` tells.
+/// whose positions `extracts_of` tells. `producers` are the jobs whose output it reads.
 pub fn describe_job_digest<'e>(
     workflow: &Workflow,
     job: JobIndex,
+    producers: &[JobIndex],
     extracts_of: impl Fn(VolumeIndex) -> &'e [u32],
 ) -> Digest {
     let job = workflow.job(job);
@@ -40,17 +43,20 @@ pub fn describe_job_digest<'e>(
         parts.add(if mount.writable { "rw" } else { "ro" });
         match &workflow.volume(mount.volume).kind {
             VolumeKind::Cache { source, .. } => parts.add(&format!("cache {source}")),
-            VolumeKind::Scratch { fill: Some(source) } => parts.add(&format!("filled {source}")),
-            VolumeKind::Scratch { fill: None } => parts.add("scratch"),
+            VolumeKind::Scratch { fill } => {
+                match fill {
+                    Some(source) => parts.add(&format!("filled {source}")),
+                    None => parts.add("scratch"),
+                }
+                parts.add_writers(workflow, mount.volume, producers);
+            }
         }
         if !mount.writable {
             continue;
         }
         for position in extracts_of(mount.volume) {
             let extract = &workflow.extracts[*position as usize];
-            parts.add("extract");
-            parts.add(&extract.path);
-            parts.add(&extract.target.to_string());
+            parts.add_extract(extract);
         }
     }
     parts.0.digest()
@@ -65,23 +71,56 @@ impl Parts {
         self.0.update(text.as_bytes());
     }
 
-    fn add_all<'t>(&mut self, name: &str, texts: impl Iterator<Item = &'t String>) {
+    /// A list with its name and length, so that no element passes for one of the next list.
+    fn add_list<T: AsRef<str>>(&mut self, name: &str, texts: impl IntoIterator<Item = T>) {
+        let texts: Vec<T> = texts.into_iter().collect();
         self.add(name);
-        texts.for_each(|text| self.add(text));
+        self.0.update(&(texts.len() as u64).to_le_bytes());
+        texts.iter().for_each(|text| self.add(text.as_ref()));
+    }
+
+    fn add_extract(&mut self, extract: &Extract) {
+        self.add_list("extract", [&extract.path, &extract.target.to_string()]);
+        for selection in &extract.selections {
+            self.add(match selection {
+                FileSelection::File(_) => "file",
+                FileSelection::Directory(_) => "directory",
+                FileSelection::Pattern(_) => "pattern",
+            });
+            self.add(selection.path());
+        }
+    }
+
+    /// Which of these jobs write a volume, and where each of them has it.
+    fn add_writers(&mut self, workflow: &Workflow, volume: VolumeIndex, jobs: &[JobIndex]) {
+        let jobs = jobs.iter().map(|job| workflow.job(*job));
+        let mut writers: Vec<(&str, &str)> = jobs
+            .flat_map(|job| {
+                let mounts = job.mounts.iter();
+                let written = mounts.filter(|mount| mount.writable && mount.volume == volume);
+                written.map(|mount| (job.name.as_str(), mount.path.as_str()))
+            })
+            .collect();
+        writers.sort_unstable();
+        for (writer, path) in writers {
+            self.add("writer");
+            self.add(writer);
+            self.add(path);
+        }
     }
 
     fn add_command(&mut self, job: &Job) {
         let command = &job.command;
         self.add(&command.executable);
-        self.add_all("arguments", command.arguments.iter());
-        for (name, value) in &command.environment {
-            self.add(&format!("{name}={value}"));
-        }
-        self.add_all("directory", std::iter::once(&command.directory));
-        self.add_all("output", command.stdout.iter());
-        self.add_all("error", command.stderr.iter());
-        self.add_all("requires", command.required_files.iter());
-        self.add_all("produces", command.produced_files.iter());
-        self.add_all("share", command.shared_directories.iter());
+        self.add_list("arguments", &command.arguments);
+        let variables = command.environment.iter();
+        let variables = variables.map(|(name, value)| format!("{name}={value}"));
+        self.add_list("environment", variables);
+        self.add_list("directory", [&command.directory]);
+        self.add_list("output", &command.stdout);
+        self.add_list("error", &command.stderr);
+        self.add_list("requires", &command.required_files);
+        self.add_list("produces", &command.produced_files);
+        self.add_list("share", &command.shared_directories);
     }
 }

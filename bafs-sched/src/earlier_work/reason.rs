@@ -38,6 +38,11 @@ pub enum RunReason {
         /// Which.
         target: String,
     },
+    /// A result was not sent home when the job had run.
+    ResultUnsent {
+        /// Which.
+        target: String,
+    },
     /// A result was changed at home, or replaced.
     ResultChanged {
         /// Which.
@@ -82,6 +87,7 @@ impl fmt::Display for RunReason {
                 write!(f, "its input {source} cannot be compared: {why}")
             }
             Self::ResultMissing { target } => write!(f, "its result {target} is missing"),
+            Self::ResultUnsent { target } => write!(f, "it has not sent its result {target}"),
             Self::ResultChanged { target } => write!(f, "its result {target} changed at home"),
             Self::ResultUnknown { target, why } => {
                 write!(f, "its result {target} cannot be compared: {why}")
@@ -135,6 +141,7 @@ fn kind_of(reason: &RunReason) -> &'static str {
         RunReason::InputChanged { .. } => "with a changed input",
         RunReason::InputUnknown { .. } => "whose input cannot be compared",
         RunReason::ResultMissing { .. } => "with a missing result",
+        RunReason::ResultUnsent { .. } => "with an unsent result",
         RunReason::ResultChanged { .. } => "with a changed result",
         RunReason::ResultUnknown { .. } => "whose result cannot be compared",
         RunReason::ProducerRan { .. } | RunReason::ProducerRuns { .. } => "after a job that runs",

@@ -21,15 +21,16 @@ impl State {
         let workflow = &self.graph.workflow;
         let mounts = workflow.job(job).mounts.iter();
         let sources = mounts.filter_map(|mount| self.seen_source(mount.volume, report));
-        let producers = self.producers(job).into_iter().filter_map(|producer| {
-            let name = &workflow.job(producer).name;
+        let before = self.producers(job);
+        let producers = before.iter().filter_map(|producer| {
+            let name = &workflow.job(*producer).name;
             let record = self.records.of_job.get(name)?;
             Some((name.clone(), record.execution))
         });
         let record = JobRecord {
             job: workflow.job(job).name.clone(),
             execution,
-            description: describe_job_digest(workflow, job, |volume| {
+            description: describe_job_digest(workflow, job, &before, |volume| {
                 self.graph.volume(volume).extracts.as_slice()
             }),
             program: self.records.programs.get(&job).cloned(),
@@ -84,17 +85,18 @@ impl State {
         self.records.of_job.remove(&name);
     }
 
-    /// A result is at home, and is this there.
+    /// A result is at home, and is this there. It is that of the last job that wrote its volume.
     pub(crate) fn result_identified(&mut self, index: u32, identity: SourceIdentity) {
         let extract = &self.graph.workflow.extracts[index as usize];
         let (volume, target) = (extract.volume, extract.target.clone());
-        for writer in self.graph.volume(volume).writers.clone() {
-            let name = &self.graph.workflow.job(writer).name;
-            if let Some(record) = self.records.of_job.get_mut(name) {
-                record.results.retain(|result| result.target != target);
-                let target = target.clone();
-                record.results.push(ResultRecord { target, identity });
-            }
+        let writers = self.graph.volume(volume).writers.iter().copied();
+        let Some(last) = writers.max_by_key(|writer| self.graph.rank(*writer)) else {
+            return;
+        };
+        let name = &self.graph.workflow.job(last).name;
+        if let Some(record) = self.records.of_job.get_mut(name) {
+            record.results.retain(|result| result.target != target);
+            record.results.push(ResultRecord { target, identity });
         }
     }
 

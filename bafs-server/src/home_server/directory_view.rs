@@ -1,6 +1,7 @@
 //! A directory as a home server shows it, for who is on the same machine and needs no server. It
 //! changes nothing there, and checks no rights.
 
+use std::io::Read;
 use std::path::Path;
 
 use bafs_proto::message::SourceEntry;
@@ -38,6 +39,25 @@ impl DirectoryView {
             let text = format!("'{path}' is neither a file nor a directory");
             Error::new(ErrorCode::WrongState, text)
         })
+    }
+
+    /// The bytes of a file, at most so many.
+    ///
+    /// # Errors
+    /// As [`Self::stat`]; `TooLarge` for a longer file.
+    pub fn read(&self, path: &str, bytes_max: u64) -> Result<Vec<u8>> {
+        let file = self.export.find(path)?.open_file()?;
+        let mut bytes = Vec::new();
+        let read = file.take(bytes_max + 1).read_to_end(&mut bytes);
+        read.map_err(|error| {
+            let why = format!("cannot read '{path}': {error}");
+            Error::new(ErrorCode::ServerFault, why)
+        })?;
+        if bytes.len() as u64 > bytes_max {
+            let text = format!("'{path}' has more than {bytes_max} bytes");
+            return Err(Error::new(ErrorCode::TooLarge, text));
+        }
+        Ok(bytes)
     }
 
     /// What is at a path and below it, as [`ListSource`](bafs_proto::message::ListSource) answers

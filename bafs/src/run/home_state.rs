@@ -18,6 +18,7 @@ use bafs_workflow::{Job, JobIndex, Scheme, Url, Workflow};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::sent_set::{MANIFEST_BYTES_MAX, find_manifest, find_set};
 use crate::client::ClusterClient;
 use crate::home_view::{ClusterView, HomeView, LOCAL_HOME};
 
@@ -83,19 +84,8 @@ pub(super) fn look_at_homes(
 /// A result that went home.
 struct SentResult {
     target: Url,
-    /// It is a directory then, and its manifest stands for it.
+    /// It is a directory then, with a manifest.
     is_set: bool,
-}
-
-impl SentResult {
-    /// The path of the file that is compared.
-    fn file(&self, path: &str) -> String {
-        let path = path.trim_matches('/');
-        match self.is_set {
-            true => format!("{path}/{MANIFEST_NAME}"),
-            false => path.to_owned(),
-        }
-    }
 }
 
 type Found = (BTreeMap<Url, SourceState>, BTreeMap<Url, FoundResult>);
@@ -108,13 +98,18 @@ fn to_source(listed: Result<Vec<SourceEntry>, Error>) -> SourceState {
     }
 }
 
-fn to_result(found: Result<SourceEntry, Error>) -> FoundResult {
-    match found {
-        Ok(entry) if entry.kind == SourceKind::File => FoundResult::Present(entry.identity),
+fn to_result(entry: SourceEntry) -> FoundResult {
+    match entry.kind {
+        SourceKind::File => FoundResult::Present(entry.identity),
         // What is there is no result.
-        Ok(_) => FoundResult::Missing,
-        Err(error) if error.code == ErrorCode::NotFound => FoundResult::Missing,
-        Err(error) => FoundResult::Unknown(error.to_string()),
+        _ => FoundResult::Missing,
+    }
+}
+
+fn to_missing(error: Error) -> FoundResult {
+    match error.code {
+        ErrorCode::NotFound => FoundResult::Missing,
+        _ => FoundResult::Unknown(error.to_string()),
     }
 }
 
@@ -148,10 +143,22 @@ fn look_at_directory(export: &Path, sources: BTreeSet<Url>, results: Vec<SentRes
         (url, to_source(listed))
     });
     let found = results.into_iter().map(|sent| {
-        let found = place(&sent.target).and_then(|(view, path)| view.stat(&sent.file(&path)));
-        (sent.target, to_result(found))
+        let found = place(&sent.target).and_then(|(view, path)| match sent.is_set {
+            true => find_set_in(view, &path),
+            false => view.stat(&path).map(to_result),
+        });
+        (sent.target, found.unwrap_or_else(to_missing))
     });
     (listed.collect(), found.collect())
+}
+
+fn find_set_in(view: &DirectoryView, path: &str) -> Result<FoundResult, Error> {
+    let entries = view.list(path)?;
+    let Some(manifest) = find_manifest(&entries) else {
+        return Ok(FoundResult::Missing);
+    };
+    let bytes = view.read(&format!("{path}/{MANIFEST_NAME}"), MANIFEST_BYTES_MAX)?;
+    Ok(find_set(&entries, manifest, &bytes))
 }
 
 /// The homes of a cluster, with many calls at once.
@@ -193,18 +200,35 @@ fn look_at_cluster(
             stats.spawn(async move {
                 let _permit = permits.acquire_owned().await;
                 let found = match address {
-                    Ok(address) => {
-                        let path = sent.file(&sent.target.path);
-                        call_home(&client, &address, StatSource { path }).await
-                    }
+                    Ok(address) => find_result(&client, &address, &sent).await,
                     Err(error) => Err(error),
                 };
-                (sent.target, to_result(found))
+                (sent.target, found.unwrap_or_else(to_missing))
             });
         }
         let listed = listings.join_all().await.into_iter().collect();
         Ok((listed, stats.join_all().await.into_iter().collect()))
     })
+}
+
+async fn find_result(
+    client: &ClusterClient,
+    address: &str,
+    sent: &SentResult,
+) -> Result<FoundResult, Error> {
+    let path = sent.target.path.trim_matches('/').to_owned();
+    if !sent.is_set {
+        let found = call_home(client, address, StatSource { path }).await;
+        return found.map(to_result);
+    }
+    let entries = list_source(client, address, &sent.target).await?;
+    let Some(manifest) = find_manifest(&entries) else {
+        return Ok(FoundResult::Missing);
+    };
+    let path = format!("{path}/{MANIFEST_NAME}");
+    let bytes = client.read_source(address, &path, manifest).await;
+    let bytes = bytes.map_err(to_known_error)?;
+    Ok(find_set(&entries, manifest, &bytes))
 }
 
 async fn list_source(
@@ -237,10 +261,14 @@ async fn call_home<C: bafs_proto::message::Call + Clone>(
     call: C,
 ) -> Result<C::Reply, Error> {
     let answer = client.call(address, call).await;
-    answer.map_err(|error| match error.downcast::<Error>() {
+    answer.map_err(to_known_error)
+}
+
+fn to_known_error(error: anyhow::Error) -> Error {
+    match error.downcast::<Error>() {
         Ok(error) => error,
         Err(error) => Error::new(ErrorCode::Unreachable, format!("{error:#}")),
-    })
+    }
 }
 
 /// Programs of jobs that this machine has outside of volumes.

@@ -34,6 +34,8 @@ pub(super) struct RunSetting<'s> {
     pub(super) homes: &'s HomeView,
     /// Identity and catalog of a cluster that stays; none for one that ends with the run.
     pub(super) cluster: Option<(&'s Path, &'s str)>,
+    /// Whether the last run, which was interrupted, has just gone on to its end.
+    pub(super) follows_resumed: bool,
 }
 
 /// Prepares a run. Nothing when there is none: for want of work, or because the user wanted to know
@@ -87,8 +89,15 @@ pub(super) async fn prepare_run(
             }));
         }
     };
-    tell_plan(args, workflow, &planned, output)?;
     let is_over = args.dry_run || planned.is_nothing();
+    if setting.follows_resumed && !is_over {
+        print_notice(&format!(
+            "changed since the interrupted run had done it: {}",
+            planned.describe()
+        ));
+    } else if !setting.follows_resumed {
+        tell_plan(args, workflow, &planned, output)?;
+    }
     Ok((!is_over).then_some(RunStart {
         work: Some(planned.work),
         _lock: lock,
