@@ -14,8 +14,15 @@ use crate::state::volumes::InstanceState;
 impl State {
     /// Takes up what earlier runs did.
     pub(crate) fn earlier_work_found(&mut self, work: EarlierWork) {
+        // What a job made that runs now is valid no more, even if this run is interrupted.
+        let up_to_date: BTreeSet<JobIndex> = work.up_to_date.iter().copied().collect();
+        let jobs = self.graph.workflow.jobs.iter().zip(0u32..);
+        let running = jobs.filter(|(_, index)| !up_to_date.contains(&JobIndex(*index)));
+        let running: BTreeSet<String> = running.map(|(job, _)| job.name.clone()).collect();
         for record in work.records {
-            self.records.of_job.insert(record.job.clone(), record);
+            if !running.contains(&record.job) {
+                self.records.of_job.insert(record.job.clone(), record);
+            }
         }
         for (volume, digest) in work.sources {
             self.records.sources.insert(volume, digest);
@@ -32,7 +39,6 @@ impl State {
             self.out.push(Action::DeleteVolume { id, server });
         }
         // Before jobs are done that wrote them: else these would run again.
-        let up_to_date: BTreeSet<JobIndex> = work.up_to_date.iter().copied().collect();
         for adopted in work.adopted {
             let volume = adopted.volume;
             self.adopt(adopted);

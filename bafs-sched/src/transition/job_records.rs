@@ -1,6 +1,7 @@
 //! Notes what made the outputs of a job that is done, and forgets it when these are gone.
 
 use bafs_proto::ids::ExecutionId;
+use bafs_proto::job_report::ObservedInputs;
 use bafs_proto::message::JobReport;
 use bafs_proto::source::SourceIdentity;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
@@ -11,6 +12,22 @@ use crate::earlier_work::{
 use crate::policy::View;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
+
+/// What a job saw of a volume through all of its mounts; nothing if that is not known of each.
+fn unite_inputs<'i>(
+    mounts: impl Iterator<Item = Option<&'i ObservedInputs>>,
+) -> Option<ObservedInputs> {
+    let mounts: Vec<&ObservedInputs> = mounts.collect::<Option<_>>()?;
+    let (first, others) = mounts.split_first()?;
+    let mut all = (*first).clone();
+    for other in others {
+        all.files.extend_from_slice(&other.files);
+        all.directories.extend_from_slice(&other.directories);
+        all.listed.extend_from_slice(&other.listed);
+        all.missing.extend_from_slice(&other.missing);
+    }
+    Some(all)
+}
 
 impl State {
     /// A job is done. Where nothing is noted for a journal, no later run will ask.
@@ -52,9 +69,9 @@ impl State {
         let (source, seen) = match &spec.kind {
             VolumeKind::Scratch { fill } => (fill.as_ref()?, whole()),
             VolumeKind::Cache { source, .. } => {
-                let mut used = report.volumes.iter();
-                let used = used.find(|used| used.name == spec.name);
-                let seen = used.and_then(|used| used.inputs.clone());
+                let used = report.volumes.iter();
+                let used = used.filter(|used| used.name == spec.name);
+                let seen = unite_inputs(used.map(|used| used.inputs.as_ref()));
                 (source, seen.map_or_else(whole, SeenSource::Exactly))
             }
         };
@@ -133,5 +150,29 @@ impl State {
             })
         });
         kept.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_of_all_mounts_count() {
+        let identity = SourceIdentity {
+            size: 1,
+            mtime_ns: 2,
+            ctime_ns: 3,
+        };
+        let of = |name: &str| ObservedInputs {
+            files: vec![(name.to_owned(), identity)],
+            ..ObservedInputs::default()
+        };
+        let (one, other) = (of("a"), of("b"));
+        let both = unite_inputs([Some(&one), Some(&other)].into_iter());
+        let both = both.expect("both are known");
+        assert_eq!(both.files, [one.files.clone(), other.files].concat());
+        assert_eq!(unite_inputs([Some(&one), None].into_iter()), None);
+        assert_eq!(unite_inputs(std::iter::empty()), None);
     }
 }
