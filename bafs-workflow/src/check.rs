@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use bafs_proto::path::ROOT_PATH;
+
 use super::access::{JobAccess, check_access};
 use super::ast::{
     Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
-    RetryDeclaration, SharedDirectoryDeclaration, VolumeDeclaration, Word,
+    ProgramDeclaration, RetryDeclaration, RootDeclaration, SharedDirectoryDeclaration,
+    VolumeDeclaration, Word,
 };
 use super::bounds::{check_cache_files, check_mount_count};
 use super::command::{CommandPaths, check_command_words, complete_command};
@@ -22,6 +25,7 @@ use super::model::{
 use super::names::NameTable;
 use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
+use super::programs::{cache_of_program, is_run_by, read_only_mount};
 use super::script::{JobScript, check_program, complete_script};
 use super::targets::{TargetPlace, check_nested_targets, check_target, read_selections};
 use super::url::Url;
@@ -58,6 +62,8 @@ pub(super) fn check_workflow(
         extracts,
         retries,
         shares,
+        roots,
+        programs,
         ..
     } = declarations;
     checker.declare_jobs(jobs);
@@ -65,6 +71,8 @@ pub(super) fn check_workflow(
     checker.set_retries(&retries);
     checker.share_directories(shares);
     let edges = checker.connect_jobs(&parents);
+    checker.mount_roots(&roots);
+    checker.bring_programs(programs);
     checker.mount_volumes(mounts);
     checker.check_mounts();
     checker.complete_commands();
@@ -280,6 +288,63 @@ impl WorkflowChecker<'_> {
         edges
     }
 
+    /// Gives each job its root directory, at most one.
+    fn mount_roots(&mut self, declarations: &[RootDeclaration]) {
+        for RootDeclaration { volume, jobs } in declarations {
+            let volume_index = self.find_volume(volume);
+            for job in jobs {
+                let (Some(volume_index), Some(index)) = (volume_index, self.find_job(job)) else {
+                    continue;
+                };
+                let known = self.workflow.job(index).root();
+                if let Some(other) = known.map(|mount| mount.volume) {
+                    let other = &self.workflow.volume(other).name;
+                    let message = format!("job '{}' has the root '{other}' already", job.text);
+                    let hint = "a job has one root; 'mount' shows other volumes below it";
+                    self.diagnostics.error_hint(job.location, message, hint);
+                    continue;
+                }
+                let root = read_only_mount(volume_index, ROOT_PATH.to_owned());
+                self.add_mount(index, root, job.location);
+            }
+        }
+    }
+
+    /// Makes a cache volume of each program, and mounts it in the jobs that run it.
+    fn bring_programs(&mut self, programs: Vec<ProgramDeclaration>) {
+        for program in programs {
+            let (name, location) = (program.name.text.clone(), program.name.location);
+            let jobs = self.workflow.jobs.iter().zip(&self.notes).zip(0u32..);
+            let users = jobs
+                .filter(|((job, notes), _)| is_run_by(&name, &job.command, notes.script.as_ref()));
+            let users: Vec<JobIndex> = users.map(|(_, index)| JobIndex(index)).collect();
+            if users.is_empty() {
+                let message = format!("no job runs the program '{name}'");
+                let hint = "name it as an executable, or as a word of a script; or remove it";
+                self.diagnostics.warn(location, message, hint);
+                continue;
+            }
+            let volume = cache_of_program(program);
+            if !self.volumes.declare(&volume.name, self.diagnostics) {
+                self.is_complete = false;
+                continue;
+            }
+            let (index, path) = (self.workflow.volumes.len() as u32, volume.path);
+            self.workflow.volumes.push(volume.volume);
+            for job in users {
+                let mount = read_only_mount(VolumeIndex(index), path.clone());
+                self.add_mount(job, mount, location);
+            }
+        }
+    }
+
+    fn add_mount(&mut self, job: JobIndex, mount: Mount, location: SourceLocation) {
+        let volume = &mut self.workflow.volumes[mount.volume.as_usize()];
+        volume.users.push(job);
+        self.workflow.jobs[job.as_usize()].mounts.push(mount);
+        self.notes[job.as_usize()].mount_locations.push(location);
+    }
+
     fn mount_volumes(&mut self, declarations: Vec<MountDeclaration>) {
         for MountDeclaration {
             volume,
@@ -317,13 +382,7 @@ impl WorkflowChecker<'_> {
                 writable: !is_cache && access != Access::ReadOnly,
                 write_back: !is_cache && access == Access::WriteBack,
             };
-            self.workflow.jobs[job_index.as_usize()].mounts.push(mount);
-            self.notes[job_index.as_usize()]
-                .mount_locations
-                .push(path.location);
-            self.workflow.volumes[volume_index.as_usize()]
-                .users
-                .push(job_index);
+            self.add_mount(job_index, mount, path.location);
         }
         for volume in &mut self.workflow.volumes {
             volume.users.sort_unstable();
@@ -344,7 +403,7 @@ impl WorkflowChecker<'_> {
                 .iter()
                 .zip(notes.mount_locations.iter().copied())
                 .collect();
-            mounts.retain(|(mount, _)| !mount.path.is_empty());
+            mounts.retain(|(mount, _)| !mount.path.is_empty() && !mount.is_root());
             // By components, so that a directory stands right before what is inside it.
             mounts.sort_by(|(a, at), (b, other)| {
                 a.path.split('/').cmp(b.path.split('/')).then(at.cmp(other))
