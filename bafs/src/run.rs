@@ -24,6 +24,7 @@ use bafs_sched::{
     AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, Settings,
     StrategySelectorConfig,
 };
+use bafs_server::serving::RunningServer;
 use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
@@ -45,6 +46,7 @@ use crate::progress_display::ProgressDisplay;
 use crate::serve;
 use crate::units::{parse_bytes, parse_rate_limit};
 use crate::workflow_file;
+use crate::workflow_findings::find_missing_programs;
 
 /// Nodes of a throw-away cluster: each is a process, with a store of its own.
 const LOCAL_NODES_MAX: u32 = 256;
@@ -121,8 +123,10 @@ fn home_view(args: &RunArgs) -> Result<HomeView> {
     match (has_own_cluster(args), &args.export, cluster) {
         (true, Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
         // What is wrong with the cluster is told when the run connects.
-        (false, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
-            .or_else(|_| Ok(HomeView::beside(&args.workflow))),
+        (false, _, Some((identity, catalog))) => {
+            HomeView::of_cluster(identity, catalog, &args.workflow)
+                .or_else(|_| Ok(HomeView::beside(&args.workflow)))
+        }
         _ => Ok(HomeView::beside(&args.workflow)),
     }
 }
@@ -481,6 +485,11 @@ async fn run_on_existing_cluster(
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
     let cluster = (identity_dir.as_path(), catalog.as_str());
+    let programs = serve_programs(homes, args, cluster).await?;
+    let missing = tokio::task::block_in_place(|| find_missing_programs(&workflow, homes));
+    for finding in missing {
+        print_notice(&finding.describe());
+    }
     let setting = RunSetting {
         journal: &journal,
         homes,
@@ -530,9 +539,29 @@ async fn run_on_existing_cluster(
     let run = driver::run_workflow(workflow, options, progress);
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
+    if let Some(programs) = programs {
+        programs.stop().await;
+    }
     match ended {
         Some(report) => Ok(Some(report?)),
         None => std::process::exit(130),
+    }
+}
+
+/// The home of the programs beside the workflow, if it names any. A dry run needs their copies only.
+async fn serve_programs(
+    homes: &HomeView,
+    args: &RunArgs,
+    (identity, catalog): (&Path, &str),
+) -> Result<Option<RunningServer>> {
+    let HomeView::Cluster(cluster) = homes else {
+        return Ok(None);
+    };
+    let beside = cluster.beside();
+    let has_programs = tokio::task::block_in_place(|| beside.copy_files())?;
+    match has_programs && !args.dry_run {
+        true => beside.serve(identity, catalog).await.map(Some),
+        false => Ok(None),
     }
 }
 
