@@ -86,6 +86,16 @@ impl SourceListing {
 
     /// The first path at which it is not what a job saw.
     fn find_difference(&self, seen: &ObservedInputs) -> Option<String> {
+        // A source that is a file has another name in the volume, in a directory that it has not.
+        if let Some(only) = self
+            .entries
+            .get("")
+            .filter(|it| it.kind == SourceKind::File)
+        {
+            let is_same =
+                |(_, identity): &(String, SourceIdentity)| is_same_file(identity, &only.identity);
+            return (!seen.files.iter().all(is_same)).then(String::new);
+        }
         let is_directory = |path: &String| {
             let found = self.entries.get(path);
             found.is_some_and(|entry| {

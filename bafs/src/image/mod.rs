@@ -203,3 +203,6 @@ fn print_summary(
     });
     output.print_result(&text, &result)
 }
+
+#[cfg(test)]
+mod tests;
