@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
-use bafs_proto::path::{PROGRAM_DIRECTORY, SCRIPT_DIRECTORY};
+use bafs_proto::path::is_program_place;
 use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -305,13 +305,9 @@ async fn mount_volumes(
                 agent.explain(&mount.name, mounted.transport());
                 let file = match volume.is_single_file() {
                     true => Some(SINGLE_FILE_NAME.to_owned()),
-                    false if is_program_place(&mount.path) => volume.only_file(),
-                    false => None,
+                    false => volume.only_file().filter(|_| is_program_place(&mount.path)),
                 };
-                let source = match file {
-                    Some(file) => directory.join(file),
-                    None => directory,
-                };
+                let source = file.map_or_else(|| directory.clone(), |file| directory.join(file));
                 (Some(mounted), source)
             }
         };
@@ -331,14 +327,6 @@ async fn mount_volumes(
         });
     }
     Ok(bound)
-}
-
-/// Whether a job has a program there that its workflow brings: it is a file, by a name that need not
-/// be that of its source.
-fn is_program_place(path: &str) -> bool {
-    [PROGRAM_DIRECTORY, SCRIPT_DIRECTORY]
-        .into_iter()
-        .any(|directory| Path::new(path).starts_with(directory))
 }
 
 async fn mount_volume(volume: &Arc<Volume>, directory: PathBuf) -> Result<FuseMount, Error> {

@@ -29,6 +29,14 @@ pub const PROGRAM_DIRECTORY: &str = "/bafs/bin";
 /// Where a job has the scripts beside its workflow.
 pub const SCRIPT_DIRECTORY: &str = "/bafs/scripts";
 
+/// Whether a job has a program there that its workflow brings: a file, by a name that need not be
+/// that of its source.
+pub fn is_program_place(path: &str) -> bool {
+    [PROGRAM_DIRECTORY, SCRIPT_DIRECTORY]
+        .into_iter()
+        .any(|directory| Path::new(path).starts_with(directory))
+}
+
 /// The mount path of a volume that is the whole root directory of a job.
 pub const ROOT_PATH: &str = "/";
 

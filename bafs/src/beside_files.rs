@@ -19,7 +19,6 @@ use bafs_server::serving::RunningServer;
 use bafs_workflow::{LocatedFile, Scheme, Url};
 
 use crate::init;
-use crate::logs::sibling_path;
 use crate::pool::find_own_address;
 
 /// The largest file that is brought so: each run compares all of it.
@@ -54,10 +53,12 @@ impl BesideFiles {
             absolute.as_os_str().as_encoded_bytes(),
         ];
         let digits = Digest::of(&whose.concat()).to_string();
+        let mut copies = workflow.as_os_str().to_owned();
+        copies.push(".programs");
         Self {
             host: format!("programs-{}", &digits[..NAME_DIGITS]),
             directory: absolute.parent().map(Path::to_owned).unwrap_or_default(),
-            copies: sibling_path(workflow, "programs"),
+            copies: PathBuf::from(copies),
             located: Mutex::default(),
         }
     }

@@ -24,13 +24,12 @@ use bafs_sched::{
     AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, Settings,
     StrategySelectorConfig,
 };
-use bafs_server::serving::RunningServer;
 use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
 pub(crate) use self::outcome_text::describe_outcome;
-use self::run_start::{RunSetting, prepare_run};
+use self::run_start::{RunSetting, prepare_run, serve_programs};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
@@ -545,23 +544,6 @@ async fn run_on_existing_cluster(
     match ended {
         Some(report) => Ok(Some(report?)),
         None => std::process::exit(130),
-    }
-}
-
-/// The home of the programs beside the workflow, if it names any. A dry run needs their copies only.
-async fn serve_programs(
-    homes: &HomeView,
-    args: &RunArgs,
-    (identity, catalog): (&Path, &str),
-) -> Result<Option<RunningServer>> {
-    let HomeView::Cluster(cluster) = homes else {
-        return Ok(None);
-    };
-    let beside = cluster.beside();
-    let has_programs = tokio::task::block_in_place(|| beside.copy_files())?;
-    match has_programs && !args.dry_run {
-        true => beside.serve(identity, catalog).await.map(Some),
-        false => Ok(None),
     }
 }
 

@@ -110,10 +110,10 @@ impl FindingKind {
             Self::TooMuchDisk => "ask for less, or start nodes with a larger --tmp",
             Self::RootIsFile => "unpack the image with `bafs import image`, and name the directory",
             Self::RootIsEnvironment => {
-                "mount it where it was made, and put its bin on 'PATH'; or import an image that has it"
+                "mount it where it was made, with its bin on 'PATH'; or import an image that has it"
             }
             Self::ProgramOnNoNode | Self::ProgramOnSomeNodes => {
-                "install them, write 'program NAME from URL', or give the jobs a 'root' that has them"
+                "install them, write 'program NAME from URL', or give the jobs a 'root' with them"
             }
             Self::NotLookedAt => "give --local, or --identity and --catalog of a live cluster",
         }

@@ -113,11 +113,12 @@ const SAVE_IMAGE: &str = "set -eu\n\
     cd $1; mkdir upper; mkdir upper/etc; touch upper/etc/.wh.of-nobody\n\
     tar -C $2 -cf one.tar .; tar -C upper -cf two.tar etc\n\
     one=$(sha256sum one.tar | cut -c1-64); two=$(sha256sum two.tar | cut -c1-64)\n\
-    printf '{\"config\":{\"Env\":[\"OF=image\"]},\"rootfs\":{\"diff_ids\":[\"sha256:%s\",\"sha256:%s\"]}}' \
-      $one $two > config\n\
+    env='{\"config\":{\"Env\":[\"OF=image\"]},\"rootfs\":'\n\
+    printf '%s{\"diff_ids\":[\"sha256:%s\",\"sha256:%s\"]}}' \"$env\" $one $two > config\n\
     config=$(sha256sum config | cut -c1-64); mv config $config.json\n\
-    printf '[{\"Config\":\"%s.json\",\"RepoTags\":[\"test:1\"],\"Layers\":[\"one.tar\",\"two.tar\"]}]' \
-      $config > manifest.json\n\
+    layers='\"Layers\":[\"one.tar\",\"two.tar\"]'\n\
+    printf '[{\"Config\":\"%s.json\",\"RepoTags\":[\"test:1\"],%s}]' $config \"$layers\" \
+      > manifest.json\n\
     tar -cf $3 manifest.json $config.json one.tar two.tar\n";
 
 #[test]

@@ -1,5 +1,5 @@
-//! What a job's environment takes from the root that it is in: variables of its image, and where the
-//! workflow's programs are. Starts nothing.
+//! What a job's environment takes from the root that it is in: variables of its image, and where
+//! the workflow's programs are. Starts nothing.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};

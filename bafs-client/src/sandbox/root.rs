@@ -291,7 +291,8 @@ pub(super) fn leave_tmpfs_root() -> Result<(), NotStarted> {
     set_current_dir("/").map_err(refusal_of_io("enter the new root"))
 }
 
-/// Replaces a directory of the tree at `root` by one in memory with the same entries, except `hidden`.
+/// Replaces a directory of the tree at `root` by one in memory with the same entries, except
+/// `hidden`.
 pub(super) fn replace_directory(
     root: &str,
     directory: &Path,

@@ -55,13 +55,13 @@ mod tests {
 
     #[test]
     fn unknown_users_get_a_name() {
-        let users = "root:x:0:0:root:/root:/bin/sh";
+        let users = "root:x:0:0:root:/:/bin/sh";
         let home = Path::new("/home/me");
         assert_eq!(add_user(users, (0, 0), home), None);
         let added = add_user(users, (1000, 100), home).expect("a line more");
         assert_eq!(
             added,
-            "root:x:0:0:root:/root:/bin/sh\nbafs:x:1000:100::/home/me:/bin/sh\n"
+            "root:x:0:0:root:/:/bin/sh\nbafs:x:1000:100::/home/me:/bin/sh\n"
         );
         let other = add_user(&added, (1001, 100), Path::new("/a:b")).expect("a line more");
         assert!(

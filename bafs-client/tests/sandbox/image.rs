@@ -71,7 +71,7 @@ fn fixture(user: AgentUser, script: &str) -> SandboxFixture {
     }
     fs::create_dir_all(image.join("etc")).unwrap();
     fs::write(image.join("etc/name"), "image\n").unwrap();
-    fs::write(image.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+    fs::write(image.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n").unwrap();
     world.add_volume(image, "/", Access::ReadWrite);
     world.task.plan.program = "/bin/sh".into();
     let shell = world.path("image/bin/sh");

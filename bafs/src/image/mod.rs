@@ -30,8 +30,8 @@ const SQUASHFS_MAGIC: [u8; 4] = *b"hsqs";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Directories on which a job with this root has something of its own. Without them each job needs a
-/// copy of the directory above, in memory.
+/// Directories on which a job with this root has something of its own. Without them each job needs
+/// a copy of the directory above, in memory.
 const MOUNT_POINTS: [(&str, u32); 5] = [
     ("proc", 0o755),
     ("sys", 0o755),

@@ -81,13 +81,14 @@ fn oci_archive(layers: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
         "layers": packed,
     });
     let manifest = add(manifest.to_string().as_bytes());
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        _ => "arm64",
+    };
     let index = json!({"manifests": [
         {"digest": format!("sha256:{}", "0".repeat(64)),
          "platform": {"os": "windows", "architecture": "amd64"}},
-        {"digest": manifest, "platform": {"os": "linux", "architecture": match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            _ => "arm64",
-         }}},
+        {"digest": manifest, "platform": {"os": "linux", "architecture": architecture}},
     ]});
     archive
         .file("oci-layout", "{\"imageLayoutVersion\": \"1.0.0\"}")

@@ -100,7 +100,7 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "root",
-        description: "an environment as the root of 32 jobs behind a slow link, beside a copy of it",
+        description: "an environment as the root of 32 jobs behind a slow link, beside a copy",
         run: root::run,
     },
     Benchmark {

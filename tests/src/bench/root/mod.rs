@@ -163,7 +163,8 @@ fn workflow(environment: &Environment, jobs: u64, kind: RootKind) -> String {
     for job in 0..jobs {
         let program = job_program(job);
         text += &format!(
-            "root env j{job}\njob j{job} {{\n  interpreter = {} -B\n  environment = HOME=/home/job\n  script = <<END\n{program}END\n}}\n",
+            "root env j{job}\njob j{job} {{\n  interpreter = {} -B\n  \
+             environment = HOME=/home/job\n  script = <<END\n{program}END\n}}\n",
             environment.python.display(),
         );
     }
