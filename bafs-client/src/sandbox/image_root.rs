@@ -66,7 +66,7 @@ pub(super) fn enter_image_root(
     let mut notes = RootNotes::default();
     let mut parts = place_volumes(plan, &tree)?;
     add_own_parts(plan, ids, &tree, &mut parts, &mut notes)?;
-    parts.sort_by(|one, other| one.place.target().cmp(&other.place.target()));
+    parts.sort_by_key(|part| part.place.target());
     let shadows = collect_shadows(&parts);
     drop(tree);
 
@@ -167,7 +167,7 @@ fn add_own_parts<'p>(
         }
     }
     let [users, groups] = USER_FILES;
-    let home = home_directory(plan).unwrap_or(Path::new("/"));
+    let home = home_directory(plan).unwrap_or_else(|| Path::new("/"));
     for (path, add) in [
         (
             users,
