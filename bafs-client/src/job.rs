@@ -47,6 +47,7 @@ use std::time::Duration;
 
 use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
+use bafs_proto::path::is_program_place;
 use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -302,11 +303,11 @@ async fn mount_volumes(
                     .await
                     .map_err(failed)?;
                 agent.explain(&mount.name, mounted.transport());
-                let source = if volume.is_single_file() {
-                    directory.join(SINGLE_FILE_NAME)
-                } else {
-                    directory
+                let file = match volume.is_single_file() {
+                    true => Some(SINGLE_FILE_NAME.to_owned()),
+                    false => volume.only_file().filter(|_| is_program_place(&mount.path)),
                 };
+                let source = file.map_or_else(|| directory.clone(), |file| directory.join(file));
                 (Some(mounted), source)
             }
         };

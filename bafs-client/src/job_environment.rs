@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use bafs_proto::message::JobCommand;
+use bafs_proto::path::ROOT_PATH;
 
 use crate::agent::TemporaryLocation;
 use crate::sandbox::{
@@ -14,6 +15,21 @@ use crate::sandbox::{
 /// Where programs put temporary files if nobody says otherwise.
 const TEMPORARY_DIRECTORY: &str = "/tmp";
 
+/// Variables that a job keeps in a root of its own: who runs it, how it speaks, and its proxies.
+const ROOT_VARIABLES: [&str; 11] = [
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TERM",
+    "http_proxy",
+    "https_proxy",
+    "ftp_proxy",
+    "no_proxy",
+];
+
 /// What the job asks for wins over what it inherits, and over what we add.
 pub(crate) fn build_environment(
     command: &JobCommand,
@@ -21,7 +37,11 @@ pub(crate) fn build_environment(
     volumes: &[VolumeBind],
     temporary: Option<&TemporaryLocation>,
 ) -> Vec<(OsString, OsString)> {
-    let mut environment = job_environment(std::env::vars_os(), job, volumes);
+    let has_root = volumes
+        .iter()
+        .any(|volume| volume.path == Path::new(ROOT_PATH));
+    let inherited = std::env::vars_os().filter(|(name, _)| !has_root || is_kept_in_root(name));
+    let mut environment = job_environment(inherited, job, volumes);
     if temporary.is_some()
         && !command
             .shared_directories
@@ -40,6 +60,12 @@ pub(crate) fn build_environment(
     let own = command.environment.iter();
     environment.extend(own.map(|(name, value)| (name.into(), value.into())));
     environment
+}
+
+/// Whether a variable of this machine means the same in another root: most name its directories.
+fn is_kept_in_root(name: &OsStr) -> bool {
+    let is_named = |known: &&str| name.eq_ignore_ascii_case(known);
+    ROOT_VARIABLES.iter().any(is_named) || name.as_encoded_bytes().starts_with(b"LC_")
 }
 
 /// The job's own directories, and what of the host's its description names.

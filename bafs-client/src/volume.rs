@@ -154,6 +154,11 @@ impl Volume {
         }
     }
 
+    /// The name of the file that is all of the volume, if it is known to be but one file.
+    pub fn only_file(&self) -> Option<String> {
+        self.tree.only_file()
+    }
+
     /// Whether the volume is one file instead of a directory.
     pub fn is_single_file(&self) -> bool {
         self.tree.is_single_file()

@@ -149,6 +149,7 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         Request::StartJob(_)
         | Request::WatchJobs(_)
         | Request::ReadJobOutput(_)
+        | Request::FindPrograms(_)
         | Request::KillJob(_)
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => (Resource::Jobs, MANAGE),

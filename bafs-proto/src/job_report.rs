@@ -151,6 +151,21 @@ pub struct JobOutput {
     pub stdout_bytes: u32,
 }
 
+/// Asks a node which programs its jobs would not find.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindPrograms {
+    /// Absolute paths, and names for `PATH`; at most
+    /// [`PROGRAMS_MAX`](crate::limits::PROGRAMS_MAX).
+    pub programs: Vec<String>,
+}
+
+/// Programs that a node does not have, in the order of the question.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingPrograms {
+    /// As they were asked for.
+    pub programs: Vec<String>,
+}
+
 impl JobReport {
     /// Time in which it computed, in milliseconds: that in which it did not wait for its volumes.
     pub fn compute_ms(&self) -> u64 {

@@ -42,6 +42,7 @@ pub mod file_set;
 pub mod hash;
 pub mod identity;
 pub mod ids;
+pub mod image;
 pub mod inflight_fetches;
 pub mod job_arguments;
 pub mod job_report;
@@ -92,7 +93,7 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`);
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
-/// the source of a cache.
+/// the source of a cache; a node says which programs it lacks.
 pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Application-layer protocol name that both ends of a connection must offer.

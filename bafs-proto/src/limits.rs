@@ -1,5 +1,8 @@
 //! Every bound of the protocol, with the reason; nothing is unbounded.
 
+/// Programs that a node is asked for with one call: a head holds as many short paths.
+pub const PROGRAMS_MAX: usize = 500;
+
 /// Largest encoded request or reply header, in bytes. A manifest page or a directory page is the
 /// largest legitimate header.
 pub const HEAD_BYTES_MAX: u32 = 1 << 20;

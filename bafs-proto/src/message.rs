@@ -51,7 +51,7 @@ use crate::ids::{
     AgentId, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId, VolumeId,
 };
 use crate::job_report::VolumeUse;
-pub use crate::job_report::{JobOutput, ReadJobOutput};
+pub use crate::job_report::{FindPrograms, JobOutput, MissingPrograms, ReadJobOutput};
 use crate::node_quota::{NodeQuotaList, SetNodeQuota};
 use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
@@ -222,6 +222,8 @@ calls! {
     // data of sources that no volume shows
     ListRetainedData => RetainedDataList,
     DropRetainedData => RetainedDataList,
+    // what jobs find on a node
+    FindPrograms => MissingPrograms,
 }
 
 /// Done, nothing to say.

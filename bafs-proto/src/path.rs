@@ -22,6 +22,24 @@ const ESCAPED_BYTES_OFFSET: u32 = 0xef00;
 /// Directories that the kernel fills; a volume there would hide them from a job.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
+/// Where a job has the programs that its workflow brings, each a mount of its name. The directory
+/// comes first on the job's `PATH`.
+pub const PROGRAM_DIRECTORY: &str = "/bafs/bin";
+
+/// Where a job has the scripts beside its workflow.
+pub const SCRIPT_DIRECTORY: &str = "/bafs/scripts";
+
+/// Whether a job has a program there that its workflow brings: a file, by a name that need not be
+/// that of its source.
+pub fn is_program_place(path: &str) -> bool {
+    [PROGRAM_DIRECTORY, SCRIPT_DIRECTORY]
+        .into_iter()
+        .any(|directory| Path::new(path).starts_with(directory))
+}
+
+/// The mount path of a volume that is the whole root directory of a job.
+pub const ROOT_PATH: &str = "/";
+
 /// Why a volume is not mounted there, as the end of a sentence that begins with the path.
 pub const KERNEL_DIRECTORY_OBJECTION: &str = "lies under /proc, /sys or /dev";
 

@@ -34,6 +34,7 @@ mod agent;
 mod agent_log;
 mod job_limits;
 mod job_processes;
+mod program_search;
 mod started_executions;
 mod temporary_directory;
 mod unlinked_files;
@@ -45,9 +46,10 @@ use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExecutionId;
+use bafs_proto::limits::PROGRAMS_MAX;
 use bafs_proto::message::{
-    Done, JobOutcome, JobOutput, JobReport, JobReports, JobState, KillJob, ReadJobOutput, StartJob,
-    WatchJobs,
+    Done, FindPrograms, JobOutcome, JobOutput, JobReport, JobReports, JobState, KillJob,
+    MissingPrograms, ReadJobOutput, StartJob, WatchJobs,
 };
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result, codec};
@@ -55,6 +57,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use self::program_search::find_missing_programs;
 use self::started_executions::StartedExecutions;
 pub use self::temporary_directory::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use crate::counters::Counters;
@@ -320,6 +323,24 @@ impl Executor {
         let stdout_bytes = u32::try_from(stdout.len()).unwrap_or(u32::MAX);
         let body = [stdout, stderr].concat();
         Ok((JobOutput { stdout_bytes }, body.into()))
+    }
+
+    /// Programs that jobs of this node would not find.
+    ///
+    /// # Errors
+    /// `Malformed` when there are too many.
+    pub async fn find_programs(&self, call: FindPrograms) -> Result<MissingPrograms> {
+        let count = call.programs.len();
+        if count > PROGRAMS_MAX {
+            let text = format!("{count} programs are too many for one call");
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        let searching = tokio::task::spawn_blocking(|| find_missing_programs(call.programs));
+        let programs = searching.await.map_err(|error| {
+            let text = format!("looking for programs: {error}");
+            Error::new(ErrorCode::ServerFault, text)
+        })?;
+        Ok(MissingPrograms { programs })
     }
 
     /// Kills all agents at once, and takes no more jobs.

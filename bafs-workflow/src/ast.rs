@@ -28,6 +28,8 @@ pub(super) enum Keyword {
     Extract,
     Retry,
     Share,
+    Root,
+    Program,
     Template,
     Include,
     For,
@@ -116,6 +118,8 @@ pub(super) struct Declarations {
     pub(super) extracts: Vec<ExtractDeclaration>,
     pub(super) retries: Vec<RetryDeclaration>,
     pub(super) shares: Vec<SharedDirectoryDeclaration>,
+    pub(super) roots: Vec<RootDeclaration>,
+    pub(super) programs: Vec<ProgramDeclaration>,
     /// Whether an error kept some declarations out, so that a name may be missing for that reason.
     pub(super) is_partial: bool,
 }
@@ -205,6 +209,25 @@ pub(super) struct ExtractDeclaration {
 pub(super) struct RetryDeclaration {
     pub(super) job: Word,
     pub(super) retries: u32,
+}
+
+/// Jobs whose whole root directory is a volume.
+#[derive(Debug)]
+pub(super) struct RootDeclaration {
+    pub(super) volume: Word,
+    /// At least one.
+    pub(super) jobs: Vec<Word>,
+}
+
+/// A program that a cache volume brings to the jobs that run it.
+#[derive(Debug)]
+pub(super) struct ProgramDeclaration {
+    /// What jobs call it.
+    pub(super) name: Word,
+    pub(super) source: Url,
+    pub(super) size_bytes: u64,
+    /// The absolute path where jobs have it.
+    pub(super) path: String,
 }
 
 /// Jobs that see the host's directory of this name.

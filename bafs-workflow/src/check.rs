@@ -1,6 +1,8 @@
 //! Declarations to a workflow: resolves names and refuses what does not fit together. Where each
 //! kind of job or volume ends up is not its business, nor whether a cluster is large enough.
 
+mod brought_volumes;
+
 use std::collections::BTreeMap;
 
 use super::access::{JobAccess, check_access};
@@ -58,6 +60,8 @@ pub(super) fn check_workflow(
         extracts,
         retries,
         shares,
+        roots,
+        programs,
         ..
     } = declarations;
     checker.declare_jobs(jobs);
@@ -65,6 +69,8 @@ pub(super) fn check_workflow(
     checker.set_retries(&retries);
     checker.share_directories(shares);
     let edges = checker.connect_jobs(&parents);
+    checker.mount_roots(&roots);
+    checker.bring_programs(programs);
     checker.mount_volumes(mounts);
     checker.check_mounts();
     checker.complete_commands();
@@ -280,6 +286,13 @@ impl WorkflowChecker<'_> {
         edges
     }
 
+    fn add_mount(&mut self, job: JobIndex, mount: Mount, location: SourceLocation) {
+        let volume = &mut self.workflow.volumes[mount.volume.as_usize()];
+        volume.users.push(job);
+        self.workflow.jobs[job.as_usize()].mounts.push(mount);
+        self.notes[job.as_usize()].mount_locations.push(location);
+    }
+
     fn mount_volumes(&mut self, declarations: Vec<MountDeclaration>) {
         for MountDeclaration {
             volume,
@@ -317,13 +330,7 @@ impl WorkflowChecker<'_> {
                 writable: !is_cache && access != Access::ReadOnly,
                 write_back: !is_cache && access == Access::WriteBack,
             };
-            self.workflow.jobs[job_index.as_usize()].mounts.push(mount);
-            self.notes[job_index.as_usize()]
-                .mount_locations
-                .push(path.location);
-            self.workflow.volumes[volume_index.as_usize()]
-                .users
-                .push(job_index);
+            self.add_mount(job_index, mount, path.location);
         }
         for volume in &mut self.workflow.volumes {
             volume.users.sort_unstable();
@@ -344,7 +351,7 @@ impl WorkflowChecker<'_> {
                 .iter()
                 .zip(notes.mount_locations.iter().copied())
                 .collect();
-            mounts.retain(|(mount, _)| !mount.path.is_empty());
+            mounts.retain(|(mount, _)| !mount.path.is_empty() && !mount.is_root());
             // By components, so that a directory stands right before what is inside it.
             mounts.sort_by(|(a, at), (b, other)| {
                 a.path.split('/').cmp(b.path.split('/')).then(at.cmp(other))

@@ -76,9 +76,7 @@ fn check_produced(
     complete: bool,
     diagnostics: &mut Diagnostics,
 ) {
-    let mut mounts = job.mounts.iter();
-    let is_there = |m: &&Mount| !m.path.is_empty() && path::is_inside(file, &m.path);
-    let why = match mounts.find(is_there) {
+    let why = match job.mount_at(file) {
         Some(mount) if !mount.writable => "which is mounted read-only",
         Some(mount) if mount.path == file => "which is the top of a volume",
         None if complete => "which is in no volume",
@@ -152,9 +150,8 @@ fn check_output(
     complete: bool,
     diagnostics: &mut Diagnostics,
 ) {
-    let is_there = |m: &&Mount| !m.path.is_empty() && path::is_inside(output, &m.path);
     let whose = format!("'{key}' of job '{}'", job.name);
-    match job.mounts.iter().find(is_there) {
+    match job.mount_at(output) {
         Some(mount) if !mount.writable => {
             let volume = &volumes[mount.volume.as_usize()].name;
             let message = format!("{whose} is '{output}', but '{volume}' is read-only there");

@@ -4,16 +4,19 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use bafs_proto::path::{PROGRAM_DIRECTORY, SCRIPT_DIRECTORY};
 use bafs_proto::volume::LimitKind;
 
 use super::ast::{
     Declarations, Description, DescriptionEntry, DescriptionKey, JobDeclaration, Keyword,
-    VolumeDeclaration, Word, bytes_of,
+    ProgramDeclaration, VolumeDeclaration, Word, bytes_of,
 };
 use super::diagnostic::Diagnostics;
 use super::job_description::{build_settings, parse_description};
 use super::limits::DESCRIPTION_BYTES_MAX;
 use super::model::VolumeKind;
+use super::path::parse_relative;
+use super::programs::{PROGRAM_BYTES_DEFAULT, cache_bytes_of};
 use super::scope::VariableScope;
 use super::sources::{Sources, directory_of, resolve_path};
 use super::templates::{TemplateUse, Templates, merge_entries};
@@ -28,6 +31,8 @@ pub(super) struct DeclarationBuilder<'r> {
     templates: Templates,
     /// Description files read so far; none for one that cannot be read, which is told once.
     descriptions: BTreeMap<String, Option<Rc<Description>>>,
+    /// Where jobs have scripts beside the workflow, by their paths; none for what is no such file.
+    scripts: BTreeMap<String, Option<String>>,
     /// What all statements so far take in memory, about.
     pub(super) bytes: u64,
 }
@@ -40,6 +45,7 @@ impl<'r> DeclarationBuilder<'r> {
             directories: BTreeMap::new(),
             templates: Templates::default(),
             descriptions: BTreeMap::new(),
+            scripts: BTreeMap::new(),
             bytes: 0,
         };
         made.add_directory(0, file);
@@ -87,6 +93,8 @@ impl<'r> DeclarationBuilder<'r> {
             Keyword::Extract => cursor.extract().map(|d| self.declarations.extracts.push(d)),
             Keyword::Retry => cursor.retry().map(|d| self.declarations.retries.push(d)),
             Keyword::Share => cursor.share().map(|d| self.declarations.shares.push(d)),
+            Keyword::Root => cursor.root().map(|d| self.declarations.roots.push(d)),
+            Keyword::Program => self.program(&mut cursor),
             Keyword::Template => {
                 let is_in_loop = !scope.is_empty();
                 self.templates.declare(&mut cursor, inline, is_in_loop)
@@ -156,12 +164,83 @@ impl<'r> DeclarationBuilder<'r> {
         };
         let is_missing_executable =
             is_read && !has_rejected_lines && !entries.iter().any(is_program);
-        let settings = build_settings(&entries, &scope.with_parameters(values), diagnostics);
+        let mut settings = build_settings(&entries, &scope.with_parameters(values), diagnostics);
+        if let Some(executable) = &mut settings.executable {
+            self.bring_script(executable);
+        }
         self.declarations.jobs.push(JobDeclaration {
             name,
             settings,
             is_missing_executable,
         });
+    }
+
+    fn program(&mut self, cursor: &mut WordCursor<'_, '_>) -> ParseResult<()> {
+        let name = cursor.name("a program's name")?;
+        cursor.expect_word("from")?;
+        let from = cursor.word("a URL, or a path beside the workflow")?;
+        let (source, mut size_bytes) = match from.text.contains("://") {
+            true => (cursor.parse_url(&from)?, PROGRAM_BYTES_DEFAULT),
+            false => {
+                let path = resolve_path(self.directory(from.location.file), &from.text);
+                let located = self.sources.locate(&path).map_err(|reason| {
+                    let message = format!("the program '{path}' cannot be brought: {reason}");
+                    let hint = "paths of programs are relative to the workflow file";
+                    cursor.diagnostics.error_hint(from.location, message, hint);
+                    ReportedError
+                })?;
+                (located.url, cache_bytes_of(located.bytes))
+            }
+        };
+        if cursor.next < cursor.words.len() {
+            size_bytes = cursor.size("a size such as 10 MB")?;
+        }
+        cursor.end();
+        self.declarations.programs.push(ProgramDeclaration {
+            path: format!("{PROGRAM_DIRECTORY}/{}", name.text),
+            name,
+            source,
+            size_bytes,
+        });
+        Ok(())
+    }
+
+    /// Has a script beside the workflow, which a job names as `./NAME`, brought to the job. What is
+    /// not there is looked for in the job's directory.
+    fn bring_script(&mut self, executable: &mut Word) {
+        let Some(below) = executable.text.strip_prefix("./") else {
+            return;
+        };
+        let Ok(below) = parse_relative(below) else {
+            return;
+        };
+        let path = resolve_path(self.directory(executable.location.file), &below);
+        let known = self.scripts.entry(path).or_insert_with_key(|path| {
+            let located = self.sources.locate(path).ok()?;
+            let place = format!("{SCRIPT_DIRECTORY}/{below}");
+            let is_taken = |it: &ProgramDeclaration| it.path == place;
+            let place = match self.declarations.programs.iter().any(is_taken) {
+                // Another of this name, beside an included file.
+                true => {
+                    let number = self.declarations.programs.len();
+                    format!("{SCRIPT_DIRECTORY}/{number}/{below}")
+                }
+                false => place,
+            };
+            self.declarations.programs.push(ProgramDeclaration {
+                name: Word {
+                    text: place.clone(),
+                    ..executable.clone()
+                },
+                source: located.url,
+                size_bytes: cache_bytes_of(located.bytes),
+                path: place.clone(),
+            });
+            Some(place)
+        });
+        if let Some(place) = known {
+            executable.text.clone_from(place);
+        }
     }
 
     fn description(

@@ -198,7 +198,7 @@ impl<'t> LineReader<'t> {
 fn column_count(keyword: &str) -> usize {
     match Keyword::from_word(keyword) {
         Some(Keyword::Mount | Keyword::Extract) => 3,
-        Some(Keyword::Volume | Keyword::Retry | Keyword::Share) => 2,
+        Some(Keyword::Volume | Keyword::Retry | Keyword::Share | Keyword::Root) => 2,
         _ => 1,
     }
 }

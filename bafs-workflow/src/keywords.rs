@@ -3,7 +3,7 @@
 use super::ast::Keyword;
 
 /// Each keyword as it is written.
-pub(super) const KEYWORDS: [(&str, Keyword); 11] = [
+pub(super) const KEYWORDS: [(&str, Keyword); 13] = [
     ("job", Keyword::Job),
     ("parent", Keyword::Parent),
     ("volume", Keyword::Volume),
@@ -11,6 +11,8 @@ pub(super) const KEYWORDS: [(&str, Keyword); 11] = [
     ("extract", Keyword::Extract),
     ("retry", Keyword::Retry),
     ("share", Keyword::Share),
+    ("root", Keyword::Root),
+    ("program", Keyword::Program),
     ("template", Keyword::Template),
     ("include", Keyword::Include),
     ("for", Keyword::For),
@@ -44,6 +46,8 @@ impl Keyword {
             Self::Extract => "write 'extract VOLUME FILE URL', or 'extract VOLUME FILES ... URL/'",
             Self::Retry => "write 'retry JOB N'",
             Self::Share => "write 'share /tmp JOB ...'; /var/tmp and /dev/shm can be shared, too",
+            Self::Root => "write 'root VOLUME JOB ...'",
+            Self::Program => "write 'program NAME from URL [SIZE]', or a path beside the workflow",
             Self::Template => {
                 "write 'template NAME PARAMETER ... {', or 'PARAMETER=DEFAULT', and 'key = value' \
                  lines up to '}'"

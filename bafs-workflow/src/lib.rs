@@ -57,6 +57,7 @@ mod overlaps;
 mod parse;
 mod path;
 mod pipelines;
+mod programs;
 mod quantities;
 mod reference;
 mod scope;
@@ -84,6 +85,6 @@ pub use overlaps::{
 pub use quantities::{
     QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size,
 };
-pub use sources::{ListedEntry, Sources};
+pub use sources::{ListedEntry, LocatedFile, Sources};
 pub use spelling::find_nearest;
 pub use url::{Scheme, Url, UrlError};

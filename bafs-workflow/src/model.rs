@@ -5,9 +5,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use bafs_proto::file_set::FileSelection;
+use bafs_proto::path::ROOT_PATH;
 use bafs_proto::volume::LimitKind;
 use serde::{Deserialize, Serialize};
 
+use super::path::is_inside;
 use super::url::Url;
 
 /// The position of a job in [`Workflow::jobs`].
@@ -69,7 +71,8 @@ pub struct Job {
     /// Jobs of pipelines with a higher one go first; that of a pipeline is its jobs' highest.
     #[serde(default)]
     pub priority: i32,
-    /// The volumes that the job sees, ordered by path; no path lies inside another.
+    /// The volumes that the job sees, ordered by path; no path lies inside another but that of a
+    /// root directory.
     pub mounts: Vec<Mount>,
     /// The jobs that must be done before this one starts, ascending, each once.
     pub parents: Vec<JobIndex>,
@@ -98,6 +101,23 @@ impl JobLimits {
 }
 
 impl Job {
+    /// The innermost mount that a path lies in. What each job has of its own lies in none.
+    pub fn mount_at(&self, path: &str) -> Option<&Mount> {
+        let mut own = SHARED_DIRECTORIES.iter();
+        let is_own = own.any(|directory| is_inside(path, directory));
+        let is_there = |mount: &&Mount| {
+            let is_covered = !mount.path.is_empty() && is_inside(path, &mount.path);
+            is_covered && !(is_own && mount.is_root())
+        };
+        let mounts = self.mounts.iter().filter(is_there);
+        mounts.max_by_key(|mount| mount.path.len())
+    }
+
+    /// The volume that is the whole root directory of the job, if it has one.
+    pub fn root(&self) -> Option<&Mount> {
+        self.mounts.iter().find(|mount| mount.is_root())
+    }
+
     /// Memory of a try, in bytes, after so many that used up theirs; 0 when the workflow does not
     /// say.
     pub fn memory_of_try(&self, tries: u32) -> u64 {
@@ -143,13 +163,20 @@ pub const SHARED_DIRECTORIES: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
 pub struct Mount {
     /// Which volume.
     pub volume: VolumeIndex,
-    /// The absolute, normalised path; never `/`.
+    /// The absolute, normalised path; `/` for the volume that is the job's whole root directory.
     pub path: String,
     /// Whether the job may write; never true for a cache volume.
     pub writable: bool,
     /// Whether the kernel may collect what the job writes, and send it later.
     #[serde(default)]
     pub write_back: bool,
+}
+
+impl Mount {
+    /// Whether the volume is the whole root directory of the job.
+    pub fn is_root(&self) -> bool {
+        self.path == ROOT_PATH
+    }
 }
 
 /// A volume that the workflow declares: a name, a kind and a size.

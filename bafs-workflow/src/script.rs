@@ -127,7 +127,8 @@ fn is_shell(words: &[String]) -> bool {
 /// A directory that no other job sees, and no volume covers.
 fn private_directory(job: &Job) -> Option<&'static str> {
     let is_free = |directory: &&str| {
-        let is_covered = |mount: &Mount| path::is_inside(directory, &mount.path);
+        let is_covered =
+            |mount: &Mount| !mount.is_root() && path::is_inside(directory, &mount.path);
         let shared = &job.command.shared_directories;
         !shared.iter().any(|path| path == directory) && !job.mounts.iter().any(is_covered)
     };

@@ -1,5 +1,7 @@
 //! What a workflow takes from outside of its text, as its caller gives it. Reads nothing itself.
 
+use super::url::Url;
+
 /// Texts and listings that a workflow names. The same answers give the same workflow.
 pub trait Sources {
     /// The text of a file of at most `bytes_max` bytes, a whole number of MiB, or why there is
@@ -17,6 +19,23 @@ pub trait Sources {
     /// # Errors
     /// Why it cannot be listed, as a person is told.
     fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String>;
+
+    /// Where nodes find a file of this machine. `path` is one like that of [`Self::read`].
+    ///
+    /// # Errors
+    /// There is no such file, or nodes cannot reach it: why, as a person is told.
+    fn locate(&self, path: &str) -> Result<LocatedFile, String> {
+        Err(format!("no home has {path}"))
+    }
+}
+
+/// A file of this machine as nodes reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocatedFile {
+    /// Its place at a home.
+    pub url: Url,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
 /// A file or directory of a listing.

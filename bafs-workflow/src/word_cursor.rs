@@ -5,7 +5,7 @@ use bafs_proto::volume::LimitKind;
 
 use super::ast::{
     Access, ExtractDeclaration, Keyword, MountDeclaration, ParentDeclaration, RetryDeclaration,
-    SharedDirectoryDeclaration, VolumeDeclaration, Word,
+    RootDeclaration, SharedDirectoryDeclaration, VolumeDeclaration, Word,
 };
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::job_description::{parse_integer, parse_shared_directory};
@@ -137,6 +137,27 @@ impl WordCursor<'_, '_> {
         Ok(SharedDirectoryDeclaration { path, jobs })
     }
 
+    pub(super) fn root(&mut self) -> ParseResult<RootDeclaration> {
+        let volume = self.name("a volume")?;
+        let mut jobs = vec![self.name("a job")?];
+        while self.next < self.words.len() {
+            jobs.push(self.name("a job")?);
+        }
+        Ok(RootDeclaration { volume, jobs })
+    }
+
+    /// The word that must come next.
+    pub(super) fn expect_word(&mut self, text: &str) -> ParseResult<()> {
+        let word = self.word(&format!("'{text}'"))?;
+        match word.text.eq_ignore_ascii_case(text) {
+            true => Ok(()),
+            false => self.reject(
+                word.location,
+                format!("expected '{text}', not '{}'", word.text),
+            ),
+        }
+    }
+
     /// What follows the name of a volume. The name comes back when there is an error.
     pub(super) fn parse_volume_rest(
         &mut self,
@@ -261,7 +282,7 @@ impl WordCursor<'_, '_> {
     }
 
     /// A size of one word or two.
-    fn size(&mut self, expected: &str) -> ParseResult<u64> {
+    pub(super) fn size(&mut self, expected: &str) -> ParseResult<u64> {
         let number = self.word(expected)?;
         let is_number = number
             .text
@@ -289,6 +310,11 @@ impl WordCursor<'_, '_> {
 
     fn url(&mut self) -> ParseResult<Url> {
         let word = self.word("a URL")?;
+        self.parse_url(&word)
+    }
+
+    /// The place that a word names.
+    pub(super) fn parse_url(&mut self, word: &Word) -> ParseResult<Url> {
         word.text.parse().map_err(|error: super::url::UrlError| {
             match error.hint {
                 Some(hint) => self

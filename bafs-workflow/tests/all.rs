@@ -4,3 +4,4 @@ mod workflow;
 mod workflow_errors;
 mod workflow_pipelines;
 mod workflow_properties;
+mod workflow_roots;

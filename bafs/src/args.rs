@@ -1,6 +1,7 @@
 //! The command line: what can be said. Decides nothing.
 
 mod check;
+mod import;
 mod plan;
 mod policy;
 mod pool;
@@ -19,6 +20,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use check::{CheckArgs, FmtArgs};
+pub(crate) use import::{ImportCommand, ImportImageArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
@@ -115,6 +117,9 @@ pub(crate) enum CliCommand {
     /// Start nodes as jobs of a batch system.
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Bring what others made into the form that BAFS uses.
+    #[command(subcommand)]
+    Import(ImportCommand),
     /// Check a workflow file, and the files that it names, without running it.
     Check(CheckArgs),
     /// Lay out a workflow file in the usual form.

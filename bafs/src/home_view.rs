@@ -1,7 +1,7 @@
 //! Homes as a command looks at them before anything runs: a directory of this machine that stands
 //! for `bafs://home/`, or the home servers of a cluster. It changes nothing there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -10,13 +10,16 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, anyhow};
 use bafs_proto::attributes::AttributeValue;
-use bafs_proto::message::{Advert, ListSource, ServerKind, SourceKind, StatSource};
+use bafs_proto::limits::PROGRAMS_MAX;
+use bafs_proto::message::{Advert, FindPrograms, ListSource, ServerKind, SourceKind, StatSource};
 use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode};
 use bafs_server::executor::machine_memory_bytes;
-use bafs_workflow::{ListedEntry, Scheme, Url};
+use bafs_workflow::{ListedEntry, LocatedFile, Scheme, Url};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
+use crate::beside_files::{BesideFiles, find_file};
 use crate::client::ClusterClient;
 
 /// The host of `bafs://home/`, the home of a throw-away cluster.
@@ -24,6 +27,9 @@ pub(crate) const LOCAL_HOME: &str = "home";
 
 /// Entries of one listing that are held: those that a volume may have.
 const ENTRIES_MAX: usize = bafs_proto::limits::MANIFEST_ENTRIES_MAX;
+
+/// Nodes that are asked for programs: those of a large cluster are alike.
+const NODES_ASKED_MAX: usize = 64;
 
 /// What is at a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +44,13 @@ pub(crate) struct FoundPath {
 pub(crate) struct NodeResources {
     pub(crate) memory_bytes: Option<u64>,
     pub(crate) temporary_bytes: Option<u64>,
+}
+
+/// How many nodes lack a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NodesWithout {
+    All,
+    Some,
 }
 
 /// Why nothing is known of a place, or nothing good.
@@ -62,6 +75,8 @@ pub(crate) enum HomeView {
 /// Home servers with a runtime of their own: a command may ask from wherever it is.
 pub(crate) struct ClusterView {
     client: ClusterClient,
+    /// What the workflow names of this machine.
+    beside: BesideFiles,
     /// `None` only while it is dropped.
     runtime: Option<Runtime>,
     /// Address and whether it is known, by the host of a URL.
@@ -79,8 +94,8 @@ impl HomeView {
     pub(crate) fn from_environment(workflow: &Path) -> Self {
         let named = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let cluster = named("BAFS_IDENTITY").zip(named("BAFS_CATALOG"));
-        let view =
-            cluster.map(|(identity, catalog)| Self::of_cluster(Path::new(&identity), &catalog));
+        let view = cluster
+            .map(|(identity, catalog)| Self::of_cluster(Path::new(&identity), &catalog, workflow));
         view.and_then(Result::ok)
             .unwrap_or_else(|| Self::beside(workflow))
     }
@@ -89,7 +104,7 @@ impl HomeView {
     ///
     /// # Errors
     /// The identity cannot be read.
-    pub(crate) fn of_cluster(identity: &Path, catalog: &str) -> Result<Self> {
+    pub(crate) fn of_cluster(identity: &Path, catalog: &str, workflow: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -101,6 +116,7 @@ impl HomeView {
         match connected {
             Ok(client) => Ok(Self::Cluster(Box::new(ClusterView {
                 client,
+                beside: BesideFiles::of_workflow(workflow),
                 runtime: Some(runtime),
                 addresses: Mutex::default(),
             }))),
@@ -121,8 +137,32 @@ impl HomeView {
                 Some(Path::new(".").join(path))
             }
             (Self::Directory(_), Scheme::File) => Some(PathBuf::from(&url.path)),
+            (Self::Cluster(cluster), _) => cluster.beside.local_path(url),
             _ => None,
         }
+    }
+
+    /// Where jobs find a file of this machine.
+    ///
+    /// # Errors
+    /// It is no file, or no home has it: why, as a person is told.
+    pub(crate) fn locate(&self, path: &Path) -> Result<LocatedFile, String> {
+        let export = match self {
+            Self::Cluster(cluster) => return cluster.beside.locate(path),
+            Self::Directory(export) => Path::new(".").join(export),
+        };
+        let (file, bytes) = find_file(path)?;
+        let export = export.canonicalize().map_err(|error| error.to_string())?;
+        let below = file.strip_prefix(&export).map_err(|_| {
+            let (file, export) = (file.display(), export.display());
+            format!("{file} is not in {export}, which is exported; give --export, or move it")
+        })?;
+        let url = Url {
+            scheme: Scheme::Bafs,
+            host: LOCAL_HOME.to_owned(),
+            path: format!("/{}", below.to_string_lossy()),
+        };
+        Ok(LocatedFile { url, bytes })
     }
 
     /// What is at a place.
@@ -153,6 +193,15 @@ impl HomeView {
         }
     }
 
+    /// Programs that nodes lack, as far as they say so. A machine that runs jobs itself is asked
+    /// directly.
+    pub(crate) fn nodes_without(&self, programs: &[String]) -> BTreeMap<String, NodesWithout> {
+        match self {
+            Self::Directory(_) => BTreeMap::new(),
+            Self::Cluster(cluster) => cluster.nodes_without(programs),
+        }
+    }
+
     /// What is below a place, down to some levels.
     ///
     /// # Errors
@@ -175,6 +224,11 @@ impl HomeView {
 }
 
 impl ClusterView {
+    /// Programs and scripts of this machine that the workflow names.
+    pub(crate) fn beside(&self) -> &BesideFiles {
+        &self.beside
+    }
+
     /// The connection to it.
     pub(crate) fn client(&self) -> &ClusterClient {
         &self.client
@@ -203,6 +257,42 @@ impl ClusterView {
                 },
             ),
         }
+    }
+
+    fn nodes_without(&self, programs: &[String]) -> BTreeMap<String, NodesWithout> {
+        let asked = self.run(async {
+            let nodes = self.client.list_servers(Some(ServerKind::Node)).await?;
+            let nodes = nodes.into_iter().filter(|node| node.slots > 0);
+            let mut asking = JoinSet::new();
+            for node in nodes.take(NODES_ASKED_MAX) {
+                let (client, programs) = (self.client.clone(), programs.to_vec());
+                asking.spawn(async move {
+                    let mut missing = BTreeSet::new();
+                    for part in programs.chunks(PROGRAMS_MAX) {
+                        let programs = part.to_vec();
+                        let call = FindPrograms { programs };
+                        missing.extend(client.call(&node.address, call).await?.programs);
+                    }
+                    Ok::<_, anyhow::Error>(missing)
+                });
+            }
+            Ok(asking.join_all().await)
+        });
+        // Of a node that does not answer nothing is known.
+        let known: Vec<BTreeSet<String>> =
+            asked.unwrap_or_default().into_iter().flatten().collect();
+        let lacking = programs.iter().filter_map(|program| {
+            let count = known
+                .iter()
+                .filter(|missing| missing.contains(program))
+                .count();
+            match count {
+                0 => None,
+                count if count == known.len() => Some((program.clone(), NodesWithout::All)),
+                _ => Some((program.clone(), NodesWithout::Some)),
+            }
+        });
+        lacking.collect()
     }
 
     fn largest_node(&self) -> Option<NodeResources> {

@@ -14,6 +14,7 @@ use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, JobCommand, JobLimits, JobSpec, MountSpec, MountTarget, Role};
+use bafs_proto::path::ROOT_PATH;
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
 use bafs_server::executor::machine_memory_bytes;
@@ -265,6 +266,10 @@ fn check_mount_paths(wanted: &[MountRequest]) -> Result<()> {
                 ));
             }
             let places = [Path::new(one), Path::new(other)];
+            // In a root of its own, a job has the others.
+            if one == ROOT_PATH || other == ROOT_PATH {
+                continue;
+            }
             if places[0].starts_with(places[1]) || places[1].starts_with(places[0]) {
                 return usage_error(format!(
                     "mount paths {one} and {other} overlap; give separate paths"
@@ -443,10 +448,11 @@ mod tests {
             check_mount_paths(&wanted.collect::<Vec<_>>()).err()
         };
         assert!(refusal(&["v:/a", "w:/b"]).is_none());
+        assert!(refusal(&["v:/", "w:/b"]).is_none());
         for wrong in [
             &["v:/proc"][..],
             &["v:/dev/shm/z"],
-            &["v:/"],
+            &["v:/", "w:/"],
             &["v:/a/../b"],
             &["v:/a", "w:/a"],
             &["v:/a", "w:/a/b"],

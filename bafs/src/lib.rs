@@ -3,6 +3,7 @@
 //! A library as well, so that tests start the same throw-away clusters as the demo does.
 
 mod args;
+mod beside_files;
 mod cached_data;
 mod client;
 pub mod cluster;
@@ -15,6 +16,7 @@ mod grant;
 mod graph;
 mod history;
 mod home_view;
+mod image;
 mod init;
 mod input_file;
 mod job;
@@ -130,6 +132,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Mount(args) => return job::run_mount(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => return workflow_file::check_workflow(&args, output),
+        CliCommand::Import(command) => image::run_import(&command, output)?,
         CliCommand::Fmt(args) => return workflow_format::run(&args, output),
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
         CliCommand::Policies => policies::run(output)?,

@@ -30,7 +30,7 @@ use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
 pub(crate) use self::outcome_text::describe_outcome;
-use self::run_start::{RunSetting, prepare_run};
+use self::run_start::{RunSetting, prepare_run, serve_programs};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
@@ -46,6 +46,7 @@ use crate::progress_display::ProgressDisplay;
 use crate::serve;
 use crate::units::{parse_bytes, parse_rate_limit};
 use crate::workflow_file;
+use crate::workflow_findings::find_missing_programs;
 
 /// Nodes of a throw-away cluster: each is a process, with a store of its own.
 const LOCAL_NODES_MAX: u32 = 256;
@@ -145,8 +146,10 @@ fn home_view(args: &RunArgs) -> Result<HomeView> {
     match (has_own_cluster(args), &args.export, cluster) {
         (true, Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
         // What is wrong with the cluster is told when the run connects.
-        (false, _, Some((identity, catalog))) => HomeView::of_cluster(identity, catalog)
-            .or_else(|_| Ok(HomeView::beside(&args.workflow))),
+        (false, _, Some((identity, catalog))) => {
+            HomeView::of_cluster(identity, catalog, &args.workflow)
+                .or_else(|_| Ok(HomeView::beside(&args.workflow)))
+        }
         _ => Ok(HomeView::beside(&args.workflow)),
     }
 }
@@ -512,6 +515,11 @@ async fn run_on_existing_cluster(
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
     let cluster = (identity_dir.as_path(), catalog.as_str());
+    let programs = serve_programs(homes, args, cluster).await?;
+    let missing = tokio::task::block_in_place(|| find_missing_programs(&workflow, homes));
+    for finding in missing {
+        print_notice(&finding.describe());
+    }
     let setting = RunSetting {
         journal: &journal,
         homes,
@@ -562,6 +570,9 @@ async fn run_on_existing_cluster(
     let run = driver::run_workflow(workflow, options, progress);
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
+    if let Some(programs) = programs {
+        programs.stop().await;
+    }
     match ended {
         Some(report) => Ok(Some(EndedRun {
             report: report?,

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use bafs_workflow::{
-    CheckedWorkflow, DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, ListedEntry, Sources, Url,
-    Workflow, WorkflowRejected, parse_workflow_with,
+    CheckedWorkflow, DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, ListedEntry, LocatedFile,
+    Sources, Url, Workflow, WorkflowRejected, parse_workflow_with,
 };
 use serde_json::{Value, json};
 
@@ -34,6 +34,10 @@ impl Sources for WorkflowSources<'_> {
         }
         let url: Url = directory.parse().map_err(|error| format!("{error}"))?;
         self.homes.list(&url, depth_max)
+    }
+
+    fn locate(&self, path: &str) -> Result<LocatedFile, String> {
+        self.homes.locate(&Path::new(".").join(path))
     }
 }
 
@@ -110,7 +114,9 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
             export.map_or_else(|| HomeView::beside(path), HomeView::Directory),
             true,
         ),
-        (false, Some((identity, catalog))) => (HomeView::of_cluster(identity, catalog)?, true),
+        (false, Some((identity, catalog))) => {
+            (HomeView::of_cluster(identity, catalog, path)?, true)
+        }
         (false, None) => (HomeView::beside(path), false),
     };
     let (file, text, parsed) = parse_file(path, &homes)?;

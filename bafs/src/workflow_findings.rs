@@ -1,16 +1,17 @@
 //! What can be known of a workflow's files before anything runs: sources and programs that are not
 //! at home, results that have no place there. It reads, and changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use bafs_proto::path::PROGRAM_DIRECTORY;
 use bafs_workflow::{Job, Mount, Url, Volume, VolumeKind, Workflow};
 use serde::Serialize;
 
-use crate::home_view::{FoundPath, HomeView, LookupError};
+use crate::home_view::{FoundPath, HomeView, LookupError, NodesWithout};
 use crate::units::format_bytes;
 
 /// Places of one kind of finding that a person is shown.
@@ -21,6 +22,12 @@ const LOOKUPS_MAX: usize = 20_000;
 
 /// Bytes of a script that are read for its `#!` line: what the kernel reads.
 const SHEBANG_BYTES: usize = 256;
+
+/// What a conda environment has at its top, and no system has.
+const ENVIRONMENT_MARK: &str = "conda-meta";
+
+/// What an environment lacks that programs need: where the loader is, and the rest of a system.
+const SYSTEM_DIRECTORIES: [&str; 2] = ["usr", "lib64"];
 
 /// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -39,6 +46,10 @@ pub(crate) enum FindingKind {
     TargetBelowFile,
     TooMuchMemory,
     TooMuchDisk,
+    RootIsFile,
+    RootIsEnvironment,
+    ProgramOnNoNode,
+    ProgramOnSomeNodes,
     NotLookedAt,
 }
 
@@ -72,6 +83,12 @@ impl FindingKind {
             Self::TargetBelowFile => "extracts go below files",
             Self::TooMuchMemory => "jobs ask for more memory than any node has",
             Self::TooMuchDisk => "jobs ask for more space in /tmp than any node has",
+            Self::RootIsFile => "roots of jobs are files",
+            Self::RootIsEnvironment => "roots of jobs are environments without a system",
+            Self::ProgramOnNoNode => "programs are on no node",
+            Self::ProgramOnSomeNodes => {
+                "programs are on some nodes only, and jobs may start on others"
+            }
             Self::NotLookedAt => "places could not be looked at",
         }
     }
@@ -91,6 +108,13 @@ impl FindingKind {
             Self::TargetBelowFile => "choose a directory, or remove the file",
             Self::TooMuchMemory => "ask for less, or add a larger node",
             Self::TooMuchDisk => "ask for less, or start nodes with a larger --tmp",
+            Self::RootIsFile => "unpack the image with `bafs import image`, and name the directory",
+            Self::RootIsEnvironment => {
+                "mount it where it was made, with its bin on 'PATH'; or import an image that has it"
+            }
+            Self::ProgramOnNoNode | Self::ProgramOnSomeNodes => {
+                "install them, write 'program NAME from URL', or give the jobs a 'root' with them"
+            }
             Self::NotLookedAt => "give --local, or --identity and --catalog of a live cluster",
         }
     }
@@ -102,6 +126,8 @@ impl FindingKind {
                 | Self::ArgumentMissing
                 | Self::TooMuchMemory
                 | Self::TooMuchDisk
+                | Self::ProgramOnNoNode
+                | Self::ProgramOnSomeNodes
                 | Self::NotLookedAt
         )
     }
@@ -132,20 +158,29 @@ pub(crate) fn find_faults(workflow: &Workflow, homes: &HomeView, runs_here: bool
         found: BTreeMap::new(),
     };
     search.check_sources();
+    search.check_roots();
+    if !runs_here {
+        search.check_nodes();
+    }
     for job in &workflow.jobs {
         search.check_program(job, runs_here);
         search.check_files(job);
     }
     search.check_targets();
     search.check_resources();
-    let findings = search.found.into_iter().map(|(kind, places)| Finding {
-        kind,
-        is_error: kind.is_error(),
-        message: kind.message(),
-        places,
-        remedy: kind.remedy(),
-    });
-    findings.collect()
+    search.into_findings()
+}
+
+/// Looks for the programs that jobs expect on their nodes.
+pub(crate) fn find_missing_programs(workflow: &Workflow, homes: &HomeView) -> Vec<Finding> {
+    let mut search = FaultSearch {
+        workflow,
+        homes,
+        known: BTreeMap::new(),
+        found: BTreeMap::new(),
+    };
+    search.check_nodes();
+    search.into_findings()
 }
 
 struct FaultSearch<'w> {
@@ -156,6 +191,75 @@ struct FaultSearch<'w> {
 }
 
 impl FaultSearch<'_> {
+    fn into_findings(self) -> Vec<Finding> {
+        let findings = self.found.into_iter().map(|(kind, places)| Finding {
+            kind,
+            is_error: kind.is_error(),
+            message: kind.message(),
+            places,
+            remedy: kind.remedy(),
+        });
+        findings.collect()
+    }
+
+    /// Roots that no program could start in.
+    fn check_roots(&mut self) {
+        let roots = self.workflow.jobs.iter().filter_map(Job::root);
+        let roots: BTreeSet<_> = roots.map(|mount| mount.volume).collect();
+        for volume in roots {
+            let volume = self.workflow.volume(volume);
+            let VolumeKind::Cache { source, .. } = &volume.kind else {
+                continue;
+            };
+            let place = format!("{source} (volume {})", volume.name);
+            match self.look_up(source) {
+                Some(Ok(found)) if !found.is_directory => {
+                    self.add(FindingKind::RootIsFile, place);
+                }
+                Some(Ok(_)) => {
+                    let mut has = |name: &str| {
+                        let path = format!("{}/{name}", source.path.trim_end_matches('/'));
+                        let below = Url {
+                            path,
+                            ..source.clone()
+                        };
+                        matches!(self.look_up(&below), Some(Ok(_)))
+                    };
+                    if has(ENVIRONMENT_MARK) && !SYSTEM_DIRECTORIES.into_iter().any(has) {
+                        self.add(FindingKind::RootIsEnvironment, place);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Programs outside of volumes, which jobs expect on their nodes.
+    fn check_nodes(&mut self) {
+        let mut users: BTreeMap<&str, &str> = BTreeMap::new();
+        for job in &self.workflow.jobs {
+            let program = job.command.executable.as_str();
+            let variables = &job.command.environment;
+            let has_own_path = variables.iter().any(|(name, _)| name == "PATH");
+            let is_name = !program.contains('/');
+            let is_path = program.starts_with('/') && !is_in_volume(job, program);
+            let is_expected = is_path || is_name && !has_own_path && !is_brought(job, program);
+            if job.root().is_none() && is_expected {
+                users.entry(program).or_insert(&job.name);
+            }
+        }
+        let programs: Vec<String> = users.keys().map(|name| (*name).to_owned()).collect();
+        let lacking = self.homes.nodes_without(&programs);
+        for (program, job) in users {
+            let kind = match lacking.get(program) {
+                Some(NodesWithout::All) => FindingKind::ProgramOnNoNode,
+                Some(NodesWithout::Some) => FindingKind::ProgramOnSomeNodes,
+                None => continue,
+            };
+            self.add(kind, format!("{program} (job {job})"));
+        }
+    }
+
     fn add(&mut self, kind: FindingKind, place: String) {
         let places = self.found.entry(kind).or_default();
         if !places.contains(&place) {
@@ -366,13 +470,15 @@ fn source_of(volume: &Volume) -> Option<&Url> {
 
 /// The mount that a path lies in, and the path below it.
 fn mount_of<'j>(job: &'j Job, path: &'j str) -> Option<(&'j Mount, &'j str)> {
-    job.mounts.iter().find_map(|mount| {
-        let below = path.strip_prefix(&mount.path)?;
-        match below.is_empty() || below.starts_with('/') {
-            true => Some((mount, below.trim_matches('/'))),
-            false => None,
-        }
-    })
+    let mount = job.mount_at(path)?;
+    let below = path.strip_prefix(&mount.path)?;
+    Some((mount, below.trim_matches('/')))
+}
+
+/// Whether the workflow brings a program of this name to the job.
+fn is_brought(job: &Job, program: &str) -> bool {
+    let place = format!("{PROGRAM_DIRECTORY}/{program}");
+    job.mounts.iter().any(|mount| mount.path == place)
 }
 
 fn is_in_volume(job: &Job, path: &str) -> bool {
@@ -396,7 +502,9 @@ fn find_on_machine(job: &Job, program: &str) -> Option<Result<FoundPath, LookupE
         .environment
         .iter()
         .any(|(name, _)| name == "PATH");
-    if program.contains('/') || has_own_path {
+    // Another system has its own programs, and a volume may bring this one.
+    let is_elsewhere = job.root().is_some() || is_brought(job, program);
+    if program.contains('/') || has_own_path || is_elsewhere {
         return None;
     }
     let path = std::env::var_os("PATH")?;

@@ -12,6 +12,7 @@ pub mod fault_injection;
 pub mod many_volumes;
 pub mod mounted_volume;
 pub mod netns;
+pub mod root_image;
 pub mod seeded_rng;
 pub mod small_disk;
 pub mod uring;

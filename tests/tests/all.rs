@@ -23,6 +23,7 @@ mod cluster_pipelines;
 mod cluster_plan;
 mod cluster_pool;
 mod cluster_report;
+mod cluster_root;
 mod cluster_run;
 mod cluster_sets;
 mod cluster_shared_sources;

@@ -15,7 +15,7 @@ use super::outcome::{NotStarted, NotStartedReason as Reason};
 
 /// Where programs are looked up when the job has no `PATH`; the same as in `execvp`'s manual,
 /// less the working directory.
-const SEARCH_PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
+pub(super) const SEARCH_PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Finds `program` as a shell would, with the rights of this process.
 pub(super) fn find_executable(

@@ -9,6 +9,18 @@ use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::JobUser;
 use super::privilege::{Privilege, map_ids};
 
+/// User and group of a job, as its own name space and others have them.
+pub(super) fn ids_of(identity: &JobUser, privilege: Privilege) -> (u32, u32) {
+    match (identity, privilege) {
+        (JobUser::OtherUser { uid, gid, .. }, _) => (*uid, *gid),
+        (JobUser::SameUser, Privilege::UserNamespace { uid, gid }) => (uid, gid),
+        (JobUser::SameUser, Privilege::Root) => (
+            nix::unistd::geteuid().as_raw(),
+            nix::unistd::getegid().as_raw(),
+        ),
+    }
+}
+
 /// Takes on `identity`. The process must have one thread.
 ///
 /// Only a job of real root keeps set-user-id programs: in a root directory whose content the

@@ -42,8 +42,10 @@
 //! is complete ([`KILL_MAX`]). See `docs/decisions/0008-one-name-space-per-job.md`.
 
 mod check;
+mod completed_environment;
 mod control;
 mod executable;
+mod image_root;
 mod job_user;
 mod limits;
 mod mount_layout;
@@ -59,6 +61,7 @@ mod root;
 mod running;
 mod stages;
 mod temporary_directories;
+mod user_names;
 
 pub use check::{Check, CheckStatus, check_host};
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};

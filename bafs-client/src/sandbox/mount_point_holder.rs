@@ -39,6 +39,10 @@ impl MountPointHolder {
     /// Has the mount points made that the host lacks, if it lacks any. What cannot be made is left
     /// to a stand-in.
     pub(super) fn start(plan: &JobPlan, base: &Path) -> io::Result<Option<Self>> {
+        // Nothing of the host is a mount point in another root.
+        if plan.root().is_some() {
+            return Ok(None);
+        }
         let wanted = HolderTask {
             volumes: plan.volumes.clone(),
             temporary: plan.temporary.clone(),

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-use bafs_proto::path::{KERNEL_DIRECTORY_OBJECTION, is_in_kernel_directory};
+use bafs_proto::path::{KERNEL_DIRECTORY_OBJECTION, ROOT_PATH, is_in_kernel_directory};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -146,7 +146,7 @@ impl JobStreams {
 /// Why a plan can never run, on any machine.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// The path is relative, or has `.` or `..` in it, or is the root.
+    /// The path is relative, or has `.` or `..` in it.
     #[error(
         "mount path {} of volume {volume} is invalid; give an absolute path below /, without . or \
          ..",
@@ -169,6 +169,14 @@ pub enum PlanError {
         volume: String,
         /// The path as given.
         path: PathBuf,
+    },
+    /// Two volumes as the root directory.
+    #[error("volumes {one} and {other} are both the root of the job; mount one below it")]
+    TwoRoots {
+        /// A volume's name.
+        one: String,
+        /// Another volume's name.
+        other: String,
     },
     /// Two volumes at one path, or one inside the other.
     #[error(
@@ -202,7 +210,19 @@ pub enum PlanError {
     },
 }
 
+impl VolumeBind {
+    /// Whether it is the whole root directory of the job.
+    pub(super) fn is_root(&self) -> bool {
+        self.path == Path::new(ROOT_PATH)
+    }
+}
+
 impl JobPlan {
+    /// The volume that is the whole root directory of the job, if it has one.
+    pub(super) fn root(&self) -> Option<&VolumeBind> {
+        self.volumes.iter().find(|volume| volume.is_root())
+    }
+
     /// Checks what can be checked without looking at this host.
     pub fn check(&self) -> Result<(), PlanError> {
         if self.volumes.len() > VOLUMES_MAX {
@@ -210,12 +230,21 @@ impl JobPlan {
                 count: self.volumes.len(),
             });
         }
-        for volume in &self.volumes {
+        let is_below = |volume: &&VolumeBind| !volume.is_root();
+        for volume in self.volumes.iter().filter(is_below) {
             check_path(volume)?;
+        }
+        let mut roots = self.volumes.iter().filter(|volume| volume.is_root());
+        if let (Some(one), Some(other)) = (roots.next(), roots.next()) {
+            return Err(PlanError::TwoRoots {
+                one: one.name.clone(),
+                other: other.name.clone(),
+            });
         }
         check_overlaps(
             self.volumes
                 .iter()
+                .filter(is_below)
                 .map(|v| (v.name.as_str(), v.path.as_path())),
         )?;
         let nul = |text: &OsString| text.as_encoded_bytes().contains(&0);
@@ -364,6 +393,7 @@ mod tests {
             &["/tmp"],
             &["/data/in", "/data/out"],
             &["/a", "/ab"],
+            &["/", "/a"],
         ] {
             assert_eq!(plan(paths).check(), Ok(()), "{paths:?}");
         }
@@ -371,7 +401,15 @@ mod tests {
 
     #[test]
     fn invalid_paths_are_refused() {
-        for path in ["", "/", "//", "data", "/a/../b", "/a/./b", "/a/..", "/a\0b"] {
+        for path in [
+            "",
+            "data",
+            "//data/..",
+            "/a/../b",
+            "/a/./b",
+            "/a/..",
+            "/a\0b",
+        ] {
             let answer = plan(&[path]).check();
             assert!(
                 matches!(answer, Err(PlanError::BadPath { .. })),
@@ -401,6 +439,11 @@ mod tests {
                 "{paths:?}: {answer:?}"
             );
         }
+        let roots = plan(&["/", "/"]).check();
+        assert!(
+            matches!(roots, Err(PlanError::TwoRoots { .. })),
+            "{roots:?}"
+        );
         // `/a-b` sorts between `/a` and `/a/b` as text, not as a path.
         assert!(plan(&["/a", "/a-b", "/a/b"]).check().is_err());
     }

@@ -25,9 +25,9 @@ use super::temporary_directories::{
 };
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
-const HOST_ROOT: &str = "/host";
+pub(super) const HOST_ROOT: &str = "/host";
 const STAGING_ROOT: &str = "/stage";
-const NEW_ROOT: &str = "/new";
+pub(super) const NEW_ROOT: &str = "/new";
 
 /// Where the job has files of the host that its description names: links in its own directories for
 /// temporary files lead there, as a mount in their place could be neither replaced nor removed.
@@ -90,13 +90,13 @@ pub(super) fn enter_root(
     }
     let is_inside = |path: &Path| privates.iter().any(|it| path.starts_with(&it.target));
     for (directory, hidden) in shadows.iter().filter(|(path, _)| !is_inside(path)) {
-        replace_directory(directory, hidden, &mut notes)?;
+        replace_directory(HOST_ROOT, directory, hidden, &mut notes)?;
     }
     for private in &privates {
         cover_directory(private, &targets, &mut notes)?;
     }
     for (directory, hidden) in shadows.iter().filter(|(path, _)| is_inside(path)) {
-        replace_directory(directory, hidden, &mut notes)?;
+        replace_directory(HOST_ROOT, directory, hidden, &mut notes)?;
     }
     if let Some(temporary) = temporary.filter(|it| it.has_private_memory()) {
         cover_shared_memory(temporary.memory_bytes)?;
@@ -116,7 +116,7 @@ pub(super) fn enter_root(
 }
 
 /// Finds the place of a volume, and refuses one that no directory can have.
-fn place_volume(
+pub(super) fn place_volume(
     host: &impl HostTree,
     volume: &VolumeBind,
     kind: PathKind,
@@ -203,7 +203,7 @@ fn link_to_named_file(from: &Path, path: &Path, kind: FileType) -> io::Result<()
 }
 
 /// Gives the job shared memory of its own, where the host has any.
-fn cover_shared_memory(bytes: u64) -> Result<(), NotStarted> {
+pub(super) fn cover_shared_memory(bytes: u64) -> Result<(), NotStarted> {
     let target = path_below(NEW_ROOT, Path::new(SHARED_MEMORY));
     if !target.is_dir() {
         return Ok(());
@@ -245,7 +245,7 @@ fn kind_of(file: FileType) -> PathKind {
     }
 }
 
-fn find_source(volume: &VolumeBind) -> Result<(PathBuf, PathKind), NotStarted> {
+pub(super) fn find_source(volume: &VolumeBind) -> Result<(PathBuf, PathKind), NotStarted> {
     let find = || {
         let real = fs::canonicalize(&volume.source)?;
         let kind = kind_of(fs::symlink_metadata(&real)?.file_type());
@@ -263,7 +263,7 @@ fn find_source(volume: &VolumeBind) -> Result<(PathBuf, PathKind), NotStarted> {
 }
 
 /// Makes a tree in memory the root; the host's root is below it afterwards.
-fn enter_tmpfs_root() -> Result<(), NotStarted> {
+pub(super) fn enter_tmpfs_root() -> Result<(), NotStarted> {
     let carrier = TMPFS_CARRIERS
         .into_iter()
         .map(Path::new)
@@ -281,7 +281,7 @@ fn enter_tmpfs_root() -> Result<(), NotStarted> {
         .map_err(|errno| refusal("mount the new root", errno))
 }
 
-fn leave_tmpfs_root() -> Result<(), NotStarted> {
+pub(super) fn leave_tmpfs_root() -> Result<(), NotStarted> {
     set_current_dir(NEW_ROOT).map_err(refusal_of_io("enter the new root"))?;
     // With both paths the same, the old root ends up on top of the new one: no directory is
     // needed to put it, and the next call takes it off.
@@ -291,16 +291,15 @@ fn leave_tmpfs_root() -> Result<(), NotStarted> {
     set_current_dir("/").map_err(refusal_of_io("enter the new root"))
 }
 
-/// Replaces a host directory by one in memory with the same entries, except `hidden`.
-fn replace_directory(
+/// Replaces a directory of the tree at `root` by one in memory with the same entries, except
+/// `hidden`.
+pub(super) fn replace_directory(
+    root: &str,
     directory: &Path,
     hidden: &BTreeSet<OsString>,
     notes: &mut RootNotes,
 ) -> Result<(), NotStarted> {
-    let (from, to) = (
-        path_below(HOST_ROOT, directory),
-        path_below(NEW_ROOT, directory),
-    );
+    let (from, to) = (path_below(root, directory), path_below(NEW_ROOT, directory));
     let make_room = |error: io::Error| NotStarted {
         reason: NotStartedReason::PathUnusable,
         errno: error.raw_os_error(),
@@ -354,7 +353,7 @@ fn bind_entry(from: &Path, to: &Path, file: FileType) -> io::Result<()> {
     })
 }
 
-fn make_mount_point(at: &Path, kind: PathKind) -> io::Result<()> {
+pub(super) fn make_mount_point(at: &Path, kind: PathKind) -> io::Result<()> {
     match kind {
         PathKind::Directory => fs::create_dir(at),
         PathKind::File => fs::File::create_new(at).map(drop),
@@ -393,9 +392,11 @@ fn install_volume(
     .map_err(|errno| unusable(errno.into()))
 }
 
-fn install_process_list(notes: &mut RootNotes) -> Result<(), NotStarted> {
+pub(super) fn install_process_list(notes: &mut RootNotes) -> Result<(), NotStarted> {
     let proc = path_below(NEW_ROOT, Path::new("/proc"));
-    fs::create_dir(&proc).map_err(refusal_of_io("prepare /proc"))?;
+    if !proc.is_dir() {
+        fs::create_dir(&proc).map_err(refusal_of_io("prepare /proc"))?;
+    }
     if let Err(errno) = mounts::mount_proc(&proc) {
         // Containers hide parts of /proc, and then the kernel grants no fresh one. Through the
         // host's the job sees its own /proc/self all the same, only under other numbers.
@@ -408,7 +409,7 @@ fn install_process_list(notes: &mut RootNotes) -> Result<(), NotStarted> {
 
 /// Makes a stand-in read-only: a file that the job creates there would silently be lost at its
 /// end. Directories for temporary files are the exception, as losing those is their use.
-fn seal_directory(directory: &Path) -> Result<(), NotStarted> {
+pub(super) fn seal_directory(directory: &Path) -> Result<(), NotStarted> {
     let at = path_below(NEW_ROOT, directory);
     let mode = fs::metadata(&at)
         .map_err(refusal_of_io("inspect the new root"))?
@@ -430,7 +431,7 @@ pub(super) struct RootNotes {
 }
 
 impl RootNotes {
-    fn add_missing(&mut self, path: &Path, error: &io::Error) {
+    pub(super) fn add_missing(&mut self, path: &Path, error: &io::Error) {
         // What vanished while we looked was nobody's loss.
         if error.kind() != io::ErrorKind::NotFound && self.missing.len() < NOTES_MAX {
             self.missing.push(format!("{}: {error}", path.display()));
@@ -483,12 +484,12 @@ impl RootNotes {
     }
 }
 
-fn staging_path(index: usize) -> PathBuf {
+pub(super) fn staging_path(index: usize) -> PathBuf {
     Path::new(STAGING_ROOT).join(index.to_string())
 }
 
 /// An absolute path as it is called when its root lies at `root`.
-fn path_below(root: impl AsRef<Path>, path: impl AsRef<Path>) -> PathBuf {
+pub(super) fn path_below(root: impl AsRef<Path>, path: impl AsRef<Path>) -> PathBuf {
     let path = path.as_ref();
     root.as_ref().join(path.strip_prefix("/").unwrap_or(path))
 }
@@ -501,10 +502,10 @@ pub(super) fn refusal(step: impl Display, errno: Errno) -> NotStarted {
     }
 }
 
-fn refusal_at(step: &'static str, path: &Path) -> impl FnOnce(Errno) -> NotStarted {
+pub(super) fn refusal_at(step: &'static str, path: &Path) -> impl FnOnce(Errno) -> NotStarted {
     move |errno| refusal(format_args!("{step} {}", path.display()), errno)
 }
 
-fn refusal_of_io(step: &'static str) -> impl FnOnce(io::Error) -> NotStarted {
+pub(super) fn refusal_of_io(step: &'static str) -> impl FnOnce(io::Error) -> NotStarted {
     move |error| refusal(step, errno_of(&error))
 }

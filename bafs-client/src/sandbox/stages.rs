@@ -23,8 +23,10 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getppid, setsid};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
+use super::completed_environment::complete_environment;
 use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
 use super::executable::{SHELL, explain_refusal, find_executable, is_same_file, is_script};
+use super::image_root::enter_image_root;
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{Access, JobPlan, JobSession, VolumeBind};
@@ -167,7 +169,13 @@ fn start_job(order: &JobOrder, passed: Vec<OwnedFd>) -> Result<(Pid, RootNotes),
     // Directories of the new root get the modes we say, and the job gets the agent's mask.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let base = Path::new(&order.mount_base);
-    let mut notes = root::enter_root(&plan.volumes, base, plan.temporary.as_ref())?;
+    let mut notes = match plan.root() {
+        Some(image) => {
+            let ids = job_user::ids_of(&plan.user, order.privilege);
+            enter_image_root(plan, image, ids)?
+        }
+        None => root::enter_root(&plan.volumes, base, plan.temporary.as_ref())?,
+    };
     // A container may show its /proc/sys read-only, where the job's own can be written.
     if let Err(error) = are_apart.or_else(|_| process_ids::set_first_id(own, proc)) {
         notes.warnings.push(format!(
@@ -238,18 +246,15 @@ fn set_descriptor_limit(current: Option<u64>) -> Result<(), NotStarted> {
 }
 
 fn spawn_job(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, NotStarted> {
+    let environment = complete_environment(plan);
     // The last one counts, as when a program looks for it.
-    let path = plan
-        .environment
-        .iter()
-        .rev()
-        .find(|(name, _)| name == "PATH");
+    let path = environment.iter().rev().find(|(name, _)| name == "PATH");
     let program = find_executable(&plan.program, path.map(|(_, value)| value.as_os_str()))?;
     let spawn = |mut command: Command| {
         command
             .args(&plan.arguments)
             .env_clear()
-            .envs(plan.environment.iter().map(|(name, value)| (name, value)))
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .env("PWD", &plan.working_directory)
             .stdin(stdin.try_clone()?)
             .stdout(stdout.try_clone()?)

@@ -23,6 +23,11 @@ pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 /// Variables that name a directory for temporary files.
 pub const TEMPORARY_VARIABLES: [&str; 4] = ["TMPDIR", "TMP", "TEMP", "TEMPDIR"];
 
+/// What the job's own home is called among its directories, and who may use it: anybody who the job
+/// runs as, as none but the job sees it.
+const HOME: &str = "home";
+const HOME_MODE: u32 = 0o777;
+
 /// Anybody may make files there, and remove only what is their own.
 const DIRECTORY_MODE: u32 = 0o1777;
 
@@ -60,6 +65,26 @@ impl TemporaryDirectories {
             fs::set_permissions(&path, fs::Permissions::from_mode(DIRECTORY_MODE))?;
         }
         Ok(())
+    }
+
+    /// The job's own directories on disk, and what each takes the place of.
+    pub(super) fn own_directories(&self) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+        let own = ON_DISK.into_iter().map(|(path, name)| {
+            let source = match self.shared_directories.contains(path) {
+                true => fs::canonicalize(path)?,
+                false => fs::canonicalize(self.directory.join(name))?,
+            };
+            Ok((PathBuf::from(path), source))
+        });
+        own.collect()
+    }
+
+    /// Makes a directory that is the job's home where it has none of the host's.
+    pub(super) fn create_home(&self) -> io::Result<PathBuf> {
+        let path = self.directory.join(HOME);
+        fs::create_dir_all(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(HOME_MODE))?;
+        fs::canonicalize(path)
     }
 
     pub(super) fn has_private_memory(&self) -> bool {

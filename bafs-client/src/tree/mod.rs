@@ -170,6 +170,14 @@ impl Tree {
         }
     }
 
+    /// The name of the file that is all of the tree, if it is known to be but one file.
+    pub fn only_file(&self) -> Option<String> {
+        match self {
+            Self::Cache(tree) => tree.only_file(),
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => None,
+        }
+    }
+
     /// Whether the tree holds one single file instead of being a directory that somebody listed.
     pub fn is_single_file(&self) -> bool {
         match self {

@@ -7,6 +7,7 @@
 
 mod agent;
 mod ends;
+mod image;
 mod kills;
 mod paths;
 mod sandbox_fixture;
@@ -27,7 +28,14 @@ fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(agent::ROLE) {
         return agent::main();
     }
-    let cases = [paths::CASES, temporary::CASES, ends::CASES, kills::CASES].concat();
+    let cases = [
+        paths::CASES,
+        temporary::CASES,
+        image::CASES,
+        ends::CASES,
+        kills::CASES,
+    ]
+    .concat();
     let trials = cases.into_iter().flat_map(|(name, run)| {
         [AgentUser::Root, AgentUser::User]
             .map(|who| named_trial(format!("{who:?}::{name}").to_lowercase(), who, run))

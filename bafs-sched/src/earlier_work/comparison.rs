@@ -72,27 +72,6 @@ impl SourceListing {
         self.digest
     }
 
-    /// A volume shows a file as a directory with that file, under its name. Nothing for other
-    /// sources.
-    fn as_volume_of_file(&self, name: &str) -> Option<Self> {
-        let file = self.entries.get("");
-        let file = file.filter(|entry| entry.kind == SourceKind::File)?;
-        let entry = SourceEntry {
-            path: name.to_owned(),
-            ..file.clone()
-        };
-        let top = SourceEntry {
-            path: String::new(),
-            kind: SourceKind::Directory,
-            ..file.clone()
-        };
-        let entries = [top, entry].map(|entry| (entry.path.clone(), entry));
-        Some(Self {
-            entries: BTreeMap::from(entries),
-            digest: self.digest,
-        })
-    }
-
     /// What is directly in a directory.
     fn entries_in(&self, directory: &str) -> impl Iterator<Item = &SourceEntry> {
         let prefix = match directory.is_empty() {
@@ -120,6 +99,16 @@ impl SourceListing {
 
     /// The first path at which it is not what a job saw.
     fn find_difference(&self, seen: &ObservedInputs) -> Option<String> {
+        // A source that is a file has another name in the volume, in a directory that it has not.
+        if let Some(only) = self
+            .entries
+            .get("")
+            .filter(|it| it.kind == SourceKind::File)
+        {
+            let is_same =
+                |(_, identity): &(String, SourceIdentity)| is_same_file(identity, &only.identity);
+            return (!seen.files.iter().all(is_same)).then(String::new);
+        }
         let is_directory = |path: &String| {
             let found = self.entries.get(path);
             found.is_some_and(|entry| {
@@ -262,16 +251,20 @@ impl JobComparison<'_> {
             SeenSource::Exactly(seen) => Some(seen),
             SeenSource::Whole(_) | SeenSource::Unknown => None,
         };
-        if let Some(link) = listing.find_link_out(seen) {
+        let mounts = self.workflow.job(self.job).mounts.iter();
+        let mut roots = mounts.filter(|mount| mount.is_root());
+        // A link in the root of a job leads nowhere else.
+        let is_root = roots.any(|mount| {
+            let kind = &self.workflow.volume(mount.volume).kind;
+            source_of(kind) == Some(&record.source)
+        });
+        if !is_root && let Some(link) = listing.find_link_out(seen) {
             return unknown(&format!("'{link}' is a link that leads out of it"));
         }
         match &record.seen {
             SeenSource::Exactly(seen) => {
-                let name = record.source.path.trim_end_matches('/');
-                let name = name.rsplit('/').next().unwrap_or_default();
-                let of_file = listing.as_volume_of_file(name);
-                let below = of_file.as_ref().unwrap_or(listing).find_difference(seen)?;
-                let path = match below.is_empty() || of_file.is_some() {
+                let below = listing.find_difference(seen)?;
+                let path = match below.is_empty() {
                     true => source,
                     false => format!("{}/{below}", source.trim_end_matches('/')),
                 };

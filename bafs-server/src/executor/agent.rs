@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bafs_proto::message::{JobOutcome, JobReport, StartJob};
 use bafs_proto::net::channel;
+use bafs_proto::path::ROOT_PATH;
 use bafs_proto::{Error, ErrorCode, codec};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -93,7 +94,9 @@ async fn run_agent(
 /// Paths of foreign data in a job's name space: volumes, and directories of the host.
 fn visible_paths(call: &StartJob) -> Vec<PathBuf> {
     let job = &call.job;
+    // What a job has of its own is no part of its root.
     let volumes = job.mounts.iter().map(|mount| &mount.path);
+    let volumes = volumes.filter(|path| *path != ROOT_PATH);
     let paths = volumes.chain(&job.command.shared_directories);
     paths.map(PathBuf::from).collect()
 }

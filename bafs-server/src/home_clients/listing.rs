@@ -10,8 +10,8 @@ use bafs_proto::path::{check_relative, to_bytes};
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
 
-/// Permission bits where a home knows none.
-pub(super) const FILE_MODE: u32 = 0o644;
+/// Permission bits where a home knows none. Its files may be programs, and none is set-user-id.
+pub(super) const FILE_MODE: u32 = 0o755;
 pub(super) const DIRECTORY_MODE: u32 = 0o755;
 
 /// A file as a home without permissions shows it; the empty path is what was asked for itself.

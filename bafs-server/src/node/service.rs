@@ -98,6 +98,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         Request::StartJob(_)
         | Request::WatchJobs(_)
         | Request::ReadJobOutput(_)
+        | Request::FindPrograms(_)
         | Request::KillJob(_)
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => need(Resource::Jobs, Right::Manage),
@@ -204,6 +205,9 @@ impl Node {
                 let (output, body) = self.executor.read_output(call).await?;
                 Ok((Reply::ReadJobOutput(output), body))
             }
+            Request::FindPrograms(call) => reply_without_body(Reply::FindPrograms(
+                self.executor.find_programs(call).await?,
+            )),
             Request::KillJob(call) => reply_without_body(Reply::KillJob(self.executor.kill(call))),
             Request::GetHandoffTicket(call) => reply_without_body(Reply::GetHandoffTicket(
                 self.issue_handoff_ticket(call.target, &incoming.token)?,

@@ -18,6 +18,7 @@ use crate::args::{PoolAddArgs, PoolCommand, PoolDryRunArgs};
 use crate::client::ClusterClient;
 use crate::output::Printer;
 
+pub(crate) use pilot_node::find_own_address;
 use pool_description::{REMOVE_TIMEOUT_S, describe_pool, open_pool_engine, pool_settings};
 use pool_directory::PoolDirectory;
 use pool_driver::PoolDriver;

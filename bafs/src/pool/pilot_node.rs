@@ -126,7 +126,7 @@ fn count_processors(engine: &str) -> Option<u32> {
 }
 
 /// The address of this machine on its way to another: nothing is sent.
-pub(super) fn find_own_address(other: &str) -> Result<SocketAddr> {
+pub(crate) fn find_own_address(other: &str) -> Result<SocketAddr> {
     let mut others = other
         .to_socket_addrs()
         .with_context(|| format!("the address {other}"))?;

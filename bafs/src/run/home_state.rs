@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use bafs_proto::file_set::MANIFEST_NAME;
 use bafs_proto::message::{ListSource, SourceEntry, SourceKind, StatSource};
+use bafs_proto::path::PROGRAM_DIRECTORY;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::earlier_work::{
     FoundResult, HomeState, JobRecord, ProgramIdentity, SourceListing, SourceState, source_of,
@@ -19,6 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::sent_set::{MANIFEST_BYTES_MAX, find_manifest, find_set};
+use crate::beside_files::BesideFiles;
 use crate::client::ClusterClient;
 use crate::home_view::{ClusterView, HomeView, LOCAL_HOME};
 
@@ -60,7 +62,14 @@ pub(super) fn look_at_homes(
     let results = results.collect();
     let (sources, results) = match view {
         HomeView::Directory(export) => look_at_directory(export, sources, results),
-        HomeView::Cluster(cluster) => look_at_cluster(cluster, sources, results)?,
+        HomeView::Cluster(cluster) => {
+            let (copied, others) = sources
+                .into_iter()
+                .partition(|url| cluster.beside().copy_of(url).is_some());
+            let (mut listed, found) = look_at_cluster(cluster, others, results)?;
+            listed.extend(look_at_copies(cluster.beside(), copied));
+            (listed, found)
+        }
     };
     // Of a home that is away nobody knows what changed; of one that no record names it may do.
     for (url, state) in &sources {
@@ -111,6 +120,16 @@ fn to_missing(error: Error) -> FoundResult {
         ErrorCode::NotFound => FoundResult::Missing,
         _ => FoundResult::Unknown(error.to_string()),
     }
+}
+
+/// Programs beside the workflow, as the home shows them that the run will serve.
+fn look_at_copies(beside: &BesideFiles, sources: BTreeSet<Url>) -> Vec<(Url, SourceState)> {
+    let listed = sources.into_iter().filter_map(|url| {
+        let (directory, path) = beside.copy_of(&url)?;
+        let listed = DirectoryView::open(directory).and_then(|view| view.list(&path));
+        Some((url, to_source(listed)))
+    });
+    listed.collect()
 }
 
 /// The directory that a throw-away cluster exports, without the cluster.
@@ -292,11 +311,13 @@ fn find_programs(workflow: &Workflow) -> BTreeMap<JobIndex, ProgramIdentity> {
 fn find_program(job: &Job) -> Option<PathBuf> {
     let program = Path::new(&job.command.executable);
     if program.is_absolute() {
-        let is_mounted = |path: &str| program.starts_with(path);
-        let is_in_volume = job.mounts.iter().any(|mount| is_mounted(&mount.path));
+        let is_in_volume = job.mount_at(&job.command.executable).is_some();
         return (!is_in_volume).then(|| program.to_owned());
     }
-    if program.components().count() > 1 {
+    // What a volume brings is an input of the job.
+    let brought = format!("{PROGRAM_DIRECTORY}/{}", job.command.executable);
+    let is_brought = job.root().is_some() || job.mount_at(&brought).is_some();
+    if program.components().count() > 1 || is_brought {
         return None;
     }
     let mut variables = job.command.environment.iter();

@@ -9,6 +9,7 @@ use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, EarlierRun, RunOptions};
 use bafs_sched::earlier_work::EarlierWork;
 use bafs_sched::{NullSelector, Settings};
+use bafs_server::serving::RunningServer;
 use bafs_workflow::Workflow;
 
 use super::run_lock::RunLock;
@@ -102,6 +103,27 @@ pub(super) async fn prepare_run(
         work: Some(planned.work),
         _lock: lock,
     }))
+}
+
+/// The home of the programs beside the workflow, if it names any. A dry run needs their copies
+/// only.
+///
+/// # Errors
+/// A file cannot be copied, or the home does not start.
+pub(super) async fn serve_programs(
+    homes: &HomeView,
+    args: &RunArgs,
+    (identity, catalog): (&Path, &str),
+) -> Result<Option<RunningServer>> {
+    let HomeView::Cluster(cluster) = homes else {
+        return Ok(None);
+    };
+    let beside = cluster.beside();
+    let has_programs = tokio::task::block_in_place(|| beside.copy_files())?;
+    match has_programs && !args.dry_run {
+        true => beside.serve(identity, catalog).await.map(Some),
+        false => Ok(None),
+    }
 }
 
 /// Says what runs and why: all of it if nothing else is wanted.

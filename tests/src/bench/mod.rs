@@ -20,6 +20,7 @@ pub mod options;
 mod planner;
 mod policies;
 pub mod report;
+mod root;
 mod shell;
 mod sim;
 mod slurm;
@@ -96,6 +97,11 @@ pub const ALL: &[Benchmark] = &[
         name: "policies",
         description: "each policy of the scheduler beside the default of its family, simulated",
         run: policies::run,
+    },
+    Benchmark {
+        name: "root",
+        description: "an environment as the root of 32 jobs behind a slow link, beside a copy",
+        run: root::run,
     },
     Benchmark {
         name: "sim",

@@ -132,6 +132,31 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         files_max: 2,
     },
     ConfinedDependency {
+        name: "tar",
+        allowed_paths: &["bafs/src/image/"],
+        files_max: 3,
+    },
+    ConfinedDependency {
+        name: "flate2",
+        allowed_paths: &["bafs/src/image/"],
+        files_max: 2,
+    },
+    ConfinedDependency {
+        name: "zstd",
+        allowed_paths: &["bafs/src/image/"],
+        files_max: 2,
+    },
+    ConfinedDependency {
+        name: "sha2",
+        allowed_paths: &["bafs/src/image/digest.rs"],
+        files_max: 1,
+    },
+    ConfinedDependency {
+        name: "backhand",
+        allowed_paths: &["bafs/src/image/"],
+        files_max: 2,
+    },
+    ConfinedDependency {
         name: "clap",
         allowed_paths: &["bafs/", "xtask/"],
         files_max: usize::MAX,

@@ -15,7 +15,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{FileIndex, HandleId, InodeNo, VolumeId};
 use bafs_proto::job_report::ObservedInputs;
 use bafs_proto::limits::{IO_BYTES_MAX, MANIFEST_ENTRIES_MAX};
-use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry};
+use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry, SourceKind};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::BlockLayout;
 use bytes::Bytes;
@@ -108,6 +108,14 @@ impl CacheTree {
     /// Whether the source is one file instead of a directory.
     pub fn is_single_file(&self) -> bool {
         self.manifest_tree.is_single_file()
+    }
+
+    /// The name of the file that is all of the volume, if it is but one file.
+    pub fn only_file(&self) -> Option<String> {
+        match &self.manifest_tree.source_entries(InodeNo::ROOT)[..] {
+            [only] if only.kind == SourceKind::File => Some(only.path.clone()),
+            _ => None,
+        }
     }
 
     pub(super) fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {

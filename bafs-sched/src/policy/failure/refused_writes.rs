@@ -51,7 +51,9 @@ enum Refused {
 
 /// What refused a program something, by the line that it printed.
 fn refused(line: &str, mounts: &[Mount]) -> Refused {
-    let named = mounts.iter().filter(|mount| is_named(line, &mount.path));
+    // Every absolute path begins like a root directory.
+    let others = mounts.iter().filter(|mount| !mount.is_root());
+    let named = others.filter(|mount| is_named(line, &mount.path));
     let named: Vec<_> = named.collect();
     let is_outer = |outer: &Mount| {
         let below = format!("{}/", outer.path);
