@@ -112,6 +112,21 @@ impl State {
         self.close_extract(index, ExtractionState::Done);
     }
 
+    /// A job has run again. Its results at home are of the execution before, beside which those of
+    /// this one may not be: they are sent again.
+    pub(crate) fn reopen_extracts(&mut self, job: JobIndex) {
+        for (volume, _) in self.graph.mounted(job).into_iter().filter(|(_, w)| *w) {
+            for index in self.graph.volume(volume).extracts.clone() {
+                let stage = &mut self.extractions.stages[index as usize];
+                if *stage == ExtractionState::Done {
+                    *stage = ExtractionState::Waiting;
+                    self.extractions.done -= 1;
+                    self.graph.reopen_extract(volume);
+                }
+            }
+        }
+    }
+
     /// A file is at home since an earlier run.
     pub(crate) fn skip_extract(&mut self, index: u32) {
         if self.extractions.is_waiting(index) {
