@@ -148,7 +148,7 @@ impl State {
         if error.code == ErrorCode::NotFound {
             self.extractions.by_id.remove(&extract);
             self.extractions.stages[index as usize] = ExtractionState::Waiting;
-            self.not_written(index);
+            self.not_written(index, error);
             return;
         }
         self.extractions.faults[index as usize] += 1;
@@ -341,14 +341,18 @@ impl State {
         }
     }
 
-    /// The last writer finished without writing what was to be extracted: its fault.
-    fn not_written(&mut self, index: u32) {
+    /// The last writer finished without writing what was to be extracted: its fault. Of a set with
+    /// several parts the error names the part that is missing.
+    fn not_written(&mut self, index: u32, error: &Error) {
         let Some(job) = extraction_failures::find_negligent_writer(View::new(self), index) else {
             return;
         };
         let spec = &self.graph.workflow.extracts[index as usize];
         let (path, name) = (&spec.path, &self.graph.workflow.volume(spec.volume).name);
-        let reason = format!("finished, but did not write '{path}' in volume '{name}'");
+        let mut reason = format!("finished, but did not write '{path}' in volume '{name}'");
+        if spec.selections.len() > 1 {
+            reason += &format!(": {}", error.detail);
+        }
         self.count_own_fault(job);
         if is_last_own_fault(View::new(self), job) {
             self.keep_logs(job);
