@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use bafs_workflow::{
-    CheckedWorkflow, DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, ListedEntry, Sources, Url,
-    Workflow, WorkflowRejected, parse_workflow_with,
+    CheckedWorkflow, DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, ListedEntry, Severity,
+    Sources, Url, Workflow, WorkflowRejected, parse_workflow_with,
 };
 use serde_json::{Value, json};
 
@@ -113,7 +113,14 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
         (false, Some((identity, catalog))) => (HomeView::of_cluster(identity, catalog)?, true),
         (false, None) => (HomeView::beside(path), false),
     };
-    let (file, text, parsed) = parse_file(path, &homes)?;
+    let (file, text, parsed) = match parse_file(path, &homes) {
+        Ok(read) => read,
+        Err(error) if output.is_json() => {
+            output.print_result("", &describe_unreadable(path, &error))?;
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(error) => return Err(error),
+    };
     let checked = match parsed {
         Ok(checked) => checked,
         Err(rejected) => {
@@ -145,6 +152,23 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
     Ok(match findings.iter().any(|finding| finding.is_error) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
+    })
+}
+
+/// A file that cannot be read, as programs read what is wrong with one.
+fn describe_unreadable(path: &Path, error: &anyhow::Error) -> Value {
+    let diagnostic = Diagnostic {
+        file: path.to_string_lossy().into_owned(),
+        line: 1,
+        column: 1,
+        severity: Severity::Error,
+        message: format!("{error:#}"),
+        hint: None,
+    };
+    json!({
+        "diagnostics": diagnostics_json(&[diagnostic]),
+        "errors_omitted": 0,
+        "findings": [],
     })
 }
 
@@ -193,6 +217,19 @@ mod tests {
     use bafs_workflow::parse_workflow;
 
     use super::*;
+
+    #[test]
+    fn unreadable_file_is_a_diagnostic() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), b"job a {\n\xff\n}\n").expect("write");
+        let homes = HomeView::beside(file.path());
+        let error = parse_file(file.path(), &homes).expect_err("no text");
+        let told = describe_unreadable(file.path(), &error);
+        let diagnostic = &told["diagnostics"][0];
+        let message = diagnostic["message"].as_str().expect("a text");
+        assert!(message.contains("line 2 is not text in UTF-8"), "{told}");
+        assert_eq!(diagnostic["severity"], "error");
+    }
 
     #[test]
     fn omitted_errors_are_counted() {
