@@ -28,12 +28,17 @@ impl Sources for WorkflowSources<'_> {
         text.map_err(|error| format!("{error:#}"))
     }
 
-    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list(
+        &self,
+        directory: &str,
+        depth_max: usize,
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         if !directory.contains("://") {
-            return list_local(&Path::new(".").join(directory), depth_max);
+            return list_local(&Path::new(".").join(directory), depth_max, enters);
         }
         let url: Url = directory.parse().map_err(|error| format!("{error}"))?;
-        self.homes.list(&url, depth_max)
+        self.homes.list(&url, depth_max, enters)
     }
 }
 
