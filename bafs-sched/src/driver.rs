@@ -240,7 +240,10 @@ impl Driver {
         ended_attempts
             .into_iter()
             .for_each(|ended| outputs.note_ended(ended));
-        ledger.warn_of_ignored_settings(&scheduler, &options.journal, &options.settings);
+        // A run that is to stop does nothing with its settings.
+        if !options.cancel_handle.is_requested() {
+            ledger.warn_of_ignored_settings(&scheduler, &options.journal, &options.settings);
+        }
         let (notes, receiver) = mpsc::channel(EVENT_BATCH_MAX);
         let (token, verifier) = (&options.identity.token, &options.identity.verifier);
         let bearer = Bearer::new(token.clone(), verifier.clone());

@@ -92,7 +92,7 @@ impl RunReportBuilder {
             ));
         } else if scheduler.settings() != wanted {
             let text = format!(
-                "the run resumes with its first options: other options (--order, --checkpoint, \
+                "the run resumes with its first options: other options (--order, \
                  --resource-timeout, …) have no effect with the journal {journal}"
             );
             tracing::warn!("{text}");

@@ -21,7 +21,8 @@ impl State {
     /// What a job waits for now, or why it never ran; nothing when it runs, or has run.
     pub fn describe_wait(&self, job: JobIndex) -> Option<String> {
         match (self.phase, self.graph.state(job)) {
-            (_, JobState::Done | JobState::Failed | JobState::Active) => None,
+            (_, JobState::Done | JobState::Failed) => None,
+            (_, JobState::Active) => self.missing_volumes(job),
             (_, JobState::Skipped) => Some(self.skipped_for(job)),
             (Phase::Finishing | Phase::Over, state) => Some(self.ended_before(job, state)),
             (Phase::Gathering, _) => Some(View::new(self).misfit().unwrap_or_else(no_node)),
@@ -69,6 +70,27 @@ impl State {
             JobState::Waiting => format!("{}; {why}", self.awaited(job)),
             _ => why,
         }
+    }
+
+    /// Of a job that has its node, the volumes that are still being made for it.
+    fn missing_volumes(&self, job: JobIndex) -> Option<String> {
+        let attempt = self.attempts.get(&job)?;
+        let instances = attempt.missing.iter();
+        let missing = instances.filter_map(|id| {
+            let instance = self.volumes.get(*id)?;
+            let name = &self.graph.workflow.volume(instance.volume).name;
+            Some(format!("'{name}'"))
+        });
+        let missing: Vec<String> = missing.take(NAMES_SHOWN).collect();
+        let node = self.fleet.name(attempt.server);
+        let (noun, names) = match missing.len() {
+            0 => return None,
+            1 => ("volume", missing.concat()),
+            _ => ("volumes", missing.join(", ")),
+        };
+        Some(format!(
+            "it waits until node {node} has made {noun} {names}"
+        ))
     }
 
     fn awaited(&self, job: JobIndex) -> String {

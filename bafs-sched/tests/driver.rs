@@ -340,6 +340,23 @@ pub(crate) async fn drop_run(cluster: &Arc<OneNodeCluster>, journal: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cancelled_run_warns_of_no_options() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let journal = directory.path().join("j");
+    let cluster = Arc::new(OneNodeCluster::default());
+    drop_run(&cluster, &journal).await;
+    finish_jobs(&cluster);
+    let cancel = CancelHandle::default();
+    cancel.request_cancel();
+    let mut changed = run_options(&journal, &cancel);
+    changed.settings.policies = PolicyNames::default().with("replication", "always");
+    let ended = run_with_options(&cluster, driver_workflow(0), changed).await;
+    let warnings = ended.expect("it ends").warnings;
+    let is_told = warnings.iter().any(|text| text.contains("first options"));
+    assert!(!is_told, "{warnings:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn restarted_scheduler_resumes_without_rerunning_jobs() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");

@@ -358,6 +358,77 @@ fn added_sample_runs_alone() {
     assert_eq!(state.running(), expected);
 }
 
+/// Runs a workflow to its end on a node where all goes well; what is noted of its jobs.
+fn run_to_its_end(workflow: Workflow, sent: SourceIdentity) -> BTreeMap<String, JobRecord> {
+    let settings = Settings {
+        fleet_settle_ms: 0,
+        ..Settings::default()
+    };
+    let header = JournalHeader {
+        run: RunId(2),
+        workflow,
+        settings,
+    };
+    let mut scheduler = header.new_scheduler(&NullSelector);
+    scheduler.start_recording();
+    let space = Space {
+        bytes: 50_000_000,
+        files: 1_000_000,
+    };
+    let node = NodeInfo::single_group(ServerId(1), space, 2);
+    let mut events = vec![Event::nodes_listed(vec![node])];
+    for second in 1..100 {
+        let event = events.pop().unwrap_or(Event::Tick);
+        for action in scheduler.record_step(Time(second * 1_000), event).actions {
+            match action {
+                Action::CreateVolume { id, .. } => {
+                    events.push(Event::VolumeCreated { volume: id });
+                }
+                Action::DeleteVolume { id, .. } => {
+                    events.push(Event::VolumeDeleted { volume: id });
+                }
+                Action::StartJob { execution, .. } => events.push(Event::JobEnded {
+                    execution,
+                    report: JobReport {
+                        outcome: JobOutcome::Exited(0),
+                        wall_ms: 1,
+                        cpu_ms: 1,
+                        output_tail: String::new(),
+                        volumes: Vec::new(),
+                    },
+                }),
+                Action::ExtractFile { extract, index, .. } => {
+                    events.push(Event::FileExtracted { extract, bytes: 1 });
+                    let identity = sent;
+                    events.push(Event::ResultIdentified { index, identity });
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(scheduler.outcome().is_some(), "the run is over");
+    let records = scheduler.job_records().cloned();
+    records.map(|it| (it.job.clone(), it)).collect()
+}
+
+#[test]
+fn result_goes_with_its_last_writer() {
+    let map = "volume v scratch 1 MB\njob map {\nexecutable = /bin/map\n}\n\
+               mount v map /v\nextract v r bafs://home/r\n";
+    let filter = "job filter {\nexecutable = /bin/filter\n}\nparent map child filter\n\
+                  mount v filter /v\n";
+    let both = parse(&format!("{map}{filter}"));
+    let records = run_to_its_end(both.clone(), identity(5));
+    let mut home = HomeState::default();
+    let found = FoundResult::Present(identity(5));
+    home.results.insert(url("bafs://home/r"), found);
+    let none = BTreeSet::new();
+    let unchanged = find_changes(&both, &records, &none, &home);
+    assert!(unchanged.iter().all(Option::is_none), "{unchanged:?}");
+    let alone = find_changes(&parse(map), &records, &none, &home);
+    assert!(alone[0].is_some(), "the result is that of 'filter'");
+}
+
 /// Sample 1 is up to date, and so is the first job of sample 2, whose volume was kept: only the
 /// last job runs, in that volume. What was written is put back from the journal.
 #[test]

@@ -130,11 +130,12 @@ fn parse_event(words: &[&str]) -> Event {
             extract: ExtractionId(number(1)),
             bytes: 1,
         },
-        "denied" | "misplaced" | "unsendable" | "gone" | "unreachable_home" => {
+        "denied" | "misplaced" | "unsendable" | "gone" | "unwritten" | "unreachable_home" => {
             Event::ExtractFailed {
                 extract: ExtractionId(number(1)),
                 error: match words[0] {
                     "unreachable_home" => Error::new(ErrorCode::HomeUnreachable, "no answer"),
+                    "unwritten" => Error::new(ErrorCode::NotFound, "no file is at '*.b'"),
                     "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
                     "misplaced" => Error::new(ErrorCode::Unsupported, "it is not below the export"),
                     "unsendable" => Error::new(ErrorCode::BadPath, "it is a directory"),

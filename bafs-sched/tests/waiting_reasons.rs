@@ -30,7 +30,8 @@ fn status_names_missing_resources_and_node_usage() {
         scheduler.step(Time(now), Event::nodes_listed(nodes), &mut Vec::new());
     };
     see(&mut scheduler, 0, 1);
-    assert_eq!(told(&scheduler, "a"), "", "it has what it needs");
+    let expected = "job 'a' does not run: it waits until node n1 has made volume 'v'";
+    assert_eq!(told(&scheduler, "a"), expected);
     assert!(told(&scheduler, "b").contains("waits for 'a' to finish"));
     assert!(told(&scheduler, "c").contains("1 free slot on the only node"));
     see(&mut scheduler, 1, 2);

@@ -149,6 +149,28 @@ async fn an_interrupted_set_is_marked_incomplete() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_refused_set_leaves_the_older_one_whole() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let root = tempfile::tempdir().expect("root");
+    start_home(&world, store.path(), root.path());
+    let _node = world.node(A, world.config(store.path())).await;
+    world.create(A, spec(1, None)).await.expect("create");
+    let volume = tree(store.path(), 1);
+    std::fs::write(volume.join("a.bam"), "old").expect("write");
+    let sent = world.call(A, extract_set(1, &["*.bam"], &world)).await;
+    sent.expect("first");
+    std::fs::write(volume.join("a.bam"), "newer").expect("write");
+    std::os::unix::fs::symlink("nowhere", volume.join("z.bam")).expect("link");
+    let sent = world.call(A, extract_set(2, &["*.bam"], &world)).await;
+    let refused = sent.expect_err("a link leads nowhere");
+    assert_eq!(refused.code, ErrorCode::BadPath, "{refused}");
+    assert!(refused.detail.contains("'z.bam'"), "{refused}");
+    let manifest = read_manifest(root.path());
+    check_files(root.path(), &manifest);
+    assert_eq!(manifest.extraction, ExtractionId(1).to_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn empty_sets_are_missing_files() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");

@@ -88,6 +88,10 @@ impl Expander<'_, '_> {
     }
 
     fn expand_loop(&mut self, repeated: &Loop) -> Result<(), TooManyStatements> {
+        // A slip of the pen must not fill the memory before it is found.
+        if least_statements(&repeated.items, &repeated.body) > self.statements_left {
+            return Err(self.refuse_more(repeated.location));
+        }
         let items = self.scope.substitute_all(&repeated.items, self.diagnostics);
         if items.is_none() || repeated.items.is_empty() || repeated.variable.text.is_empty() {
             self.declarer.declarations.is_partial = true;
@@ -102,6 +106,10 @@ impl Expander<'_, '_> {
             match parse_range(item, self.diagnostics) {
                 Ok(None) => self.expand_iteration(repeated, Value::Text(item.text.clone()))?,
                 Ok(Some((first, last))) => {
+                    let item = std::slice::from_ref(item);
+                    if least_statements(item, &repeated.body) > self.statements_left {
+                        return Err(self.refuse_more(repeated.location));
+                    }
                     for number in first..=last {
                         self.expand_iteration(repeated, Value::Text(number.to_string()))?;
                     }
@@ -163,14 +171,39 @@ impl Expander<'_, '_> {
 
     fn count_statement(&mut self, at: SourceLocation) -> Result<(), TooManyStatements> {
         if self.statements_left == 0 {
-            let message = format!("loops make more than {STATEMENTS_MAX} statements of this file");
-            self.diagnostics
-                .error_hint(at, message, "split the workflow into several");
-            return Err(TooManyStatements);
+            return Err(self.refuse_more(at));
         }
         self.statements_left -= 1;
         Ok(())
     }
+
+    fn refuse_more(&mut self, at: SourceLocation) -> TooManyStatements {
+        let message = format!("loops make more than {STATEMENTS_MAX} statements of this file");
+        let hint = "split the workflow into several";
+        self.diagnostics.error_hint(at, message, hint);
+        TooManyStatements
+    }
+}
+
+/// Statements that a loop makes at least, its turns included: those of items that are known before
+/// variables have values.
+fn least_statements(items: &[Word], body: &[SyntaxNode]) -> u64 {
+    let turns = items.iter().map(|item| match item.text.split_once("..") {
+        _ if item.text.contains(['$', '(']) => 0,
+        Some((first, last)) if item.quote.is_none() => {
+            match (parse_bound(first), parse_bound(last)) {
+                (Some(first), Some(last)) if first <= last => (last - first).saturating_add(1),
+                _ => 0,
+            }
+        }
+        _ => 1,
+    });
+    let each = body.iter().map(|node| match node {
+        SyntaxNode::Statement(_) => 1,
+        SyntaxNode::Loop(inner) => least_statements(&inner.items, &inner.body),
+    });
+    let each = each.fold(1, u64::saturating_add);
+    turns.fold(0, u64::saturating_add).saturating_mul(each)
 }
 
 /// An error was found and reported.
@@ -233,6 +266,25 @@ fn is_padded(text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::sources::DescriptionSource;
+
+    #[test]
+    fn endless_loops_are_refused_before_their_first_turn() {
+        let none = |path: &str| Err(path.to_owned());
+        let inner = "job a$(i)_$(j) {\nexecutable = x\n}\n";
+        for (outer, nested) in [
+            ("1..99999999999", "1..1"),
+            ("1..10000", "1..10000"),
+            ("1..1", "$(i)..9999999"),
+        ] {
+            let text = format!("for i in {outer}\nfor j in {nested}\n{inner}end\nend\n");
+            let mut diagnostics = Diagnostics::new("w.bafs");
+            let source = DescriptionSource(&none);
+            let mut declarer = DeclarationBuilder::new("w.bafs", &source);
+            expand_text("w.bafs", &text, &mut declarer, &mut diagnostics);
+            assert!(diagnostics.has_errors(), "{text}");
+            assert_eq!(declarer.declarations.jobs.len(), 0, "{text}");
+        }
+    }
 
     #[test]
     fn expansion_stops_at_the_memory_limit() {

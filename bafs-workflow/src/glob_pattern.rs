@@ -19,6 +19,8 @@ pub(super) struct PathPattern {
     pub(super) depth: usize,
     wants_directories: bool,
     pattern: Pattern,
+    /// Those of the single names.
+    names: Vec<Pattern>,
 }
 
 impl PathPattern {
@@ -37,12 +39,25 @@ impl PathPattern {
         if names.is_empty() {
             return Err("it names no file".to_owned());
         }
+        let read = |text: &str| Pattern::new(text).map_err(|error| error.msg.to_owned());
+        let each: Result<Vec<Pattern>, String> = names.split('/').map(read).collect();
         Ok(Self {
             directory: directory.to_owned(),
             depth: names.split('/').count(),
             wants_directories: below.ends_with('/'),
-            pattern: Pattern::new(names).map_err(|error| error.msg.to_owned())?,
+            pattern: read(names)?,
+            names: each?,
         })
+    }
+
+    /// Whether something in this directory below the pattern's may match.
+    pub(super) fn enters(&self, directory: &str) -> bool {
+        let mut names = self.names.iter();
+        let mut is_match = |name| {
+            let wanted = names.next();
+            wanted.is_some_and(|wanted| wanted.matches_with(name, MATCH_OPTIONS))
+        };
+        directory.split('/').all(&mut is_match) && names.next().is_some()
     }
 
     /// The paths that match, with the pattern's directory in front, in bytewise order.
@@ -84,6 +99,22 @@ mod tests {
         assert_eq!(found, ["bafs://home/a/s1.fq", "bafs://home/b/s2.fq"]);
         assert_eq!(select("r/*/", &["a/", "b", "c/"]), ["r/a", "r/c"]);
         assert_eq!(select("r/*", &["a/", "b", "c/"]), ["r/b"]);
+    }
+
+    #[test]
+    fn patterns_enter_matching_directories() {
+        let pattern = PathPattern::parse("/proc/*/task/[0-9]*/x").expect("a pattern");
+        for (directory, enters) in [
+            ("1", true),
+            (".1", false),
+            ("1/task", true),
+            ("1/fd", false),
+            ("1/task/12", true),
+            ("1/task/x", false),
+            ("1/task/12/x", false),
+        ] {
+            assert_eq!(pattern.enters(directory), enters, "{directory}");
+        }
     }
 
     #[test]

@@ -153,7 +153,8 @@ impl<'s> Lists<'s> {
             (format!("'{argument}' is no pattern: {why}"), hint)
         })?;
         let place = resolve_path(directory, &pattern.directory);
-        let listed = self.sources.list(&place, pattern.depth);
+        let enters = |path: &str| pattern.enters(path);
+        let listed = self.sources.list(&place, pattern.depth, &enters);
         let entries = listed.map_err(|why| {
             let shown = if place.is_empty() { "." } else { &place };
             let hint = "the part of a pattern before its first wildcard is a directory".to_owned();

@@ -12,13 +12,18 @@ pub trait Sources {
     /// Why it cannot be read, as a person is told.
     fn read(&self, path: &str, bytes_max: usize) -> Result<String, String>;
 
-    /// What is below a directory, down to `depth_max` levels; more than that may come, too, and in
-    /// any order. `directory` is a URL of a home, or a path like that of `read`; empty for the
-    /// working directory.
+    /// What is below a directory, down to `depth_max` levels, in the directories below it that
+    /// `enters` names; more than that may come, too, and in any order. `directory` is a URL of a
+    /// home, or a path like that of `read`; empty for the working directory.
     ///
     /// # Errors
     /// Why it cannot be listed, as a person is told.
-    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String>;
+    fn list(
+        &self,
+        directory: &str,
+        depth_max: usize,
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String>;
 
     /// Where nodes find a file of this machine. `path` is one like that of [`Self::read`].
     ///
@@ -55,7 +60,12 @@ impl Sources for DescriptionSource<'_> {
         (self.0)(path)
     }
 
-    fn list(&self, _directory: &str, _depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list(
+        &self,
+        _directory: &str,
+        _depth_max: usize,
+        _enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         Err("listings are not available here".to_owned())
     }
 }

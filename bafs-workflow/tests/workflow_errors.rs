@@ -50,7 +50,12 @@ impl Sources for CaseFiles<'_> {
         text.ok_or_else(|| "no such file".to_owned())
     }
 
-    fn list(&self, directory: &str, _depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list(
+        &self,
+        directory: &str,
+        _depth_max: usize,
+        _enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         let below = self
             .0
             .keys()

@@ -23,7 +23,12 @@ impl Sources for MemoryFiles {
         text.ok_or_else(|| format!("no {path}"))
     }
 
-    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list(
+        &self,
+        directory: &str,
+        depth_max: usize,
+        _enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         self.asked
             .borrow_mut()
             .push(format!("{directory}:{depth_max}"));

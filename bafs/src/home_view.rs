@@ -202,13 +202,18 @@ impl HomeView {
         }
     }
 
-    /// What is below a place, down to some levels.
+    /// What is below a place, down to some levels, at least in the directories that `enters` names.
     ///
     /// # Errors
     /// Why it cannot be listed, as a person is told.
-    pub(crate) fn list(&self, url: &Url, depth: usize) -> Result<Vec<ListedEntry>, String> {
+    pub(crate) fn list(
+        &self,
+        url: &Url,
+        depth: usize,
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         if let Some(path) = self.local_path(url) {
-            return list_local(&path, depth);
+            return list_local(&path, depth, enters);
         }
         match self {
             Self::Cluster(cluster) if url.scheme == Scheme::Bafs => {
@@ -407,12 +412,16 @@ fn stat_local(path: &Path) -> Result<FoundPath, LookupError> {
     }
 }
 
-/// What is below a directory of this machine. A name that is no UTF-8 matches no pattern, and is
-/// left out.
+/// What is below a directory of this machine, in the directories that `enters` names. A name that
+/// is no UTF-8 matches no pattern, and is left out.
 ///
 /// # Errors
 /// Why it cannot be listed, as a person is told.
-pub(crate) fn list_local(directory: &Path, depth: usize) -> Result<Vec<ListedEntry>, String> {
+pub(crate) fn list_local(
+    directory: &Path,
+    depth: usize,
+    enters: &dyn Fn(&str) -> bool,
+) -> Result<Vec<ListedEntry>, String> {
     let mut entries = Vec::new();
     let mut open = vec![(directory.to_owned(), String::new(), depth)];
     while let Some((path, prefix, levels)) = open.pop() {
@@ -428,7 +437,7 @@ pub(crate) fn list_local(directory: &Path, depth: usize) -> Result<Vec<ListedEnt
             };
             let is_directory = entry.path().is_dir();
             let below = format!("{prefix}{name}");
-            if is_directory && levels > 1 {
+            if is_directory && levels > 1 && enters(&below) {
                 open.push((entry.path(), format!("{below}/"), levels - 1));
             }
             entries.push(ListedEntry {
@@ -476,9 +485,19 @@ mod tests {
             matches!(unknown, Err(LookupError::Unknown(_))),
             "{unknown:?}"
         );
-        let listed = |depth| view.list(&url("bafs://home/reads"), depth).expect("a list");
+        let all = |_: &str| true;
+        let listed = |depth| {
+            let listed = view.list(&url("bafs://home/reads"), depth, &all);
+            listed.expect("a list")
+        };
         assert_eq!(listed(1).len(), 1);
         assert_eq!(listed(2)[1].path, "deep/a.fq");
-        assert!(view.list(&url("bafs://home/none"), 1).is_err());
+        let none = view.list(&url("bafs://home/reads"), 2, &|path| path != "deep");
+        assert_eq!(
+            none.expect("a list").len(),
+            1,
+            "only what is wanted is read"
+        );
+        assert!(view.list(&url("bafs://home/none"), 1, &all).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use bafs_workflow::{
     CheckedWorkflow, DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, ListedEntry, LocatedFile,
-    Sources, Url, Workflow, WorkflowRejected, parse_workflow_with,
+    Severity, Sources, Url, Workflow, WorkflowRejected, parse_workflow_with,
 };
 use serde_json::{Value, json};
 
@@ -28,12 +28,17 @@ impl Sources for WorkflowSources<'_> {
         text.map_err(|error| format!("{error:#}"))
     }
 
-    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list(
+        &self,
+        directory: &str,
+        depth_max: usize,
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         if !directory.contains("://") {
-            return list_local(&Path::new(".").join(directory), depth_max);
+            return list_local(&Path::new(".").join(directory), depth_max, enters);
         }
         let url: Url = directory.parse().map_err(|error| format!("{error}"))?;
-        self.homes.list(&url, depth_max)
+        self.homes.list(&url, depth_max, enters)
     }
 
     fn locate(&self, path: &str) -> Result<LocatedFile, String> {
@@ -119,7 +124,14 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
         }
         (false, None) => (HomeView::beside(path), false),
     };
-    let (file, text, parsed) = parse_file(path, &homes)?;
+    let (file, text, parsed) = match parse_file(path, &homes) {
+        Ok(read) => read,
+        Err(error) if output.is_json() => {
+            output.print_result("", &describe_unreadable(path, &error))?;
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(error) => return Err(error),
+    };
     let checked = match parsed {
         Ok(checked) => checked,
         Err(rejected) => {
@@ -151,6 +163,23 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
     Ok(match findings.iter().any(|finding| finding.is_error) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
+    })
+}
+
+/// A file that cannot be read, as programs read what is wrong with one.
+fn describe_unreadable(path: &Path, error: &anyhow::Error) -> Value {
+    let diagnostic = Diagnostic {
+        file: path.to_string_lossy().into_owned(),
+        line: 1,
+        column: 1,
+        severity: Severity::Error,
+        message: format!("{error:#}"),
+        hint: None,
+    };
+    json!({
+        "diagnostics": diagnostics_json(&[diagnostic]),
+        "errors_omitted": 0,
+        "findings": [],
     })
 }
 
@@ -199,6 +228,19 @@ mod tests {
     use bafs_workflow::parse_workflow;
 
     use super::*;
+
+    #[test]
+    fn unreadable_file_is_a_diagnostic() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), b"job a {\n\xff\n}\n").expect("write");
+        let homes = HomeView::beside(file.path());
+        let error = parse_file(file.path(), &homes).expect_err("no text");
+        let told = describe_unreadable(file.path(), &error);
+        let diagnostic = &told["diagnostics"][0];
+        let message = diagnostic["message"].as_str().expect("a text");
+        assert!(message.contains("line 2 is not text in UTF-8"), "{told}");
+        assert_eq!(diagnostic["severity"], "error");
+    }
 
     #[test]
     fn omitted_errors_are_counted() {

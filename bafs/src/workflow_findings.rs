@@ -456,7 +456,7 @@ impl FaultSearch<'_> {
             path: format!("{directory}/"),
             ..url.clone()
         };
-        let listed = self.homes.list(&place, 1).unwrap_or_default();
+        let listed = self.homes.list(&place, 1, &|_| true).unwrap_or_default();
         listed.iter().any(|entry| entry.path.starts_with(name))
     }
 }

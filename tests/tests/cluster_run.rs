@@ -225,6 +225,25 @@ fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
 }
 
 #[test]
+fn remote_io_shows_a_source_of_one_file() -> Result<()> {
+    let Some(world) = start_cluster("remote_io_shows_a_source_of_one_file", &["20MB"])? else {
+        return Ok(());
+    };
+    std::fs::write(world.home.path().join("only"), "one\n")?;
+    let path = world.write_workflow(
+        "volume c cache bafs://home/only 1 MB\nvolume o scratch 1 MB\n\
+         job a {\nexecutable = cp\narguments = /c/only /o/r\n}\n\
+         mount c a /c\nmount o a /o\nextract o r bafs://home/r\n",
+    )?;
+    let output = world
+        .bafs_command(&["run", &path.to_string_lossy(), "--remote-io"])
+        .output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    ensure!(world.read_home("r")? == b"one\n", "the result is wrong");
+    Ok(())
+}
+
+#[test]
 fn cluster_survives_a_killed_scheduler() -> Result<()> {
     let name = "cluster_survives_a_killed_scheduler";
     let Some(world) = start_cluster(name, &["20MB"])? else {

@@ -50,6 +50,11 @@ impl CancelHandle {
         self.0.send_replace(true);
     }
 
+    /// Whether the run is to stop.
+    pub(super) fn is_requested(&self) -> bool {
+        *self.0.borrow()
+    }
+
     pub(super) async fn wait_for_request(&self) {
         let mut receiver = self.0.subscribe();
         // The sender lives as long as this handle, so waiting cannot fail.

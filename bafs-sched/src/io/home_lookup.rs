@@ -23,9 +23,8 @@ impl Servers {
         id: VolumeId,
     ) -> Result<HomePath> {
         match &self.workflow.volume(volume).kind {
-            VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
-            VolumeKind::Scratch { fill: Some(url) } => {
-                remote_io::prepare_filled_directory(
+            VolumeKind::Cache { source: url, .. } | VolumeKind::Scratch { fill: Some(url) } => {
+                remote_io::prepare_source_directory(
                     self,
                     self.resolve_url(url).await?,
                     ExtractionId(id.0),

@@ -81,9 +81,9 @@ pub(crate) async fn link_file(
     linked
 }
 
-/// The directory that stands for a volume filled from `source`: the source itself if it is a
+/// The directory that stands for a volume that shows `source`: the source itself if it is a
 /// directory, else a directory of this run with a link to the file.
-pub(crate) async fn prepare_filled_directory(
+pub(crate) async fn prepare_source_directory(
     servers: &Servers,
     source: HomePath,
     extract: ExtractionId,

@@ -86,6 +86,9 @@ impl Graph {
             while self.volume(volume).extracts_left > row.extracts_left {
                 self.close_extract(volume);
             }
+            while self.volume(volume).extracts_left < row.extracts_left {
+                self.reopen_extract(volume);
+            }
         }
     }
 }

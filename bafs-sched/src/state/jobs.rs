@@ -315,6 +315,14 @@ impl Graph {
         Some(pipeline)
     }
 
+    /// Takes note that what an extract from `volume` sent home is to be sent again.
+    pub(crate) fn reopen_extract(&mut self, volume: VolumeIndex) {
+        self.volumes[volume.as_usize()].extracts_left += 1;
+        if let Some(pipeline) = self.pipeline_of(volume) {
+            self.count_open(pipeline, false, true);
+        }
+    }
+
     fn count_open(&mut self, pipeline: u32, before: bool, after: bool) {
         let open = &mut self.pipeline_open[pipeline as usize];
         let was_open = *open > 0;

@@ -284,6 +284,7 @@ impl State {
         self.blame_nodes(job);
         self.graph.set_state(job, JobState::Done);
         self.note_redone(job);
+        self.reopen_extracts(job);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
             if self.graph.state(child) == JobState::Waiting {
                 self.settle(child, 0);

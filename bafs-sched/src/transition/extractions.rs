@@ -112,6 +112,21 @@ impl State {
         self.close_extract(index, ExtractionState::Done);
     }
 
+    /// A job has run again. Its results at home are of the execution before, beside which those of
+    /// this one may not be: they are sent again.
+    pub(crate) fn reopen_extracts(&mut self, job: JobIndex) {
+        for (volume, _) in self.graph.mounted(job).into_iter().filter(|(_, w)| *w) {
+            for index in self.graph.volume(volume).extracts.clone() {
+                let stage = &mut self.extractions.stages[index as usize];
+                if *stage == ExtractionState::Done {
+                    *stage = ExtractionState::Waiting;
+                    self.extractions.done -= 1;
+                    self.graph.reopen_extract(volume);
+                }
+            }
+        }
+    }
+
     /// A file is at home since an earlier run.
     pub(crate) fn skip_extract(&mut self, index: u32) {
         if self.extractions.is_waiting(index) {
@@ -133,7 +148,7 @@ impl State {
         if error.code == ErrorCode::NotFound {
             self.extractions.by_id.remove(&extract);
             self.extractions.stages[index as usize] = ExtractionState::Waiting;
-            self.not_written(index);
+            self.not_written(index, error);
             return;
         }
         self.extractions.faults[index as usize] += 1;
@@ -326,14 +341,18 @@ impl State {
         }
     }
 
-    /// The last writer finished without writing what was to be extracted: its fault.
-    fn not_written(&mut self, index: u32) {
+    /// The last writer finished without writing what was to be extracted: its fault. Of a set with
+    /// several parts the error names the part that is missing.
+    fn not_written(&mut self, index: u32, error: &Error) {
         let Some(job) = extraction_failures::find_negligent_writer(View::new(self), index) else {
             return;
         };
         let spec = &self.graph.workflow.extracts[index as usize];
         let (path, name) = (&spec.path, &self.graph.workflow.volume(spec.volume).name);
-        let reason = format!("finished, but did not write '{path}' in volume '{name}'");
+        let mut reason = format!("finished, but did not write '{path}' in volume '{name}'");
+        if spec.selections.len() > 1 {
+            reason += &format!(": {}", error.detail);
+        }
         self.count_own_fault(job);
         if is_last_own_fault(View::new(self), job) {
             self.keep_logs(job);

@@ -102,18 +102,23 @@ impl State {
         self.records.of_job.remove(&name);
     }
 
-    /// A result is at home, and is this there. It is that of the last job that wrote its volume.
+    /// A result is at home, and is this there. Its last writer made it what it is: without that job
+    /// in the workflow the result is another, so the writers before have none of it.
     pub(crate) fn result_identified(&mut self, index: u32, identity: SourceIdentity) {
         let extract = &self.graph.workflow.extracts[index as usize];
         let (volume, target) = (extract.volume, extract.target.clone());
-        let writers = self.graph.volume(volume).writers.iter().copied();
-        let Some(last) = writers.max_by_key(|writer| self.graph.rank(*writer)) else {
-            return;
-        };
-        let name = &self.graph.workflow.job(last).name;
-        if let Some(record) = self.records.of_job.get_mut(name) {
-            record.results.retain(|result| result.target != target);
-            record.results.push(ResultRecord { target, identity });
+        let writers = self.graph.volume(volume).writers.clone();
+        let last = writers.iter().copied();
+        let last = last.max_by_key(|writer| self.graph.rank(*writer));
+        for writer in writers {
+            let name = &self.graph.workflow.job(writer).name;
+            if let Some(record) = self.records.of_job.get_mut(name) {
+                record.results.retain(|result| result.target != target);
+                if last == Some(writer) {
+                    let target = target.clone();
+                    record.results.push(ResultRecord { target, identity });
+                }
+            }
         }
     }
 

@@ -223,7 +223,8 @@ impl Caches {
         match adopted {
             Ok(volume) => {
                 run_blocking(move || {
-                    if volume.generation().store.manifest.digest() != listed.0.digest() {
+                    let known = volume.generation().store.manifest.digest();
+                    if known != listed.0.digest() || volume.has_unsettled_files() {
                         volume.renew(listed)?;
                     }
                     Ok(volume)

@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::SystemTime;
 
 use bafs_proto::ids::{FileIndex, VolumeId};
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
-use bafs_proto::message::SourceKind;
+use bafs_proto::message::{SourceIdentity, SourceKind};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec};
@@ -30,6 +31,13 @@ use super::warming::Warmer;
 use crate::cache::locks::{lock, read_lock, write_lock};
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
+
+/// Whole seconds are all that a home without ctimes tells of a file, in nanoseconds.
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// So long after its time may a file at such a home change unseen, in nanoseconds: until its second
+/// ends, and one second more because two clocks are compared.
+const UNSETTLED_NS: i64 = 2 * SECOND_NS;
 
 /// The data of a source, as one cache volume or several of this node show them.
 pub(crate) struct CacheVolume {
@@ -292,8 +300,22 @@ impl CacheVolume {
         Ok(())
     }
 
+    /// Whether a file may have changed since its blocks came, and still look the same (waits for
+    /// the disk).
+    pub(crate) fn has_unsettled_files(&self) -> bool {
+        let generation = self.generation();
+        let number = read_lock(&self.record).generation.to_string();
+        let since = find_first_fetch(&self.directory.join(number));
+        let entries = generation.store.manifest.entries();
+        let mut files = entries
+            .iter()
+            .filter(|entry| entry.kind == SourceKind::File);
+        files.any(|file| !is_settled(file.identity, since))
+    }
+
     /// Replaces the present generation by one with this manifest; files that did not change keep
-    /// their blocks (waits for the disk). Not to be called twice at once.
+    /// their blocks, unless a change could not be seen (waits for the disk). Not to be called twice
+    /// at once.
     ///
     /// # Errors
     /// `Busy` while an agent has a whole file of the old one open; `ServerFault` when the disk
@@ -316,7 +338,8 @@ impl CacheVolume {
             std::fs::create_dir_all(&place)
                 .map_err(|e| disk_fault("make the directory", &place, e))?;
             manifest.save(&place.join("manifest"))?;
-            let unchanged = find_unchanged(&old.store.manifest, &manifest);
+            let unchanged =
+                find_unchanged(&old.store.manifest, find_first_fetch(&old_place), &manifest);
             old.store.disk.link_unchanged(&place, &unchanged)?;
             let statistics = old.statistics.successor(&unchanged);
             let generation = self
@@ -386,8 +409,9 @@ impl VolumeParts {
     }
 }
 
-/// Numbers in the old manifest of unchanged files, with their numbers in the new one.
-fn find_unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
+/// Numbers in the old manifest of unchanged files, with their numbers in the new one. Blocks of the
+/// old one came from `since` on.
+fn find_unchanged(old: &Manifest, since: i64, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
     let files = |manifest: &Manifest| -> BTreeMap<_, _> {
         let numbered = (0..).map(FileIndex).zip(manifest.entries());
         numbered
@@ -398,8 +422,31 @@ fn find_unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileInd
     let new = files(new);
     let kept = files(old)
         .into_iter()
+        .filter(|((_, identity), _)| is_settled(*identity, since))
         .filter_map(|(file, n)| Some((n, *new.get(&file)?)));
     kept.collect()
+}
+
+/// When the first block of a generation came at the earliest, in nanoseconds since the Unix epoch:
+/// its manifest was written just before. Blocks of an older generation are among them only if no
+/// change of their files could stay unseen.
+fn find_first_fetch(place: &Path) -> i64 {
+    let written = place.join("manifest").metadata();
+    let written = written.and_then(|found| found.modified()).ok();
+    let since = written.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
+}
+
+/// Whether a file that was fetched from `since` on has another identity after each later change.
+/// Where the home tells no ctime, its time counts whole seconds.
+fn is_settled(identity: SourceIdentity, since: i64) -> bool {
+    let second = identity.mtime_ns.div_euclid(SECOND_NS);
+    let settled = second
+        .saturating_mul(SECOND_NS)
+        .saturating_add(UNSETTLED_NS);
+    identity.ctime_ns != 0 || settled <= since
 }
 
 fn remove_others(directory: &Path, keep: &[&str]) -> Result<()> {

@@ -91,6 +91,10 @@ const PAUSE_MS_MAX: u64 = 2_000;
 /// scheduler, which names it to the user and asks again for hours.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
+/// The part of that time for which a home may answer that it fails itself, as where its exported
+/// directory is gone: a server that starts again passes no such answer on.
+const FAULT_DIVISOR: u32 = 4;
+
 /// Homes by address and who must be there.
 type BackendMap = BTreeMap<(String, Option<ServerId>), Arc<dyn HomeBackend>>;
 
@@ -149,7 +153,7 @@ impl HomeClients {
     /// # Errors
     /// What the home answers; `Unsupported` when no home of that kind is reached from here;
     /// `RightMissing`, `BadPath`; `DeadlineExceeded`; `HomeUnreachable` when it could not be
-    /// reached for [`SILENCE_MAX`].
+    /// reached for [`SILENCE_MAX`], or answered for a part of that time that it fails.
     pub(crate) async fn list(
         &self,
         at: HomeAddress<'_>,
@@ -413,23 +417,27 @@ async fn with_deadline<T>(deadline: Deadline, work: impl Future<Output = Result<
 }
 
 /// Makes a call again and again while it fails transiently, until the deadline. Ends earlier with
-/// `HomeUnreachable` when the home could not be reached for `silence_max`.
+/// `HomeUnreachable` when the home could not be reached for `silence_max`, or fails itself.
 async fn retry_until<T, F: Future<Output = Result<T>>>(
     deadline: Deadline,
     silence_max: Option<Duration>,
     call: impl Fn() -> F,
 ) -> Result<T> {
-    let mut silent_until: Option<Deadline> = None;
+    let mut useless_until: Option<Deadline> = None;
     let mut pause_ms = PAUSE_MS_MIN;
     loop {
         let answer = with_deadline(deadline, call()).await;
-        let is_silent = matches!(&answer, Err(error) if error.code == ErrorCode::Unreachable);
-        silent_until = match silence_max.filter(|_| is_silent) {
-            Some(silence_max) => silent_until.or_else(|| Some(Deadline::after(silence_max))),
-            None => None,
-        };
+        let patience = silence_max.and_then(|silence_max| match answer.as_ref().err()?.code {
+            ErrorCode::Unreachable => Some(silence_max),
+            ErrorCode::ServerFault => Some(silence_max / FAULT_DIVISOR),
+            _ => None,
+        });
+        useless_until = patience.map(|patience| {
+            let until = Deadline::after(patience);
+            useless_until.map_or(until, |earlier| until.earlier_of(earlier))
+        });
         match answer {
-            Err(error) if silent_until.is_some_and(|until| until.remaining().is_zero()) => {
+            Err(error) if useless_until.is_some_and(|until| until.remaining().is_zero()) => {
                 return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
             }
             Err(error)
@@ -463,6 +471,10 @@ mod tests {
         let refused = retry_until(deadline, silence_max, || fail(|_| ErrorCode::Unreachable)).await;
         assert_eq!(refused.expect_err("no").code, ErrorCode::HomeUnreachable);
         assert!(calls.load(Ordering::Relaxed) > 1);
+        // So is one that answers for long that it fails.
+        let refused = retry_until(deadline, silence_max, || fail(|_| ErrorCode::ServerFault)).await;
+        assert_eq!(refused.expect_err("no").code, ErrorCode::HomeUnreachable);
+        assert!(deadline.remaining() > Duration::from_secs(30));
         // A home that answers now and then is reachable.
         calls.store(0, Ordering::Relaxed);
         let busy = |call| match call {

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bafs_proto::path::{check_relative, from_bytes, join, to_bytes};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -31,6 +32,8 @@ pub(crate) struct Export {
     /// What the file system says that it is; some say nothing.
     file_system: u64,
     name: OnceLock<String>,
+    /// Whether the log says that it is not in its place.
+    is_told_gone: AtomicBool,
 }
 
 /// Something below the export, held but not opened.
@@ -61,6 +64,7 @@ impl Export {
             root: fd,
             root_path,
             name: OnceLock::new(),
+            is_told_gone: AtomicBool::new(false),
         })
     }
 
@@ -79,23 +83,34 @@ impl Export {
     }
 
     /// Checks that the directory is still where it was opened: what is done by path would reach
-    /// another one otherwise, and what links lead to would have another name.
+    /// another one otherwise, and what links lead to would have another name. The log says when
+    /// that changes.
     ///
     /// # Errors
     /// `ServerFault`, until the same directory is back.
     pub(crate) fn check_in_place(&self) -> Result<()> {
         let named = stat(&self.root_path);
         // Another directory may be mounted over it: then only the name leads elsewhere.
-        let is_there = named.is_ok_and(|named| self.is_root(&named))
+        let is_there = named.as_ref().is_ok_and(|named| self.is_root(named))
             && real_path(&self.root).is_ok_and(|path| path == self.root_path);
+        let root = self.root_path.display();
         if is_there {
+            if self.is_told_gone.swap(false, Ordering::Relaxed) {
+                tracing::info!("the exported directory {root} is back");
+            }
             return Ok(());
         }
+        let other = match named {
+            Ok(_) => " (what is at its path now is another one)",
+            Err(_) => "",
+        };
         let text = format!(
-            "the exported directory {} is gone; put it back, or restart this home with another \
-             directory",
-            self.root_path.display()
+            "the exported directory {root} is gone; put it back, or restart this home with another \
+             directory{other}"
         );
+        if !self.is_told_gone.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{text}");
+        }
         Err(Error::new(ErrorCode::ServerFault, text))
     }
 

@@ -540,6 +540,8 @@ impl HomeServer {
         for round in 1.. {
             tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
             self.trees.sweep(clock::now()).await;
+            // The log says if the directory is gone, also while nobody asks for anything in it.
+            let _ = self.clone().run_blocking(|_| Ok(())).await;
             if round % PUT_SWEEP_ROUNDS != 0 {
                 continue;
             }

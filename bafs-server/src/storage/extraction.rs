@@ -131,27 +131,16 @@ impl Extraction {
         check_relative(&call.path)?;
         let confined = ConfinedDirectory::open(root);
         let failed = |e: &std::io::Error| {
-            let is_gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
-            let code = match e.kind() {
+            let error = match &confined {
+                Ok(confined) => open_error(confined, &call.path, e),
                 // The volume itself is not there: that says nothing of what jobs wrote.
-                _ if confined.as_ref().err().is_some_and(is_gone) => ErrorCode::VolumeLost,
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
-                    ErrorCode::NotFound
+                Err(gone) if gone.kind() == std::io::ErrorKind::NotFound => {
+                    Error::new(ErrorCode::VolumeLost, e.to_string())
                 }
-                // It may be another time, as where so much is renamed that no path can be followed.
-                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::WouldBlock => {
-                    ErrorCode::ServerFault
-                }
-                _ => ErrorCode::BadPath,
+                Err(_) => Error::new(open_error_code(e), e.to_string()),
             };
-            let link = confined.as_ref().ok();
-            let link = link.and_then(|root| root.read_link(&call.path).ok());
-            let why = describe_open_error(e, link.as_deref());
-            let text = format!(
-                "cannot extract '{}' of volume {}: {why}",
-                call.path, call.volume
-            );
-            Error::new(code, text)
+            let (path, volume) = (&call.path, call.volume);
+            error.context(format!("cannot extract '{path}' of volume {volume}"))
         };
         let opened = match &confined {
             Ok(confined) => confined.open_file(&call.path),
@@ -471,6 +460,28 @@ fn home_error(error: Error) -> Error {
 
 fn read_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::ServerFault, format!("extract: {error}"))
+}
+
+/// Why a file of a volume cannot be opened. A link that leads nowhere is there, so it is no missing
+/// file.
+pub(super) fn open_error(root: &ConfinedDirectory, path: &str, error: &std::io::Error) -> Error {
+    let link = root.read_link(path).ok();
+    let code = match open_error_code(error) {
+        ErrorCode::NotFound if link.is_some() => ErrorCode::BadPath,
+        code => code,
+    };
+    Error::new(code, describe_open_error(error, link.as_deref()))
+}
+
+fn open_error_code(error: &std::io::Error) -> ErrorCode {
+    match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorCode::NotFound,
+        // It may be another time, as where so much is renamed that no path can be followed.
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::WouldBlock => {
+            ErrorCode::ServerFault
+        }
+        _ => ErrorCode::BadPath,
+    }
 }
 
 /// Why a file cannot be opened; `link` is where it leads if it is a symbolic link.

@@ -5,12 +5,14 @@ use std::io;
 use std::path::Path;
 
 use bafs_proto::file_set::{FileSelection, MANIFEST_NAME, SET_FILES_MAX, has_wildcard};
-use bafs_proto::message::{SourceEntry, SourceKind};
+use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
 use bafs_proto::path::{check_relative, check_result_path};
 use bafs_proto::{Error, ErrorCode, Result};
 use glob::{MatchOptions, Pattern};
 
 use super::confined_directory::ConfinedDirectory;
+use super::extraction::open_error;
+use crate::source::file_identity;
 
 /// As in a shell: a wildcard matches within one name, and no dot at its beginning.
 const MATCH_OPTIONS: MatchOptions = MatchOptions {
@@ -24,6 +26,7 @@ const MATCH_OPTIONS: MatchOptions = MatchOptions {
 pub(super) struct SetFile {
     /// Path in the volume.
     pub(super) source: String,
+    /// A symbolic link has the identity of the file that it leads to.
     entry: SourceEntry,
 }
 
@@ -45,8 +48,8 @@ pub(super) type FileSet = BTreeMap<String, SetFile>;
 /// Finds the files of a set in the tree at `root`. Blocks.
 ///
 /// # Errors
-/// `NotFound` naming the first part without files, `BadPath` for what no set can have, `VolumeLost`
-/// when the tree is gone.
+/// `NotFound` naming the first part without files, `BadPath` for what no set can have (a link that
+/// leads to no file of the volume, for instance), `VolumeLost` when the tree is gone.
 pub(super) fn find_files(root: &Path, selections: &[FileSelection]) -> Result<FileSet> {
     let tree = ConfinedDirectory::open(root).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::new(ErrorCode::VolumeLost, "the volume is gone"),
@@ -139,8 +142,11 @@ impl FileSearch {
         Ok(found)
     }
 
-    fn add(&mut self, target: String, source: String, entry: SourceEntry) -> Result<usize> {
+    fn add(&mut self, target: String, source: String, mut entry: SourceEntry) -> Result<usize> {
         check_result_path(&target)?;
+        if matches!(entry.kind, SourceKind::Symlink(_)) {
+            entry.identity = self.identify_link_target(&source)?;
+        }
         if target == MANIFEST_NAME {
             let text = format!("'{source}' has the name of the manifest; rename it");
             return Err(Error::new(ErrorCode::BadPath, text));
@@ -159,6 +165,17 @@ impl FileSearch {
             return Err(Error::new(ErrorCode::BadPath, text));
         }
         Ok(1)
+    }
+
+    /// What a symbolic link leads to. One that leads to no file of the volume spoils the set, and
+    /// is found before anything of the set goes home.
+    fn identify_link_target(&self, path: &str) -> Result<SourceIdentity> {
+        let opened = self.tree.open_file(path);
+        let identity = opened.and_then(|file| file_identity(&file));
+        identity.map_err(|error| {
+            let error = open_error(&self.tree, path, &error);
+            error.context(format!("cannot extract '{path}'"))
+        })
     }
 
     /// What is at a path; `None` where nothing is.
@@ -273,6 +290,37 @@ mod tests {
         }
         let missing = find(root.path(), &["*.bam", "*.sam"]).expect_err("one");
         assert!(missing.detail.contains("'*.sam'"), "{missing}");
+    }
+
+    #[test]
+    fn links_lead_to_files_of_the_volume() {
+        let root = sample_tree();
+        let link = |to: &str, name: &str| {
+            std::os::unix::fs::symlink(to, root.path().join(name)).expect("link");
+        };
+        link("a.bam", "l.bam");
+        let words = &["*.bam"];
+        assert_eq!(find(root.path(), words).expect("files").len(), 3);
+        for to in ["nowhere", "/etc/hostname", "r"] {
+            link(to, "z.bam");
+            let refused = find(root.path(), words).expect_err("it leads to no file");
+            assert_eq!(refused.code, ErrorCode::BadPath, "{to}");
+            for part in ["'z.bam'", format!("symbolic link to '{to}'").as_str()] {
+                assert!(refused.detail.contains(part), "{refused}");
+            }
+            std::fs::remove_file(root.path().join("z.bam")).expect("remove");
+        }
+    }
+
+    #[test]
+    fn changed_link_target_is_noticed() {
+        let root = sample_tree();
+        std::os::unix::fs::symlink("c.bai", root.path().join("l.bam")).expect("link");
+        let look = || find_files(root.path(), &[FileSelection::of_word("*.bam")]).expect("files");
+        let before = look();
+        assert_eq!(look(), before);
+        std::fs::write(root.path().join("c.bai"), "another content").expect("write");
+        assert_ne!(look(), before);
     }
 
     #[test]

@@ -130,7 +130,12 @@ impl SetExtraction {
             under_way.spawn(async move {
                 let _place = place;
                 let open = move || Extraction::open(&root, call, homes, memory, deadline);
-                let receipt = run_blocking(open).await?.run().await?;
+                let opened = run_blocking(open).await.map_err(|error| match error.code {
+                    // It was there when the list was made.
+                    ErrorCode::NotFound => Error::new(ErrorCode::WrongState, error.detail),
+                    _ => error,
+                });
+                let receipt = opened?.run().await?;
                 sent.note(path.clone(), file, receipt.clone());
                 Ok((path, receipt))
             });

@@ -165,6 +165,28 @@ async fn changed_files_alone_are_fetched_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn young_files_are_fetched_again() {
+    let cluster = CacheCluster::new(1);
+    let bytes = fill(&cluster);
+    // Two contents of one size within the second that the home tells.
+    let now = i64::try_from(bafs_server::clock::now().0 * 1_000_000).expect("before 2262");
+    cluster.home.put("db/g", content(3, BLOCK as usize), now);
+    cluster.create(&lru(1)).await;
+    read_everywhere(&cluster, 1, &bytes).await;
+    let node = &cluster.nodes[0];
+    node.read(VolumeId(1), 1, 0, 1).await.expect("it is read");
+    remove(&cluster, 1).await;
+    let changed = content(4, BLOCK as usize);
+    cluster.home.put("db/g", changed.clone(), now);
+    cluster.create(&lru(2)).await;
+    let read = node.read(VolumeId(2), 1, 0, 1).await.expect("it is read");
+    assert!(read == changed, "the content of before");
+    read_everywhere(&cluster, 2, &bytes).await;
+    let expected = BYTES + 2 * u64::from(BLOCK);
+    assert_eq!(cluster.home_bytes(), expected, "old files stay here");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_source_leaves_other_readers_alone() {
     let cluster = CacheCluster::new(1);
     let bytes = fill(&cluster);

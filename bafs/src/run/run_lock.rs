@@ -23,7 +23,48 @@ pub(super) struct RunLock {
     _file: File,
 }
 
+/// Journals that a run of this workflow file locks: its own, and that of the file which a symbolic
+/// link of this name leads to. There the same results would come to the same places, at least in a
+/// cluster that stays; without one, the directory of the link is the home.
+pub(super) fn journals_to_lock(
+    workflow: &Path,
+    journal: &Path,
+    has_own_journal: bool,
+    is_on_cluster: bool,
+) -> Vec<PathBuf> {
+    let is_link = fs::symlink_metadata(workflow).is_ok_and(|found| found.is_symlink());
+    let directory = match workflow.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let real = workflow.canonicalize().ok().filter(|real| {
+        let is_beside = || directory.canonicalize().ok().as_deref() == real.parent();
+        is_link && !has_own_journal && (is_on_cluster || is_beside())
+    });
+    let linked = real.map(|real| sibling_path(&real, "journal"));
+    [journal.to_owned()].into_iter().chain(linked).collect()
+}
+
 impl RunLock {
+    /// Takes the locks of all these journals.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    pub(super) fn acquire_all(journals: &[PathBuf]) -> Result<Vec<Self>> {
+        let locks = journals.iter().map(|journal| Self::acquire(journal));
+        let locks: Result<Vec<Option<Self>>> = locks.collect();
+        Ok(locks?.into_iter().flatten().collect())
+    }
+
+    /// Who has the lock of a journal, if anybody does.
+    pub(super) fn find_holder(journal: &Path) -> Option<String> {
+        let mut file = File::open(sibling_path(journal, "lock")).ok()?;
+        match file.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => Some(read_holder(&mut file)),
+            _ => None,
+        }
+    }
+
     /// Takes the lock of a journal. Nothing where no file can be made there: the journal will say
     /// why.
     ///
@@ -84,16 +125,20 @@ fn write_holder(file: &mut File) -> std::io::Result<()> {
 }
 
 fn describe_holder(file: &mut File, journal: &Path) -> String {
-    let mut text = String::new();
-    let read = file.take(HOLDER_BYTES_MAX).read_to_string(&mut text);
-    let holder = match (read, text.trim()) {
-        (Ok(_), holder) if !holder.is_empty() => holder.to_owned(),
-        _ => "another process".to_owned(),
-    };
     format!(
-        "{holder} runs this workflow with the journal {}; wait until it ends, or stop it",
+        "{} runs this workflow with the journal {}; wait until it ends, or stop it",
+        read_holder(file),
         journal.display()
     )
+}
+
+fn read_holder(file: &mut File) -> String {
+    let mut text = String::new();
+    let read = file.take(HOLDER_BYTES_MAX).read_to_string(&mut text);
+    match (read, text.trim()) {
+        (Ok(_), holder) if !holder.is_empty() => holder.to_owned(),
+        _ => "another process".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -112,6 +157,46 @@ mod tests {
         drop(held);
         assert!(!directory.path().join("w.journal.lock").exists());
         assert!(RunLock::acquire(&journal).expect("free").is_some());
+    }
+
+    #[test]
+    fn links_of_a_workflow_share_its_lock() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("other")).expect("mkdir");
+        fs::write(at("w.bafs"), "").expect("write");
+        for name in ["l.bafs", "other/m.bafs"] {
+            std::os::unix::fs::symlink(at("w.bafs"), at(name)).expect("link");
+        }
+        let lock = |name: &str, has_own_journal, is_on_cluster| {
+            let journal = at(&format!("{name}.journal"));
+            let place = at(name);
+            let journals = journals_to_lock(&place, &journal, has_own_journal, is_on_cluster);
+            RunLock::acquire_all(&journals)
+        };
+        let held = lock("w.bafs", false, false).expect("free");
+        assert_eq!(held.len(), 1);
+        lock("l.bafs", false, false).expect_err("the same workflow beside it");
+        lock("other/m.bafs", false, true).expect_err("the same homes");
+        lock("other/m.bafs", false, false).expect("a home of its own");
+        lock("l.bafs", true, false).expect("a journal that the user named");
+        drop(held);
+        let held = lock("l.bafs", false, false).expect("free");
+        assert_eq!(held.len(), 2);
+        lock("w.bafs", false, false).expect_err("its link runs");
+    }
+
+    #[test]
+    fn holder_of_a_lock_is_found() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let journal = directory.path().join("w.journal");
+        assert_eq!(RunLock::find_holder(&journal), None);
+        let held = RunLock::acquire(&journal).expect("free");
+        let holder = RunLock::find_holder(&journal).expect("this process");
+        let expected = format!("process {} on host ", std::process::id());
+        assert!(holder.starts_with(&expected), "{holder}");
+        drop(held);
+        assert_eq!(RunLock::find_holder(&journal), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use bafs_sched::{NullSelector, Settings};
 use bafs_server::serving::RunningServer;
 use bafs_workflow::Workflow;
 
-use super::run_lock::RunLock;
+use super::run_lock::{RunLock, journals_to_lock};
 use super::run_plan::{PlannedRun, RunPlace, RunPlan, describe_resumed, plan_run};
 use crate::args::RunArgs;
 use crate::home_view::HomeView;
@@ -25,7 +25,7 @@ pub(super) struct RunStart {
     /// What earlier runs did; nothing when the last one goes on.
     pub(super) work: Option<EarlierWork>,
     /// Held until the run ends.
-    _lock: Option<RunLock>,
+    _locks: Vec<RunLock>,
 }
 
 /// Where a run is to be.
@@ -50,10 +50,25 @@ pub(super) async fn prepare_run(
     setting: RunSetting<'_>,
     output: Printer,
 ) -> Result<Option<RunStart>> {
-    let lock = match args.dry_run {
-        true => None,
-        false => RunLock::acquire(setting.journal)?,
+    let journals = journals_to_lock(
+        &args.workflow,
+        setting.journal,
+        args.journal.is_some(),
+        setting.cluster.is_some(),
+    );
+    let (locks, holder) = match args.dry_run {
+        true => {
+            let mut holders = journals.iter().filter_map(|it| RunLock::find_holder(it));
+            (Vec::new(), holders.next())
+        }
+        false => (RunLock::acquire_all(&journals)?, None),
     };
+    if let Some(holder) = &holder {
+        print_notice(&format!(
+            "{holder} runs this workflow now; a run that begins later finds more done than is told \
+             here"
+        ));
+    }
     let place = RunPlace {
         journal: setting.journal,
         homes: setting.homes,
@@ -80,13 +95,19 @@ pub(super) async fn prepare_run(
         RunPlan::Begin(planned) => planned,
         RunPlan::Resume(open) | RunPlan::CancelFirst(open) => {
             if args.dry_run {
-                let (text, value) = describe_resumed(&open);
+                let (mut text, mut value) = describe_resumed(&open);
+                if let Some(holder) = holder {
+                    let (done, total) = (&value["up_to_date"], &value["jobs_total"]);
+                    text = format!("{holder} runs this workflow: {done} of {total} jobs are done");
+                    value["resumes"] = false.into();
+                    value["running"] = holder.into();
+                }
                 output.print_result(&text, &value)?;
                 return Ok(None);
             }
             return Ok(Some(RunStart {
                 work: None,
-                _lock: lock,
+                _locks: locks,
             }));
         }
     };
@@ -101,7 +122,7 @@ pub(super) async fn prepare_run(
     }
     Ok((!is_over).then_some(RunStart {
         work: Some(planned.work),
-        _lock: lock,
+        _locks: locks,
     }))
 }
 
