@@ -185,7 +185,9 @@ impl TraceBuilder {
         self.record_use(now_us, program, (path, size_bytes), AccessKind::Other);
         let file = self.file_numbers[path] as usize;
         if size_bytes == 0 && !self.has_read[file] {
+            // What was there before is not of this command.
             self.trace.files[file].is_created = true;
+            self.trace.files[file].size_bytes_max = 0;
         }
     }
 
