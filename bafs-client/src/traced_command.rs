@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +38,17 @@ pub struct TracedDirectory {
     pub access: Access,
 }
 
+/// Where an output stream of a command goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TracedOutput {
+    /// To the same stream of this process.
+    Inherit,
+    /// To the standard error of this process.
+    StandardError,
+    /// Into a file, by its path as the command sees it.
+    File(PathBuf),
+}
+
 /// A command whose file use is recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedCommand {
@@ -50,8 +62,8 @@ pub struct TracedCommand {
     pub directory: PathBuf,
     /// The directories that are traced. None lies in another.
     pub directories: Vec<TracedDirectory>,
-    /// Files for its standard output and error, if not those of this process.
-    pub output: [Option<PathBuf>; 2],
+    /// Where its standard output and error go.
+    pub output: [TracedOutput; 2],
 }
 
 /// Why a command was not traced.
@@ -93,14 +105,10 @@ pub fn run_traced(sandbox: &Sandbox, command: &TracedCommand) -> Result<Trace, T
             access: directory.access,
         });
     }
-    let output = |file: &Option<PathBuf>| match file {
-        Some(path) => OutputTarget::Path(path.clone()),
-        None => OutputTarget::Inherit,
-    };
     let [stdout, stderr] = &command.output;
     let streams = JobStreams {
-        stdout: output(stdout),
-        stderr: output(stderr),
+        stdout: open_output(stdout)?,
+        stderr: open_output(stderr)?,
         ..JobStreams::interactive()
     };
     let running = sandbox.start(plan_job(command, volumes), streams)?;
@@ -148,6 +156,17 @@ pub fn run_traced(sandbox: &Sandbox, command: &TracedCommand) -> Result<Trace, T
         memory_bytes_max: usage.resident_bytes_max,
         exit_code,
         ..trace
+    })
+}
+
+fn open_output(output: &TracedOutput) -> Result<OutputTarget, TraceError> {
+    Ok(match output {
+        TracedOutput::Inherit => OutputTarget::Inherit,
+        TracedOutput::File(path) => OutputTarget::Path(path.clone()),
+        TracedOutput::StandardError => {
+            let copy = std::io::stderr().as_fd().try_clone_to_owned();
+            OutputTarget::Descriptor(copy.map_err(StartError::Process)?)
+        }
     })
 }
 

@@ -16,8 +16,8 @@ use crate::variability::{Spread, StageSpread};
 
 /// Parts into which the time of an instance is divided.
 const TIME_SLICES: usize = 60;
-/// Lives of blocks that a picture shows.
-const BLOCK_LIFE_ROWS: u64 = 400;
+/// Lives of blocks: rows of a picture that fits a page.
+const BLOCK_LIFE_ROWS: u64 = 80;
 
 /// Resources and traffic of one stage, of one program of it, or of a whole instance.
 #[derive(Debug, Clone, PartialEq, Serialize)]

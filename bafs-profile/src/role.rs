@@ -108,10 +108,14 @@ pub fn find_roles(traces: &[Trace]) -> BTreeMap<String, Role> {
                 .insert(&trace.instance);
         }
     }
+    let results: BTreeSet<&String> = traces.iter().flat_map(|trace| &trace.results).collect();
     let uses = collect_path_uses(traces);
-    let role = |path: &str, known: &PathUse| {
+    let role = |path: &String, known: &PathUse| {
+        if results.contains(path) {
+            return Role::Endpoint;
+        }
         let is_unread = known.readers.is_empty() && known.writers.is_empty();
-        match is_unread && lookers[path].len() > 1 {
+        match is_unread && lookers[path.as_str()].len() > 1 {
             true => Role::Batch,
             false => known.role(),
         }

@@ -148,14 +148,17 @@ fn format_size(bytes: u64) -> String {
 
 impl<'a> SkeletonWriter<'a> {
     fn new(traces: &'a [Trace]) -> Self {
-        let roots: BTreeSet<String> = traces.iter().flat_map(|it| it.roots.clone()).collect();
+        let mut roots: Vec<String> = traces.iter().flat_map(|it| it.roots.clone()).collect();
+        roots.sort_unstable();
+        // A directory comes before those in it.
+        roots.dedup_by(|below, above| is_below(below, above));
         let paths = traces.iter().flat_map(|trace| &trace.files);
         let home = common_directory(paths.map(|file| file.path.as_str()));
         Self {
             traces,
             uses: collect_path_uses(traces),
             roles: find_roles(traces),
-            roots: roots.into_iter().collect(),
+            roots,
             home,
             input_of: BTreeMap::new(),
             inputs: Vec::new(),

@@ -29,6 +29,9 @@ pub struct Trace {
     pub files: Vec<FileTrace>,
     /// Symbolic links that were followed: their paths and what they name.
     pub links: Vec<(String, String)>,
+    /// Paths that are results, whoever reads them later.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<String>,
     /// Directories that the command made.
     pub made_directories: Vec<String>,
     /// Accesses in the order of their ends.

@@ -4,6 +4,7 @@ mod check;
 mod plan;
 mod policy;
 mod pool;
+mod profile;
 mod renamed_variables;
 mod run;
 mod servers;
@@ -24,6 +25,7 @@ pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
     PilotArgs, PilotNodeArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize,
 };
+pub(crate) use profile::ProfileArgs;
 pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
@@ -112,6 +114,8 @@ pub(crate) enum CliCommand {
     Exec(ExecArgs),
     /// Run a workflow.
     Run(RunArgs),
+    /// Trace the file use of programs, or of the jobs of a workflow, and describe it.
+    Profile(ProfileArgs),
     /// Start nodes as jobs of a batch system.
     #[command(subcommand)]
     Pool(PoolCommand),

@@ -27,6 +27,7 @@ mod output;
 mod plan;
 mod policies;
 mod pool;
+mod profile;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -124,10 +125,11 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         bafs_proto::net::set_request_memory_max(bytes_max);
     }
     match cli.command {
-        // These three enter a private name space, which a process with threads may not.
+        // These four enter a private name space, which a process with threads may not.
         CliCommand::Agent(args) => return Ok(job::run_agent(&args)),
         CliCommand::Exec(args) => return job::run_exec(&args, output),
         CliCommand::Mount(args) => return job::run_mount(&args, output),
+        CliCommand::Profile(args) => return profile::run_profile(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => return workflow_file::check_workflow(&args, output),
         CliCommand::Fmt(args) => return workflow_format::run(&args, output),
