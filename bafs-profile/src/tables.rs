@@ -50,7 +50,12 @@ impl Table {
 }
 
 fn mb(bytes: u64) -> String {
-    format!("{:.2}", bytes as f64 / 1e6)
+    let mb = bytes as f64 / 1e6;
+    match bytes {
+        0 => "0".to_owned(),
+        1..100_000 => format!("{mb:.4}"),
+        _ => format!("{mb:.2}"),
+    }
 }
 
 fn volume_cells(volume: Volume) -> Vec<String> {

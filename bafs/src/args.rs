@@ -8,6 +8,7 @@ mod profile;
 mod renamed_variables;
 mod run;
 mod servers;
+mod sizes;
 mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
@@ -28,6 +29,7 @@ pub(crate) use pool::{
 pub(crate) use profile::ProfileArgs;
 pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
+pub(crate) use sizes::SizesArgs;
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
@@ -139,6 +141,8 @@ pub(crate) enum CliCommand {
     Replay(ReplayArgs),
     /// Explain the history or the waiting of a job, volume or node of a run.
     Why(WhyArgs),
+    /// Propose sizes for volumes of unknown size, from the journal.
+    Sizes(SizesArgs),
     /// Print the standard output and standard error of a job.
     Logs(LogsArgs),
     /// Show the progress of a run, from its journal.

@@ -36,6 +36,7 @@ mod run;
 mod run_control;
 mod serve;
 mod sim;
+mod sizes;
 mod status;
 pub mod svg_chart;
 mod terminal_text;
@@ -142,6 +143,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Report(args) => report::run_report(&args, output)?,
         CliCommand::Graph(args) => graph::run(&args, output)?,
         CliCommand::Why(args) => history::explain_name(&args, output)?,
+        CliCommand::Sizes(args) => sizes::propose_sizes(&args, output)?,
         CliCommand::Logs(args) => logs::print_logs(&args, output)?,
         CliCommand::Doctor(args) => return doctor::run(&args, output),
         command => return run_async_command(command, output),

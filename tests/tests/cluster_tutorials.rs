@@ -202,6 +202,12 @@ fn failed_job_guide_works_as_written() -> Result<()> {
 }
 
 #[test]
+fn profile_guide_works_as_written() -> Result<()> {
+    let page = "../guide/profile.md";
+    run_tutorial("profile_guide_works_as_written", page, 2)
+}
+
+#[test]
 fn own_workflow_tutorial_works_as_written() -> Result<()> {
     run_tutorial(
         "own_workflow_tutorial_works_as_written",

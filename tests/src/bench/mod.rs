@@ -19,6 +19,7 @@ pub mod nohang;
 pub mod options;
 mod planner;
 mod policies;
+mod profile;
 pub mod report;
 mod shell;
 mod sim;
@@ -98,6 +99,11 @@ pub const ALL: &[Benchmark] = &[
         run: policies::run,
     },
     Benchmark {
+        name: "profile",
+        description: "roles and figures of `bafs profile` beside lists by hand and the thesis",
+        run: profile::run,
+    },
+    Benchmark {
         name: "sim",
         description: "the scheduler core at size: a million jobs on ten thousand simulated nodes",
         run: sim::run,
@@ -131,6 +137,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::run_work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::run_wire_process(rest),
         [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::run_hold_process(rest),
+        [part, rest @ ..] if part == profile::TWIN_PROCESS => profile::run_twin_process(rest),
         [part, rest @ ..] if part == forwarding::FORWARDING_PROCESS => {
             forwarding::run_forwarding_process(rest)
         }

@@ -69,11 +69,14 @@ fn met_full_disk(
 /// What a job lacks that found too little space in these volumes.
 pub(crate) fn describe_too_small(view: View<'_>, volumes: &[VolumeIndex]) -> String {
     let is_undeclared = |volume: &VolumeIndex| view.sizes.is_undeclared(*volume);
-    if volumes.is_empty() || !volumes.iter().all(is_undeclared) {
+    // A size that was measured is not the user's.
+    let undeclared = volumes.iter().filter(|volume| is_undeclared(volume));
+    let had = undeclared.map(|volume| view.size_of(*volume));
+    let had: Vec<Space> = had.collect();
+    if had.is_empty() {
         return "needs a larger volume than declared".to_owned();
     }
-    let had = volumes.iter().map(|volume| view.size_of(*volume));
-    let had = had.fold(Space::ZERO, Space::component_max);
+    let had = had.into_iter().fold(Space::ZERO, Space::component_max);
     format!(
         "needs more than {}, but its pipeline does not fit on these nodes with a larger \
          volume; add storage",
