@@ -93,6 +93,7 @@ pub fn format_tables(report: &Report, files_max: usize) -> String {
         &mut text,
     );
     write_cache("Cache for pipeline data", &report.pipeline_cache, &mut text);
+    write_timeline(report, &mut text);
     write_scaling(report, &mut text);
     write_variability(report, &mut text);
     write_canonical(report, &mut text);
@@ -245,6 +246,34 @@ fn write_cache(title: &str, points: &[CachePoint], text: &mut String) {
     for point in points {
         let size = format!("{:.3}", point.cache_bytes as f64 / 1e6);
         table.push(vec![size, format!("{:.3}", point.hit_rate)]);
+    }
+    table.write(text);
+}
+
+/// The time of the first instance in a dozen parts.
+fn write_timeline(report: &Report, text: &mut String) {
+    const PARTS: usize = 12;
+    let head = [
+        "from s",
+        "read MB/s",
+        "written MB/s",
+        "processors",
+        "working set MB",
+    ];
+    let mut table = Table::new("Timeline (first instance)", &head);
+    let slices_each = report.timeline.len().div_ceil(PARTS).max(1);
+    for slices in report.timeline.chunks(slices_each) {
+        let length_s: f64 = slices.iter().map(|it| it.length_s).sum();
+        let rate = |bytes: u64| format!("{:.2}", bytes as f64 / 1e6 / length_s);
+        let processors: f64 = slices.iter().map(|it| it.processors).sum();
+        let working_set = slices.iter().map(|it| it.working_set_bytes).max();
+        table.push(vec![
+            format!("{:.2}", slices[0].start_s),
+            rate(slices.iter().map(|it| it.read_bytes).sum()),
+            rate(slices.iter().map(|it| it.written_bytes).sum()),
+            format!("{:.2}", processors / slices.len() as f64),
+            mb(working_set.unwrap_or(0)),
+        ]);
     }
     table.write(text);
 }

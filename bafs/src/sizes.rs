@@ -1,5 +1,5 @@
-//! Sizes that volumes had in runs, from the journal: `bafs sizes` proposes declarations of them, and
-//! `bafs why VOLUME` tells them. It changes no file.
+//! Sizes that volumes had in runs, from the journal: `bafs sizes` proposes declarations of them,
+//! and `bafs why VOLUME` tells them. It changes no file.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,9 @@ pub(crate) fn describe_measured_size(history: &History, name: &str) -> Option<St
         Some(declared) => format!("its declared size is {declared} bytes"),
         None => "its size is unknown in the workflow".to_owned(),
     };
-    Some(format!("volume {name} held up to {bytes} bytes and {files} files; {size}"))
+    Some(format!(
+        "volume {name} held up to {bytes} bytes and {files} files; {size}"
+    ))
 }
 
 /// A line of a workflow, and the line to put in its place.
@@ -110,7 +112,9 @@ fn propose_lines(text: &str, volumes: &[MeasuredVolume]) -> Vec<ProposedLine> {
         if !is_word(keyword, "volume") || !is_word(kind, "scratch") || !is_word(size, "unknown") {
             return None;
         }
-        let unknown = volumes.iter().filter(|volume| volume.declared_bytes.is_none());
+        let unknown = volumes
+            .iter()
+            .filter(|volume| volume.declared_bytes.is_none());
         let alike = unknown.filter(|volume| is_named_by(&volume.name, name));
         let held = alike.filter_map(|volume| volume.held_bytes).max()?;
         let start = line.find(size)?;
@@ -139,14 +143,24 @@ fn is_named_by(volume: &str, declared: &str) -> bool {
     };
     let after = rest.split_once(')').map_or("", |(_, after)| after);
     // The variable has at least one letter.
-    let mut ends = after_prefix.char_indices().skip(1).map(|(at, _)| at).collect::<Vec<_>>();
+    let mut ends = after_prefix
+        .char_indices()
+        .skip(1)
+        .map(|(at, _)| at)
+        .collect::<Vec<_>>();
     ends.push(after_prefix.len());
-    !after_prefix.is_empty() && ends.into_iter().any(|at| is_named_by(&after_prefix[at..], after))
+    !after_prefix.is_empty()
+        && ends
+            .into_iter()
+            .any(|at| is_named_by(&after_prefix[at..], after))
 }
 
 fn format_size(held_bytes: u64) -> String {
     let margin = (held_bytes / MARGIN_DIVISOR).max(MARGIN_BYTES_MIN);
-    format!("{} MB", held_bytes.saturating_add(margin).div_ceil(MEGABYTE))
+    format!(
+        "{} MB",
+        held_bytes.saturating_add(margin).div_ceil(MEGABYTE)
+    )
 }
 
 /// A patch that `patch` applies.
@@ -200,9 +214,15 @@ mod tests {
         let lines = propose_lines(text, &volumes);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert_eq!(lines[0].line, 2);
-        assert_eq!(lines[0].after, "  volume w$(i) scratch 25 MB files 9  # raw");
+        assert_eq!(
+            lines[0].after,
+            "  volume w$(i) scratch 25 MB files 9  # raw"
+        );
         let patch = format_patch("w.bafs", text, &lines);
-        assert!(patch.contains("@@ -2 +2 @@\n-  volume w$(i) scratch unknown"), "{patch}");
+        assert!(
+            patch.contains("@@ -2 +2 @@\n-  volume w$(i) scratch unknown"),
+            "{patch}"
+        );
     }
 
     #[test]

@@ -10,7 +10,10 @@ use bafs_tests::{bafs_program, mount_obstacle, printed_text, report_skip};
 
 fn profile(directory: &Path, arguments: &[&str], words: &[&str]) -> Result<Output> {
     let mut command = Command::new(bafs_program());
-    command.current_dir(directory).args(["profile", "--json"]).args(arguments);
+    command
+        .current_dir(directory)
+        .args(["profile", "--json"])
+        .args(arguments);
     if !words.is_empty() {
         command.arg("--").args(words);
     }
@@ -39,7 +42,14 @@ fn profile_counts_each_call() -> Result<()> {
         return Ok(());
     };
     fs::write(place.path().join("in"), vec![1; 70_000])?;
-    let words = ["dd", "if=in", "of=out", "bs=1000", "count=50", "status=none"];
+    let words = [
+        "dd",
+        "if=in",
+        "of=out",
+        "bs=1000",
+        "count=50",
+        "status=none",
+    ];
     let report = trace(place.path(), &words)?;
     let traffic = &report["rows"][0]["traffic"];
     ensure!(traffic["operations"]["read"] == 50, "{traffic}");
@@ -47,7 +57,10 @@ fn profile_counts_each_call() -> Result<()> {
     ensure!(traffic["reads"]["unique_bytes"] == 50_000, "{traffic}");
     ensure!(traffic["reads"]["static_bytes"] == 70_000, "{traffic}");
     ensure!(traffic["writes"]["traffic_bytes"] == 50_000, "{traffic}");
-    ensure!(fs::read(place.path().join("out"))?.len() == 50_000, "{traffic}");
+    ensure!(
+        fs::read(place.path().join("out"))?.len() == 50_000,
+        "{traffic}"
+    );
     Ok(())
 }
 
@@ -143,7 +156,13 @@ fn workflows_are_profiled_by_pipeline() -> Result<()> {
         "w2/raw pipeline",
     ];
     ensure!(roles == expected, "{roles:?}");
-    ensure!(report["instances"] == serde_json::json!(["a1", "a2"]), "{report}");
-    ensure!(report["canonical"]["conditions"][0]["distance"] == 0.0, "{report}");
+    ensure!(
+        report["instances"] == serde_json::json!(["a1", "a2"]),
+        "{report}"
+    );
+    ensure!(
+        report["canonical"]["conditions"][0]["distance"] == 0.0,
+        "{report}"
+    );
     Ok(())
 }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 
 #[derive(Debug, Args)]
-#[command(after_help = "The output is a patch. It gives each volume of unknown size the most that \
+#[command(
+    after_help = "The output is a patch. It gives each volume of unknown size the most that \
 it held, and a quarter more.\n\n\
-Example:\n  bafs sizes blast.bafs | patch blast.bafs")]
+Example:\n  bafs sizes blast.bafs | patch blast.bafs"
+)]
 pub(crate) struct SizesArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,

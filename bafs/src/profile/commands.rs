@@ -126,6 +126,13 @@ fn find_directories(
     found.sort_unstable();
     // A directory comes before those in it.
     found.dedup_by(|below, above| below.starts_with(above));
+    if found.is_empty() {
+        let shown = directory.display();
+        return Err(UsageError::from_reason(format!(
+            "nothing is traced: {shown} belongs to the system or to all programs; name a directory \
+             with --trace"
+        )));
+    }
     let traced = |path: PathBuf| TracedDirectory {
         shown: path.to_string_lossy().into_owned(),
         source: path.clone(),

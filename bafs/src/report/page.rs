@@ -231,7 +231,10 @@ fn write_measured_sizes(html: &mut String, report: &ReportData) -> Result<()> {
         return Ok(());
     }
     *html += "<h2>Measured sizes</h2>";
-    write_header(html, &["volume of unknown size", "held up to, bytes", "files"])?;
+    write_header(
+        html,
+        &["volume of unknown size", "held up to, bytes", "files"],
+    )?;
     for (volume, bytes) in rows.iter().take(ROWS_MAX) {
         let files = volume.held_files.unwrap_or(0).to_string();
         write_row(html, &[&volume.name, &bytes.to_string(), &files])?;

@@ -5,7 +5,9 @@
 //! mappings come one by one, because the mirror asks the kernel for no read-ahead. Both are slow,
 //! and both are what is measured.
 
+mod conversions;
 mod file_table;
+mod mirror_file_system;
 mod requests;
 
 use std::os::fd::AsRawFd;
@@ -16,7 +18,7 @@ use fuser::{BackgroundSession, Config, Session, SessionACL};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 
-use self::requests::MirrorFileSystem;
+use self::mirror_file_system::MirrorFileSystem;
 use super::mount::open_device;
 use super::mount_error::{MountError, mount_refusal};
 use crate::trace_recorder::TraceRecorder;

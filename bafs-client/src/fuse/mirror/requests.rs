@@ -1,114 +1,34 @@
 //! The requests of a mirror: each becomes a system call on the directory, and a record.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::ffi::OsStr;
+use std::fs;
 use std::io;
-use std::os::unix::fs::{
-    DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown,
-    symlink,
-};
+use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use bafs_profile::trace::AccessKind;
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType as NodeKind, Mode, OFlags, Timespec, Timestamps,
-    fallocate, mknodat, renameat_with, statvfs, utimensat,
+    CWD, FallocateFlags, FileType as NodeKind, Mode, OFlags, Timestamps, fallocate, mknodat,
+    renameat_with, statvfs,
 };
 
-use super::file_table::{FileTable, OpenObject};
-use crate::trace_recorder::{RecordedFile, TraceRecorder};
+use super::conversions::{file_attributes, open_path, to_errno, to_timespec};
+use super::file_table::OpenObject;
+use super::mirror_file_system::MirrorFileSystem;
 
 /// Looks at one file within this time count once: without it, each step of a path would be one.
 const ATTRIBUTE_TTL: Duration = Duration::from_secs(1);
 const GENERATION: Generation = Generation(0);
-/// Read-ahead of less than a page: the kernel reads the pages of mappings one by one. It takes no 0.
+/// Read-ahead of less than a page: the kernel reads the pages of mappings one by one. It takes
+/// no 0.
 const READ_AHEAD_BYTES: u32 = 1;
-
-/// A directory that is shown, and whose use is recorded.
-pub(super) struct MirrorFileSystem {
-    source: PathBuf,
-    shown: String,
-    recorder: Arc<TraceRecorder>,
-    table: Mutex<FileTable>,
-}
-
-/// Handles differ between all mirrors of a recorder.
-static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
-
-fn to_errno(error: &io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_i32)
-}
-
-fn stale() -> io::Error {
-    rustix::io::Errno::STALE.into()
-}
-
-fn file_attributes(ino: INodeNo, found: &Metadata) -> FileAttr {
-    let time = |seconds: i64, nanoseconds: i64| {
-        UNIX_EPOCH + Duration::new(seconds.max(0) as u64, nanoseconds as u32)
-    };
-    let kind = found.file_type();
-    FileAttr {
-        ino,
-        size: found.len(),
-        blocks: found.blocks(),
-        atime: time(found.atime(), found.atime_nsec()),
-        mtime: time(found.mtime(), found.mtime_nsec()),
-        ctime: time(found.ctime(), found.ctime_nsec()),
-        crtime: UNIX_EPOCH,
-        kind: to_file_type(kind),
-        perm: (found.mode() & 0o7777) as u16,
-        nlink: found.nlink() as u32,
-        uid: found.uid(),
-        gid: found.gid(),
-        rdev: found.rdev() as u32,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
-fn to_file_type(kind: fs::FileType) -> FileType {
-    if kind.is_dir() {
-        FileType::Directory
-    } else if kind.is_symlink() {
-        FileType::Symlink
-    } else if kind.is_fifo() {
-        FileType::NamedPipe
-    } else if kind.is_socket() {
-        FileType::Socket
-    } else if kind.is_block_device() {
-        FileType::BlockDevice
-    } else if kind.is_char_device() {
-        FileType::CharDevice
-    } else {
-        FileType::RegularFile
-    }
-}
-
-fn to_timespec(time: Option<TimeOrNow>) -> Timespec {
-    let (seconds, nanoseconds) = match time {
-        None => (0, rustix::fs::UTIME_OMIT),
-        Some(TimeOrNow::Now) => (0, rustix::fs::UTIME_NOW),
-        Some(TimeOrNow::SpecificTime(time)) => {
-            let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-            (since.as_secs() as i64, i64::from(since.subsec_nanos()))
-        }
-    };
-    Timespec {
-        tv_sec: seconds,
-        tv_nsec: nanoseconds,
-    }
-}
 
 /// Replies with the result or the error.
 macro_rules! reply_or_error {
@@ -118,184 +38,6 @@ macro_rules! reply_or_error {
             Err(error) => $reply.error(to_errno(&error)),
         }
     };
-}
-
-impl MirrorFileSystem {
-    pub(super) fn new(source: &Path, shown: &str, recorder: Arc<TraceRecorder>) -> Self {
-        Self {
-            source: source.to_owned(),
-            shown: shown.to_owned(),
-            recorder,
-            table: Mutex::default(),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FileTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn relative_path(&self, ino: INodeNo) -> io::Result<PathBuf> {
-        self.lock().path(ino).map(Path::to_owned).ok_or_else(stale)
-    }
-
-    fn child_path(&self, parent: INodeNo, name: &OsStr) -> io::Result<PathBuf> {
-        self.lock().child(parent, name).ok_or_else(stale)
-    }
-
-    fn real(&self, path: &Path) -> PathBuf {
-        // Joining an empty path would end with a slash.
-        match path.as_os_str().is_empty() {
-            true => self.source.clone(),
-            false => self.source.join(path),
-        }
-    }
-
-    /// The path as the program sees it.
-    fn shown_path(&self, path: &Path) -> String {
-        match path.as_os_str().is_empty() {
-            true => self.shown.clone(),
-            false => format!("{}/{}", self.shown, path.display()),
-        }
-    }
-
-    fn find(&self, path: &Path) -> io::Result<(FileAttr, Metadata)> {
-        let found = fs::symlink_metadata(self.real(path))?;
-        let ino = self.lock().number(path);
-        Ok((file_attributes(ino, &found), found))
-    }
-
-    fn record_use(&self, request: &Request, path: &Path, size_bytes: u64, kind: AccessKind) {
-        let file = RecordedFile {
-            path: &self.shown_path(path),
-            size_bytes,
-        };
-        self.recorder.record_use(request.pid(), file, kind);
-    }
-
-    fn open_file(&self, handle: FileHandle) -> io::Result<Arc<File>> {
-        match self.lock().open_object(handle.0) {
-            Some(OpenObject::File(file, _)) => Ok(file),
-            _ => Err(rustix::io::Errno::BADF.into()),
-        }
-    }
-
-    /// Attributes by the path, or by an open file if that is gone.
-    fn metadata(&self, ino: INodeNo) -> io::Result<Metadata> {
-        match self.relative_path(ino) {
-            Ok(path) => fs::symlink_metadata(self.real(&path)),
-            Err(error) => {
-                let open = self.lock().open_file_of(ino);
-                open.ok_or(error)?.metadata()
-            }
-        }
-    }
-
-    fn insert_file(
-        &self,
-        request: &Request,
-        (path, ino): (&Path, INodeNo),
-        file: File,
-        is_new: bool,
-    ) -> io::Result<FileHandle> {
-        let recorded = RecordedFile {
-            path: &self.shown_path(path),
-            size_bytes: file.metadata()?.len(),
-        };
-        let handle = NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
-        self.recorder
-            .record_open(request.pid(), recorded, handle, is_new);
-        let object = OpenObject::File(Arc::new(file), ino);
-        self.lock().insert_open(handle, object);
-        Ok(FileHandle(handle))
-    }
-
-    fn list_directory(&self, ino: INodeNo) -> io::Result<FileHandle> {
-        let path = self.relative_path(ino)?;
-        let mut all = vec![
-            (OsString::from("."), FileType::Directory),
-            (OsString::from(".."), FileType::Directory),
-        ];
-        for entry in fs::read_dir(self.real(&path))? {
-            let entry = entry?;
-            all.push((entry.file_name(), to_file_type(entry.file_type()?)));
-        }
-        let handle = NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
-        self.lock()
-            .insert_open(handle, OpenObject::Directory(Arc::new(all)));
-        Ok(FileHandle(handle))
-    }
-
-    fn change_attributes(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        (mode, uid, gid): (Option<u32>, Option<u32>, Option<u32>),
-        size: Option<u64>,
-        times: Option<Timestamps>,
-    ) -> io::Result<FileAttr> {
-        let path = self.relative_path(ino);
-        let open = self.lock().open_file_of(ino);
-        if let Some(size) = size {
-            // An open file may be written whose path may not any more.
-            let writable = || {
-                OpenOptions::new()
-                    .write(true)
-                    .open(self.real(path.as_ref().ok()?))
-                    .ok()
-            };
-            match writable() {
-                Some(file) => file.set_len(size)?,
-                None => open.as_ref().ok_or_else(stale)?.set_len(size)?,
-            }
-            if let Ok(path) = &path {
-                let file = RecordedFile {
-                    path: &self.shown_path(path),
-                    size_bytes: size,
-                };
-                self.recorder.record_truncation(request.pid(), file);
-            }
-        }
-        if let Ok(path) = &path {
-            let real = self.real(path);
-            if let Some(mode) = mode {
-                fs::set_permissions(&real, fs::Permissions::from_mode(mode))?;
-            }
-            if uid.is_some() || gid.is_some() {
-                lchown(&real, uid, gid)?;
-            }
-            if let Some(times) = times {
-                utimensat(CWD, &real, &times, AtFlags::SYMLINK_NOFOLLOW)?;
-            }
-        }
-        Ok(file_attributes(ino, &self.metadata(ino)?))
-    }
-
-    fn make_file(
-        &self,
-        request: &Request,
-        (parent, name): (INodeNo, &OsStr),
-        mode: u32,
-        flags: i32,
-    ) -> io::Result<(FileAttr, FileHandle)> {
-        let path = self.child_path(parent, name)?;
-        let real = self.real(&path);
-        let flags = OFlags::from_bits_retain(flags as u32);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).mode(mode);
-        // Another program may have made it in this moment.
-        let (file, is_new) = match options.clone().create_new(true).open(&real) {
-            Ok(file) => (file, true),
-            Err(error) if flags.contains(OFlags::EXCL) => return Err(error),
-            Err(_) => (options.open(&real)?, false),
-        };
-        if is_new {
-            // The kernel has taken the caller's mask off.
-            file.set_permissions(fs::Permissions::from_mode(mode))?;
-        }
-        let (attributes, _) = self.find(&path)?;
-        let handle = self.insert_file(request, (&path, attributes.ino), file, is_new)?;
-        Ok((attributes, handle))
-    }
 }
 
 impl Filesystem for MirrorFileSystem {
@@ -516,20 +258,12 @@ impl Filesystem for MirrorFileSystem {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let opened = self.relative_path(ino).and_then(|path| {
-            let access = OFlags::from_bits_retain(flags.0 as u32) & OFlags::RWMODE;
-            let real = self.real(&path);
-            let writes = access != OFlags::RDONLY;
-            let mut options = OpenOptions::new();
-            options.read(true).write(writes);
-            // A file that may be written but not read is opened for writing alone.
-            let file = options.open(&real);
-            let file = match (file, access == OFlags::WRONLY) {
-                (Err(_), true) => OpenOptions::new().write(true).open(&real)?,
-                (file, _) => file?,
-            };
-            self.insert_file(request, (&path, ino), file, false)
-        });
+        let access = OFlags::from_bits_retain(flags.0 as u32) & OFlags::RWMODE;
+        let opened = match self.relative_path(ino) {
+            Ok(path) => open_path(&self.real(&path), access)
+                .and_then(|file| self.insert_file(request, (&path, ino), file, false)),
+            Err(error) => self.reopen_removed(ino, access, error),
+        };
         reply_or_error!(reply, opened, |handle| {
             reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO);
         });

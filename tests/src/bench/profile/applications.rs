@@ -31,11 +31,22 @@ pub(super) const APPLICATIONS: &[Application] = &[
         instances: ["lane1", "lane2"],
         stages: &[
             &[
-                "bwa", "mem", "-v", "1", "-o", "work/@.sam", "reference/genome.fa",
-                "lanes/@/r1.fq", "lanes/@/r2.fq",
+                "bwa",
+                "mem",
+                "-v",
+                "1",
+                "-o",
+                "work/@.sam",
+                "reference/genome.fa",
+                "lanes/@/r1.fq",
+                "lanes/@/r2.fq",
             ],
             &["samtools", "sort", "-o", "out/@.bam", "work/@.sam"],
-            &["sh", "-c", "samtools index out/@.bam && samtools flagstat out/@.bam > out/@.txt"],
+            &[
+                "sh",
+                "-c",
+                "samtools index out/@.bam && samtools flagstat out/@.bam > out/@.txt",
+            ],
         ],
         roles: &[
             ("reference/genome.fa.amb", "batch"),
@@ -59,21 +70,33 @@ pub(super) const APPLICATIONS: &[Application] = &[
         instances: ["q01", "q02"],
         stages: &[
             &[
-                "blastp", "-db", "db/proteins", "-query", "queries/@.fa", "-out", "out/@.raw",
-                "-outfmt", "6", "-evalue", "1e-3", "-num_threads", "1",
+                "blastp",
+                "-db",
+                "db/proteins",
+                "-query",
+                "queries/@.fa",
+                "-out",
+                "out/@.raw",
+                "-outfmt",
+                "6",
+                "-evalue",
+                "1e-3",
+                "-num_threads",
+                "1",
             ],
-            &["sh", "-c", "LC_ALL=C sort -k12,12gr -k2,2 out/@.raw | head -n 50 > out/@.txt"],
+            &[
+                "sh",
+                "-c",
+                "LC_ALL=C sort -k12,12gr -k2,2 out/@.raw | head -n 50 > out/@.txt",
+            ],
         ],
-        // Version 5 of the data base: names, sequences, and the tables of taxonomy.
+        // Version 5 of the data base: index, headers, sequences, and the table of ids. The tables
+        // of taxonomy (.pot, .ptf, .pto) serve only searches that name taxa.
         roles: &[
             ("db/proteins.pdb", "batch"),
             ("db/proteins.phr", "batch"),
             ("db/proteins.pin", "batch"),
-            ("db/proteins.pjs", "batch"),
-            ("db/proteins.pot", "batch"),
             ("db/proteins.psq", "batch"),
-            ("db/proteins.ptf", "batch"),
-            ("db/proteins.pto", "batch"),
             ("queries/@.fa", "endpoint"),
             ("out/@.raw", "pipeline"),
             ("out/@.txt", "endpoint"),
@@ -89,10 +112,23 @@ pub(super) const APPLICATIONS: &[Application] = &[
         instances: ["part1", "part2"],
         stages: &[
             &[
-                "hmmscan", "-o", "/dev/null", "--cpu", "0", "-E", "1e-5", "--tblout", "out/@.tbl",
-                "library/all.hmm", "proteins/@.fa",
+                "hmmscan",
+                "-o",
+                "/dev/null",
+                "--cpu",
+                "0",
+                "-E",
+                "1e-5",
+                "--tblout",
+                "out/@.tbl",
+                "library/all.hmm",
+                "proteins/@.fa",
             ],
-            &["sh", "-c", "grep -v '^#' out/@.tbl | LC_ALL=C sort > out/@.txt"],
+            &[
+                "sh",
+                "-c",
+                "grep -v '^#' out/@.tbl | LC_ALL=C sort > out/@.txt",
+            ],
         ],
         roles: &[
             ("library/all.hmm", "batch"),
@@ -146,7 +182,10 @@ fn prepare(application: &Application, directory: &Path) -> Result<()> {
     let output = Command::new("sh")
         .args(["-euc", application.prepare])
         .current_dir(directory)
-        .env("EXAMPLES", Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples"))
+        .env(
+            "EXAMPLES",
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples"),
+        )
         .output()?;
     ensure!(output.status.success(), printed_text(&output));
     Ok(())
@@ -178,7 +217,9 @@ fn compare_roles(
         }
     }
     let listed_wrong = wrong.len();
-    let more = found.iter().filter(|(path, _)| !expected.contains_key(*path));
+    let more = found
+        .iter()
+        .filter(|(path, _)| !expected.contains_key(*path));
     wrong.extend(more.map(|(path, role)| format!("{path}: {role}, not in the list")));
     let total = expected.len() + wrong.len() - listed_wrong;
     Ok((total - wrong.len(), total, wrong))

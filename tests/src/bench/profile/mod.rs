@@ -73,7 +73,10 @@ fn trace_command(
 ) -> Result<serde_json::Value> {
     // By name: the directory of a path would be traced, and this program be batch data.
     let own = std::env::current_exe()?;
-    let own = own.parent().context("this program is in a directory")?.display();
+    let own = own
+        .parent()
+        .context("this program is in a directory")?
+        .display();
     let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new(bafs_program())
         .current_dir(directory)

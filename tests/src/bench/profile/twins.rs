@@ -113,7 +113,11 @@ fn ranges(mut left: u64, unique: u64) -> Vec<u64> {
     all
 }
 
-fn run_operations(bytes: u64, chunk: u64, mut operation: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+fn run_operations(
+    bytes: u64,
+    chunk: u64,
+    mut operation: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<()> {
     let mut offset = 0;
     while offset < bytes {
         let length = chunk.min(bytes - offset);
@@ -130,8 +134,14 @@ fn count_operations(stage: &TwinStage, scale: u64) -> u64 {
     for role in 0..ROLES.len() {
         for file in stage.files(role, scale) {
             let (once, more) = (file.unique, file.traffic.saturating_sub(file.unique));
-            let first = if stage.is_mapping(role) { 0 } else { once.div_ceil(chunk) };
-            let again = ranges(more, once).into_iter().map(|bytes| bytes.div_ceil(chunk));
+            let first = if stage.is_mapping(role) {
+                0
+            } else {
+                once.div_ceil(chunk)
+            };
+            let again = ranges(more, once)
+                .into_iter()
+                .map(|bytes| bytes.div_ceil(chunk));
             count += first + again.sum::<u64>();
         }
     }
@@ -170,8 +180,13 @@ pub(in crate::bench) fn run_twin_process(arguments: &[String]) -> Result<()> {
         for (at, file) in stage.files(role, scale).into_iter().enumerate() {
             let path = PathBuf::from(format!("{role_name}-{name}-{instance}-{at}"));
             let mut options = OpenOptions::new();
-            let written = options.write(true).create(true).truncate(true).open(&path)?;
-            let write = |offset, length: u64| Ok(written.write_all_at(&buffer[..length as usize], offset)?);
+            let written = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .open(&path)?;
+            let write =
+                |offset, length: u64| Ok(written.write_all_at(&buffer[..length as usize], offset)?);
             run_operations(file.unique, chunk, write)?;
             written.set_len(file.size.max(file.unique))?;
             let more = ranges(file.traffic.saturating_sub(file.unique), file.unique);
@@ -214,8 +229,16 @@ fn map_file(path: &Path, bytes: u64) -> Result<()> {
 /// operations.
 pub(super) fn compare_twins(scale: u64, report: &mut BenchmarkReport) -> Result<(f64, f64)> {
     let own = std::env::current_exe()?;
-    let own = own.file_name().context("this program has a name")?.to_string_lossy().into_owned();
-    let mut rows = vec![["stage", "role", "figure", "table MB", "profile MB"].map(str::to_owned).to_vec()];
+    let own = own
+        .file_name()
+        .context("this program has a name")?
+        .to_string_lossy()
+        .into_owned();
+    let mut rows = vec![
+        ["stage", "role", "figure", "table MB", "profile MB"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     let (mut error_max, mut operations_error_max) = (0.0f64, 0.0f64);
     for stage in STAGES {
         let place = tempfile::tempdir()?;
@@ -229,7 +252,13 @@ pub(super) fn compare_twins(scale: u64, report: &mut BenchmarkReport) -> Result<
         let mut found = serde_json::Value::Null;
         for instance in INSTANCES {
             let scale = scale.to_string();
-            let words = [own.as_str(), TWIN_PROCESS, stage.name, instance, scale.as_str()];
+            let words = [
+                own.as_str(),
+                TWIN_PROCESS,
+                stage.name,
+                instance,
+                scale.as_str(),
+            ];
             found = trace_command(&directory, &profile, instance, &words)?;
         }
         let total = found["rows"].as_array().and_then(|rows| rows.last());
@@ -237,7 +266,11 @@ pub(super) fn compare_twins(scale: u64, report: &mut BenchmarkReport) -> Result<
         for (role, name) in ROLES.iter().enumerate() {
             let (files, table_traffic, table_unique, table_static) = stage.roles[role];
             let measured = &traffic["roles"][role];
-            ensure!(measured["files"] == files, "{}: {name} files: {measured}", stage.name);
+            ensure!(
+                measured["files"] == files,
+                "{}: {name} files: {measured}",
+                stage.name
+            );
             let figures = [
                 ("traffic_bytes", table_traffic),
                 ("unique_bytes", table_unique),
@@ -258,10 +291,19 @@ pub(super) fn compare_twins(scale: u64, report: &mut BenchmarkReport) -> Result<
         }
         let counts = &traffic["operations"];
         let done = counts["read"].as_f64().zip(counts["write"].as_f64());
-        let done = done.map(|(reads, writes)| reads + writes).context("there are counts")?;
+        let done = done
+            .map(|(reads, writes)| reads + writes)
+            .context("there are counts")?;
         // Each page of a mapping is a read.
-        let pages = stage.files(2, scale).into_iter().map(|file| file.unique.div_ceil(4096));
-        let mapped = if stage.is_mapped { pages.sum::<u64>() } else { 0 };
+        let pages = stage
+            .files(2, scale)
+            .into_iter()
+            .map(|file| file.unique.div_ceil(4096));
+        let mapped = if stage.is_mapped {
+            pages.sum::<u64>()
+        } else {
+            0
+        };
         let expected = (count_operations(stage, scale) + mapped) as f64;
         operations_error_max = operations_error_max.max((done - expected).abs() / expected);
     }
