@@ -36,7 +36,8 @@ impl TraceRecorder {
         }
     }
 
-    fn now_us(&self) -> u64 {
+    /// The time of the trace, in microseconds.
+    pub(crate) fn now_us(&self) -> u64 {
         clock::now()
             .saturating_duration_since(self.start)
             .as_micros() as u64
@@ -123,13 +124,9 @@ impl TraceRecorder {
         builder.record_cpu(now_us, cpu_us);
     }
 
-    /// The trace so far, and how long it took.
+    /// The trace so far.
     pub(crate) fn finish(&self) -> Trace {
-        let (wall_us, mut builder) = self.lock();
-        Trace {
-            wall_us,
-            ..std::mem::take(&mut *builder).finish()
-        }
+        std::mem::take(&mut *self.lock().1).finish()
     }
 }
 

@@ -123,6 +123,7 @@ pub fn run_traced(sandbox: &Sandbox, command: &TracedCommand) -> Result<Trace, T
         }
     });
     let report = running.wait();
+    let ended_us = recorder.now_us();
     is_over.store(true, Ordering::Relaxed);
     let _ = sampler.join();
     // What the kernel still has comes before the unmount ends.
@@ -138,8 +139,12 @@ pub fn run_traced(sandbox: &Sandbox, command: &TracedCommand) -> Result<Trace, T
     let usage = report.usage.unwrap_or_default();
     let cpu_us = usage.user_us + usage.system_us;
     let text = |word: &OsStr| word.to_string_lossy().into_owned();
+    let wall_us = report.wall.as_micros() as u64;
     let mut trace = recorder.finish();
-    trace.cpu_samples.push((trace.wall_us, cpu_us));
+    // Before the program began, its name space was made.
+    trace.delay_start(ended_us.saturating_sub(wall_us));
+    trace.cpu_samples.retain(|(us, _)| *us < wall_us);
+    trace.cpu_samples.push((wall_us, cpu_us));
     Ok(Trace {
         command: std::iter::once(&command.program)
             .chain(&command.arguments)
@@ -151,7 +156,7 @@ pub fn run_traced(sandbox: &Sandbox, command: &TracedCommand) -> Result<Trace, T
             .iter()
             .map(|it| it.shown.clone())
             .collect(),
-        wall_us: report.wall.as_micros() as u64,
+        wall_us,
         cpu_us,
         memory_bytes_max: usage.resident_bytes_max,
         exit_code,

@@ -8,8 +8,8 @@
 //!
 //! * [`trace`] is what is kept of a command, and [`trace_builder`] makes it.
 //! * [`role`] finds endpoint, pipeline and batch data from several instances.
-//! * [`report`] has all figures: [`traffic`] (Tables 2.1 to 2.4), [`cache_curve`] (Figs 2.3, 2.4),
-//!   [`timeline`] (Fig 2.6), [`home_scaling`] (Fig 2.7), [`variability`] and [`canonical`] (§6.3.1).
+//! * [`report`] has all figures: [`traffic`] (Tables 2.1-2.4), [`cache_curve`] (Figs 2.3, 2.4),
+//!   [`timeline`] (Fig 2.6), [`home_scaling`] (2.7), [`variability`] and [`canonical`] (§6.3.1).
 //! * [`skeleton`] writes a workflow.
 //!
 //! Pure: no clock, no file, no process. It depends on no other crate of BAFS, so that agents and

@@ -40,6 +40,25 @@ pub struct Trace {
     pub cpu_samples: Vec<(u64, u64)>,
 }
 
+impl Trace {
+    /// Lets the time of the trace begin so much later, but not after the first access.
+    pub fn delay_start(&mut self, delay_us: u64) {
+        let first_us = self
+            .accesses
+            .first()
+            .map_or(delay_us, |access| access.start_us);
+        let delay_us = delay_us.min(first_us);
+        for access in &mut self.accesses {
+            access.start_us -= delay_us;
+            access.end_us -= delay_us;
+        }
+        self.cpu_samples.retain(|(us, _)| *us >= delay_us);
+        for (us, _) in &mut self.cpu_samples {
+            *us -= delay_us;
+        }
+    }
+}
+
 /// One file of a trace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileTrace {
@@ -121,5 +140,34 @@ impl Access {
     /// The bytes of the file that it touches: first, and past the last.
     pub fn range(&self) -> (u64, u64) {
         (self.offset, self.offset.saturating_add(self.total_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_begin_before_their_first_access() {
+        let access = |start_us, end_us| Access {
+            program: 0,
+            file: 0,
+            kind: AccessKind::Open,
+            offset: 0,
+            bytes: 0,
+            count: 1,
+            seeks: 0,
+            start_us,
+            end_us,
+        };
+        let mut trace = Trace {
+            accesses: vec![access(80, 80), access(200, 300)],
+            cpu_samples: vec![(50, 1), (150, 2)],
+            ..Trace::default()
+        };
+        trace.delay_start(100);
+        let times = trace.accesses.iter().map(|it| (it.start_us, it.end_us));
+        assert_eq!(times.collect::<Vec<_>>(), [(0, 0), (120, 220)]);
+        assert_eq!(trace.cpu_samples, [(70, 2)]);
     }
 }

@@ -79,7 +79,8 @@ fn cluster_measures_joined_pipelines_with_own_inputs() -> Result<()> {
         mount v$(i) t$(i) /v\nmount v$(i) all /in/$(i) ro\n\
         parent s$(i) child t$(i)\nparent t$(i) child all\nend\n";
     let report = run_to_completion(&world, text)?;
-    ensure!(count_attempts(&report) == 25, "{report}");
+    // Of 24 volumes that must fit, the first gets less than it needs, and only that one.
+    ensure!(count_attempts(&report) == 26, "{report}");
     let path = world.home.path().join("test.bafs");
     let path = path.to_string_lossy();
     let output = world.bafs_command(&["sizes", &path]).output()?;

@@ -37,8 +37,8 @@ impl State {
     }
 
     /// Whether a job waits until one of its like was measured: one is under way that makes a volume
-    /// of the same kind, of which none has been measured yet; or one found its volume too small, and
-    /// runs again with a larger one.
+    /// of the same kind, of which none has been measured yet; or one found its volume too small,
+    /// and runs again with a larger one.
     pub(crate) fn waits_for_like(&self, job: JobIndex) -> bool {
         let kinds = self.unmeasured_crowds(job);
         if kinds.is_empty() {
@@ -69,7 +69,7 @@ impl State {
             kind.is_some_and(|kind| kinds.contains(kind))
                 && writers.any(|writer| self.queues.contains(*writer))
         };
-        grown.iter().any(|volume| is_awaited(volume))
+        grown.iter().any(is_awaited)
     }
 
     /// The kinds of volumes which a job is to make that others of its pipeline are of too, while

@@ -73,7 +73,7 @@ impl FileTable {
         let moved = below.take_while(|(path, _)| path.starts_with(source));
         let moved: Vec<(PathBuf, u64)> = moved.map(|(path, ino)| (path.clone(), *ino)).collect();
         for (path, number) in moved {
-            let rest = path.strip_prefix(source).unwrap_or(Path::new(""));
+            let rest = path.strip_prefix(source).unwrap_or_else(|_| Path::new(""));
             let new_path = match rest.as_os_str().is_empty() {
                 true => target.to_owned(),
                 false => target.join(rest),
