@@ -43,6 +43,7 @@ const fn stage(name: &'static str, operations: f64, roles: [RoleFigures; 3]) -> 
 const NONE: RoleFigures = (0, 0.0, 0.0, 0.0);
 
 #[rustfmt::skip]
+#[expect(clippy::approx_constant, reason = "the table has 3.14 MB")]
 const STAGES: &[TwinStage] = &[
     stage("seti", 97_138.0, [(2, 0.34, 0.34, 0.34), (12, 75.43, 2.68, 2.68), NONE]),
     TwinStage {
@@ -228,85 +229,99 @@ fn map_file(path: &Path, bytes: u64) -> Result<()> {
 /// Traces two instances of each twin. Answers the largest relative error of bytes, and of counts of
 /// operations.
 pub(super) fn compare_twins(scale: u64, report: &mut BenchmarkReport) -> Result<(f64, f64)> {
-    let own = std::env::current_exe()?;
-    let own = own
-        .file_name()
-        .context("this program has a name")?
-        .to_string_lossy()
-        .into_owned();
-    let mut rows = vec![
-        ["stage", "role", "figure", "table MB", "profile MB"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let head = ["stage", "role", "figure", "table MB", "profile MB"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     let (mut error_max, mut operations_error_max) = (0.0f64, 0.0f64);
     for stage in STAGES {
-        let place = tempfile::tempdir()?;
-        let directory = place.path().join("work");
-        fs::create_dir_all(directory.join("batch"))?;
-        for (at, file) in stage.files(2, scale).into_iter().enumerate() {
-            let size = file.size.max(file.unique);
-            File::create(batch_path(&directory, stage.name, at))?.set_len(size)?;
+        let traffic = trace_twin(stage, scale)?;
+        for role in 0..ROLES.len() {
+            let error = compare_role(stage, role, scale, (&traffic, &mut rows))?;
+            error_max = error_max.max(error);
         }
-        let profile = place.path().join("profile");
-        let mut found = serde_json::Value::Null;
-        for instance in INSTANCES {
-            let scale = scale.to_string();
-            let words = [
-                own.as_str(),
-                TWIN_PROCESS,
-                stage.name,
-                instance,
-                scale.as_str(),
-            ];
-            found = trace_command(&directory, &profile, instance, &words)?;
-        }
-        let total = found["rows"].as_array().and_then(|rows| rows.last());
-        let traffic = &total.context("a profile has a total")?["traffic"];
-        for (role, name) in ROLES.iter().enumerate() {
-            let (files, table_traffic, table_unique, table_static) = stage.roles[role];
-            let measured = &traffic["roles"][role];
-            ensure!(
-                measured["files"] == files,
-                "{}: {name} files: {measured}",
-                stage.name
-            );
-            let figures = [
-                ("traffic_bytes", table_traffic),
-                ("unique_bytes", table_unique),
-                ("static_bytes", table_static),
-            ];
-            for (figure, table) in figures.into_iter().filter(|it| it.1 >= COMPARED_MB_MIN) {
-                let bytes = measured[figure].as_f64().context("a figure is a number")?;
-                let mb = bytes * scale as f64 / 1e6;
-                error_max = error_max.max((mb - table).abs() / table);
-                rows.push(vec![
-                    stage.name.to_owned(),
-                    (*name).to_owned(),
-                    figure.to_owned(),
-                    format!("{table:.2}"),
-                    format!("{mb:.2}"),
-                ]);
-            }
-        }
-        let counts = &traffic["operations"];
-        let done = counts["read"].as_f64().zip(counts["write"].as_f64());
-        let done = done
-            .map(|(reads, writes)| reads + writes)
-            .context("there are counts")?;
-        // Each page of a mapping is a read.
-        let pages = stage
-            .files(2, scale)
-            .into_iter()
-            .map(|file| file.unique.div_ceil(4096));
-        let mapped = if stage.is_mapped {
-            pages.sum::<u64>()
-        } else {
-            0
-        };
-        let expected = (count_operations(stage, scale) + mapped) as f64;
-        operations_error_max = operations_error_max.max((done - expected).abs() / expected);
+        let error = compare_operations(stage, scale, &traffic)?;
+        operations_error_max = operations_error_max.max(error);
     }
     report.print_table(&rows);
     Ok((error_max, operations_error_max))
+}
+
+/// The traffic of one of two instances, as the profile tells it.
+fn trace_twin(stage: &TwinStage, scale: u64) -> Result<serde_json::Value> {
+    let own = std::env::current_exe()?;
+    let own = own.file_name().context("this program has a name")?;
+    let own = own.to_string_lossy().into_owned();
+    let place = tempfile::tempdir()?;
+    let directory = place.path().join("work");
+    fs::create_dir_all(directory.join("batch"))?;
+    for (at, file) in stage.files(2, scale).into_iter().enumerate() {
+        let size = file.size.max(file.unique);
+        File::create(batch_path(&directory, stage.name, at))?.set_len(size)?;
+    }
+    let profile = place.path().join("profile");
+    let scale = scale.to_string();
+    let mut found = serde_json::Value::Null;
+    for instance in INSTANCES {
+        let words = [
+            own.as_str(),
+            TWIN_PROCESS,
+            stage.name,
+            instance,
+            scale.as_str(),
+        ];
+        found = trace_command(&directory, &profile, instance, &words)?;
+    }
+    let total = found["rows"].as_array().and_then(|rows| rows.last());
+    Ok(total.context("a profile has a total")?["traffic"].clone())
+}
+
+/// The largest relative error of the figures of a role; adds them to a table.
+fn compare_role(
+    stage: &TwinStage,
+    role: usize,
+    scale: u64,
+    (traffic, rows): (&serde_json::Value, &mut Vec<Vec<String>>),
+) -> Result<f64> {
+    let (files, table_traffic, table_unique, table_static) = stage.roles[role];
+    let measured = &traffic["roles"][role];
+    let name = ROLES[role];
+    ensure!(
+        measured["files"] == files,
+        "{}: {name} files: {measured}",
+        stage.name
+    );
+    let figures = [
+        ("traffic_bytes", table_traffic),
+        ("unique_bytes", table_unique),
+        ("static_bytes", table_static),
+    ];
+    let mut error_max = 0.0f64;
+    for (figure, table) in figures {
+        if table < COMPARED_MB_MIN {
+            continue;
+        }
+        let bytes = measured[figure].as_f64().context("a figure is a number")?;
+        let mb = bytes * scale as f64 / 1e6;
+        error_max = error_max.max((mb - table).abs() / table);
+        rows.push(vec![
+            stage.name.to_owned(),
+            name.to_owned(),
+            figure.to_owned(),
+            format!("{table:.2}"),
+            format!("{mb:.2}"),
+        ]);
+    }
+    Ok(error_max)
+}
+
+fn compare_operations(stage: &TwinStage, scale: u64, traffic: &serde_json::Value) -> Result<f64> {
+    let counts = &traffic["operations"];
+    let done = counts["read"].as_f64().zip(counts["write"].as_f64());
+    let done = done.map(|(reads, writes)| reads + writes);
+    let done = done.context("there are counts")?;
+    // Each page of a mapping is a read.
+    let files = stage.files(2, scale).into_iter();
+    let pages: u64 = files.map(|file| file.unique.div_ceil(4096)).sum();
+    let mapped = if stage.is_mapped { pages } else { 0 };
+    let expected = (count_operations(stage, scale) + mapped) as f64;
+    Ok((done - expected).abs() / expected)
 }
