@@ -1,6 +1,6 @@
 //! Traffic, unique and static bytes and operations, by file, program and role (Tables 2.2 to 2.4).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -219,6 +219,8 @@ pub struct FileRow {
     pub role: Role,
     /// Instances that used it.
     pub instances: u64,
+    /// Programs that used it.
+    pub programs: Vec<String>,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
@@ -229,28 +231,37 @@ pub struct FileRow {
     pub static_bytes: u64,
 }
 
+/// What is summed up of a file.
+#[derive(Default)]
+struct FileSum<'a> {
+    used: FileUse,
+    size_bytes: u64,
+    instances: BTreeSet<&'a str>,
+    programs: BTreeSet<&'a str>,
+}
+
 /// The use of each file, in the order of paths.
 pub fn list_files(traces: &[Trace], roles: &BTreeMap<String, Role>) -> Vec<FileRow> {
-    let mut by_path: BTreeMap<&str, (FileUse, u64, Vec<&str>)> = BTreeMap::new();
+    let mut by_path: BTreeMap<&str, FileSum<'_>> = BTreeMap::new();
     for trace in traces {
-        for ((_, file), used) in collect_uses(trace) {
+        for ((program, file), used) in collect_uses(trace) {
             let file = &trace.files[file as usize];
-            let (sum, size, instances) = by_path.entry(&file.path).or_default();
-            sum.merge(&used);
-            *size = (*size).max(file.size_bytes_max);
-            if !instances.contains(&trace.instance.as_str()) {
-                instances.push(&trace.instance);
-            }
+            let sum = by_path.entry(&file.path).or_default();
+            sum.used.merge(&used);
+            sum.size_bytes = sum.size_bytes.max(file.size_bytes_max);
+            sum.instances.insert(&trace.instance);
+            sum.programs.insert(&trace.programs[program as usize]);
         }
     }
-    let row = |(path, (used, size, instances)): (&str, (FileUse, u64, Vec<&str>))| FileRow {
+    let row = |(path, sum): (&str, FileSum<'_>)| FileRow {
         path: path.to_owned(),
         role: roles.get(path).copied().unwrap_or(Role::Endpoint),
-        instances: instances.len() as u64,
-        read_bytes: used.read_bytes,
-        written_bytes: used.written_bytes,
-        unique_bytes: used.total_volume(size).unique_bytes,
-        static_bytes: size,
+        instances: sum.instances.len() as u64,
+        programs: sum.programs.into_iter().map(str::to_owned).collect(),
+        read_bytes: sum.used.read_bytes,
+        written_bytes: sum.used.written_bytes,
+        unique_bytes: sum.used.total_volume(sum.size_bytes).unique_bytes,
+        static_bytes: sum.size_bytes,
     };
     by_path.into_iter().map(row).collect()
 }

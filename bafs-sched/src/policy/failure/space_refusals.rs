@@ -90,3 +90,29 @@ pub(super) fn disk_of(used: &VolumeUse) -> Option<Space> {
     let files = used.disk_free_files.unwrap_or(u64::MAX);
     Some(Space { bytes, files })
 }
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+
+    use super::*;
+    use crate::{Scheduler, Settings};
+
+    #[test]
+    fn measured_sizes_are_not_called_declared() {
+        let text = "volume a scratch unknown\nvolume b scratch 1 MB\njob p {\nexecutable = x\n}\n\
+            mount a p /a\nmount b p /b\n";
+        let none = |path: &str| Err(path.to_owned());
+        let checked = bafs_workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = checked.expect("it is right").workflow;
+        let scheduler = Scheduler::new(RunId(0), workflow, Settings::default());
+        let describe = |volumes: &[u32]| {
+            let volumes: Vec<VolumeIndex> = volumes.iter().copied().map(VolumeIndex).collect();
+            describe_too_small(View::new(&scheduler.state), &volumes)
+        };
+        assert_eq!(describe(&[1]), "needs a larger volume than declared");
+        for volumes in [&[0][..], &[0, 1]] {
+            assert!(!describe(volumes).contains("declared"));
+        }
+    }
+}
