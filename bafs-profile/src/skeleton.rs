@@ -445,7 +445,11 @@ impl<'a> SkeletonWriter<'a> {
         };
         let files = trace.files.iter().map(|file| parent_of(&file.path));
         let links = trace.links.iter().map(|(path, _)| parent_of(path));
-        let wanted = files.chain(links).chain([trace.directory.as_str()]);
+        let used = trace.used_directories.iter().map(String::as_str);
+        let wanted = files
+            .chain(links)
+            .chain(used)
+            .chain([trace.directory.as_str()]);
         let is_found = |directory: &&str| {
             let mut above = made.iter().filter(|it| is_below(directory, it));
             let root = self.root_of(directory);

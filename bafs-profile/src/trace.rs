@@ -1,5 +1,7 @@
 //! The file use of one command, as it is recorded and kept. Values only.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// The file use of one command: one stage of one instance of a workload.
@@ -32,8 +34,10 @@ pub struct Trace {
     /// Paths that are results, whoever reads them later.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub results: Vec<String>,
-    /// Directories that the command made.
+    /// Directories that the command made, also by names that they had before.
     pub made_directories: Vec<String>,
+    /// Directories of all paths that files had.
+    pub used_directories: BTreeSet<String>,
     /// Accesses in the order of their ends.
     pub accesses: Vec<Access>,
     /// Processor time used until a time, both in microseconds since the start, ascending.

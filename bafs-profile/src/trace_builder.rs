@@ -54,6 +54,9 @@ impl TraceBuilder {
     }
 
     fn insert_file(&mut self, path: &str) -> u32 {
+        if let Some((directory, _)) = path.rsplit_once('/') {
+            self.trace.used_directories.insert(directory.to_owned());
+        }
         let number = self.trace.files.len() as u32;
         self.trace.files.push(FileTrace {
             path: path.to_owned(),
@@ -216,10 +219,13 @@ impl TraceBuilder {
                 self.push(now_us, (program, number), AccessKind::Other);
             }
         }
-        for made in &mut self.trace.made_directories {
-            if *made == source || made.starts_with(&below) {
-                *made = format!("{target}{}", &made[source.len()..]);
-            }
+        let made = self.trace.made_directories.iter();
+        let moved = made.filter(|made| *made == source || made.starts_with(&below));
+        let moved = moved.map(|made| format!("{target}{}", &made[source.len()..]));
+        let moved: Vec<String> = moved.collect();
+        self.trace.made_directories.extend(moved);
+        if let Some((directory, _)) = target.rsplit_once('/') {
+            self.trace.used_directories.insert(directory.to_owned());
         }
     }
 
@@ -312,6 +318,19 @@ mod tests {
             (files[1].path.as_str(), files[1].is_removed),
             ("/out", true)
         );
+    }
+
+    #[test]
+    fn directories_of_renamed_files_are_kept() {
+        let mut builder = TraceBuilder::default();
+        builder.record_made_directory("/made");
+        builder.record_open(1, "sort", ("/tmp/out", 0), 1, true);
+        builder.record_rename(2, "sort", "/tmp/out", "/made/out");
+        builder.record_rename(3, "sh", "/made", "/final");
+        let trace = builder.finish();
+        assert!(trace.used_directories.contains("/tmp"), "{trace:?}");
+        assert_eq!(trace.made_directories, ["/made", "/final"]);
+        assert_eq!(trace.files[0].path, "/final/out");
     }
 
     #[test]
