@@ -55,6 +55,8 @@ mod report_limits;
 pub mod sandbox;
 mod set_id_files;
 pub mod signals;
+mod trace_recorder;
+pub mod traced_command;
 pub mod tree;
 pub mod usage;
 pub mod volume;

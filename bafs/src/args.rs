@@ -5,9 +5,11 @@ mod import;
 mod plan;
 mod policy;
 mod pool;
+mod profile;
 mod renamed_variables;
 mod run;
 mod servers;
+mod sizes;
 mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
@@ -26,8 +28,10 @@ pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
     PilotArgs, PilotNodeArgs, PoolAddArgs, PoolCommand, PoolDryRunArgs, PoolSize,
 };
+pub(crate) use profile::ProfileArgs;
 pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
+pub(crate) use sizes::SizesArgs;
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
@@ -114,6 +118,8 @@ pub(crate) enum CliCommand {
     Exec(ExecArgs),
     /// Run a workflow.
     Run(RunArgs),
+    /// Trace the file use of programs, or of the jobs of a workflow, and describe it.
+    Profile(ProfileArgs),
     /// Start nodes as jobs of a batch system.
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -140,6 +146,8 @@ pub(crate) enum CliCommand {
     Replay(ReplayArgs),
     /// Explain the history or the waiting of a job, volume or node of a run.
     Why(WhyArgs),
+    /// Propose sizes for volumes of unknown size, from the journal.
+    Sizes(SizesArgs),
     /// Print the standard output and standard error of a job.
     Logs(LogsArgs),
     /// Show the progress of a run, from its journal.

@@ -13,6 +13,7 @@ use bafs_sim::strategy_selector::ModelSelector;
 use crate::args::{ReplayArgs, WhyArgs};
 use crate::input_file;
 use crate::output::Printer;
+use crate::sizes;
 
 /// Tells all that happened in a run.
 pub(crate) fn print_history(args: &ReplayArgs, output: Printer) -> Result<()> {
@@ -64,10 +65,13 @@ pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
         );
     };
     let path = find_journal(&args.run)?;
-    let (all, scheduler) = replay_history(journal::read_history(&path)?, &ModelSelector);
+    let history = journal::read_history(&path)?;
+    let measured = sizes::describe_measured_size(&history, name);
+    let (all, scheduler) = replay_history(history, &ModelSelector);
     let is_about = |line: &HistoryLine| line.subjects.contains(name);
     let mut told: Vec<HistoryLine> = all.iter().filter(|line| is_about(line)).cloned().collect();
-    told.extend(describe_status(&scheduler, name).map(|text| HistoryLine {
+    let status = describe_status(&scheduler, name);
+    told.extend(measured.into_iter().chain(status).map(|text| HistoryLine {
         at_ms: all.last().map_or(0, |line| line.at_ms),
         subjects: vec![name.clone()],
         text,

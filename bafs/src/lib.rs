@@ -29,6 +29,7 @@ mod output;
 mod plan;
 mod policies;
 mod pool;
+mod profile;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -37,6 +38,7 @@ mod run;
 mod run_control;
 mod serve;
 mod sim;
+mod sizes;
 mod status;
 pub mod svg_chart;
 mod terminal_text;
@@ -126,10 +128,11 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         bafs_proto::net::set_request_memory_max(bytes_max);
     }
     match cli.command {
-        // These three enter a private name space, which a process with threads may not.
+        // These four enter a private name space, which a process with threads may not.
         CliCommand::Agent(args) => return Ok(job::run_agent(&args)),
         CliCommand::Exec(args) => return job::run_exec(&args, output),
         CliCommand::Mount(args) => return job::run_mount(&args, output),
+        CliCommand::Profile(args) => return profile::run_profile(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => return workflow_file::check_workflow(&args, output),
         CliCommand::Import(command) => image::run_import(&command, output)?,
@@ -143,6 +146,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Report(args) => report::run_report(&args, output)?,
         CliCommand::Graph(args) => graph::run(&args, output)?,
         CliCommand::Why(args) => history::explain_name(&args, output)?,
+        CliCommand::Sizes(args) => sizes::propose_sizes(&args, output)?,
         CliCommand::Logs(args) => logs::print_logs(&args, output)?,
         CliCommand::Doctor(args) => return doctor::run(&args, output),
         command => return run_async_command(command, output),

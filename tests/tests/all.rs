@@ -50,6 +50,7 @@ mod mount_inline;
 mod mount_many_volumes;
 mod mount_memory;
 mod mount_network;
+mod mount_profile;
 mod mount_programs;
 mod mount_ring;
 mod mount_write_back;

@@ -39,6 +39,7 @@ mod completions;
 mod convert;
 mod file_system;
 mod handlers;
+pub(crate) mod mirror;
 mod mount;
 mod mount_error;
 mod operations;

@@ -37,7 +37,8 @@ impl State {
     }
 
     /// Whether a job waits until one of its like was measured: one is under way that makes a volume
-    /// of the same kind, of which none has been measured yet.
+    /// of the same kind, of which none has been measured yet; or one found its volume too small,
+    /// and runs again with a larger one.
     pub(crate) fn waits_for_like(&self, job: JobIndex) -> bool {
         let kinds = self.unmeasured_crowds(job);
         if kinds.is_empty() {
@@ -51,7 +52,24 @@ impl State {
             let mut mounted = self.graph.mounted(*other).into_iter();
             *other != job && mounted.any(|(volume, writable)| writable && is_like(volume))
         };
-        self.attempts.keys().any(writes_like)
+        self.attempts.keys().any(writes_like) || self.is_like_grown(job, &kinds)
+    }
+
+    /// Whether a job waits to run again because its volume, of one of these kinds, was too small:
+    /// others would find out the same. A job whose own volume was made larger does not ask.
+    fn is_like_grown(&self, job: JobIndex, kinds: &[SizeClass]) -> bool {
+        let grown = &self.sizes.grown;
+        let mut own = self.scratch_written(job).into_iter();
+        if grown.is_empty() || own.any(|volume| grown.contains(&volume)) {
+            return false;
+        }
+        let is_awaited = |volume: &VolumeIndex| {
+            let kind = self.sizes.kind_of.get(volume);
+            let mut writers = self.graph.volume(*volume).writers.iter();
+            kind.is_some_and(|kind| kinds.contains(kind))
+                && writers.any(|writer| self.queues.contains(*writer))
+        };
+        grown.iter().any(is_awaited)
     }
 
     /// The kinds of volumes which a job is to make that others of its pipeline are of too, while

@@ -188,7 +188,7 @@ pub(crate) struct Likeness {
     pub(crate) cpus: u32,
     pub(crate) place: usize,
     /// Of all that the maker mounts: size, whether it may be written, and which cache it is, if
-    /// one.
+    /// jobs of its level share one. A cache of its own holds its own input.
     pub(crate) mounts: Vec<(u64, bool, Option<VolumeIndex>)>,
     pub(crate) users: Vec<u32>,
 }
@@ -196,8 +196,15 @@ pub(crate) struct Likeness {
 impl Likeness {
     pub(crate) fn of(graph: &Graph, maker: JobIndex, place: usize, volume: VolumeIndex) -> Self {
         let job = graph.workflow.job(maker);
+        let level = graph.level(maker);
+        let is_shared = |volume: VolumeIndex| {
+            let users = graph.workflow.volume(volume).users.iter();
+            let mut others = users.filter(|user| **user != maker);
+            others.any(|user| graph.level(*user) == level)
+        };
         let mount = |(volume, writable): (VolumeIndex, bool)| {
-            let cache = graph.volume(volume).is_cache.then_some(volume);
+            let is_named = graph.volume(volume).is_cache && is_shared(volume);
+            let cache = is_named.then_some(volume);
             (graph.workflow.volume(volume).size_bytes, writable, cache)
         };
         let users = graph.workflow.volume(volume).users.iter();
@@ -206,7 +213,7 @@ impl Likeness {
         users.dedup();
         let program = job.command.executable.chars();
         Self {
-            level: graph.level(maker),
+            level,
             // Loops number programs too.
             program: program.filter(|sign| !sign.is_ascii_digit()).collect(),
             cpus: job.cpus,
@@ -223,3 +230,42 @@ pub(crate) type Growth = (VolumeIndex, Space, Space);
 /// Volumes of pipelines of so many jobs, made by the job of this position, in this place among its
 /// scratch volumes, of this size.
 pub(crate) type Taught = (usize, usize, usize, Space);
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+
+    use crate::{Scheduler, Settings};
+
+    /// The largest number of alike volumes that one pipeline has.
+    fn count_alike(text: &str) -> u64 {
+        let none = |path: &str| Err(path.to_owned());
+        let checked = bafs_workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = checked.expect("it is right").workflow;
+        let scheduler = Scheduler::new(RunId(0), workflow, Settings::default());
+        let counts = scheduler.sizes.crowds.values().copied();
+        counts.max().unwrap_or(0)
+    }
+
+    #[test]
+    fn joined_pipelines_with_own_inputs_are_alike() {
+        let text = "for i in 1..5\nvolume reads$(i) cache bafs://home/$(i) 1 MB\n\
+            volume w$(i) scratch unknown\nvolume v$(i) scratch unknown\n\
+            job s$(i) {\nexecutable = x\n}\njob t$(i) {\nexecutable = y\n}\n\
+            mount reads$(i) s$(i) /in\nmount reads$(i) t$(i) /in\nmount w$(i) s$(i) /w\n\
+            mount w$(i) t$(i) /w ro\nmount v$(i) t$(i) /v\nmount v$(i) all /v/$(i) ro\n\
+            parent s$(i) child t$(i)\nparent t$(i) child all\nend\n\
+            job all {\nexecutable = x\n}\n";
+        assert_eq!(count_alike(text), 5);
+    }
+
+    #[test]
+    fn volumes_from_different_batch_data_are_unlike() {
+        let text = "for d in 1..2\nvolume db$(d) cache bafs://home/$(d) 1 MB\nfor i in 1..3\n\
+            volume w$(d)_$(i) scratch unknown\njob s$(d)_$(i) {\nexecutable = x\n}\n\
+            mount db$(d) s$(d)_$(i) /in\nmount w$(d)_$(i) s$(d)_$(i) /w\n\
+            mount w$(d)_$(i) all /v/$(d)_$(i) ro\nparent s$(d)_$(i) child all\nend\nend\n\
+            job all {\nexecutable = x\n}\n";
+        assert_eq!(count_alike(text), 3);
+    }
+}

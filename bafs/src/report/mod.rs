@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::args::ReportArgs;
 use crate::history;
 use crate::output::{self, Printer};
+use crate::sizes::{MeasuredVolume, measure_volumes};
 
 /// All that a report tells.
 #[derive(Debug, Serialize)]
@@ -24,6 +25,8 @@ struct ReportData {
     goodput: Goodput,
     /// What went wrong with the run as a whole, or is not as it should be.
     warnings: Vec<String>,
+    /// Scratch volumes with the most that they held.
+    volume_sizes: Vec<MeasuredVolume>,
     /// Everything that happened, in order.
     history_lines: Vec<HistoryLine>,
 }
@@ -60,6 +63,7 @@ pub(crate) fn run_report(args: &ReportArgs, output: Printer) -> Result<()> {
 fn read_report(journal: &Path) -> Result<ReportData> {
     let history = bafs_sched::io::journal::read_history(journal)?;
     let workflow = history.header.workflow.clone();
+    let volume_sizes = measure_volumes(&history);
     let (lines, _) = replay_history(history.clone(), &ModelSelector);
     let timeline = build_timeline(history, &ModelSelector);
     let goodput = compute_goodput(&workflow, &timeline);
@@ -67,6 +71,7 @@ fn read_report(journal: &Path) -> Result<ReportData> {
         warnings: collect_warnings(&timeline),
         goodput,
         timeline,
+        volume_sizes,
         history_lines: lines,
     })
 }

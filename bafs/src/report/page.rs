@@ -50,6 +50,7 @@ pub(super) fn render_page(report: &ReportData) -> Result<String> {
     write_ledger(&mut html, report)?;
     write_failures(&mut html, report)?;
     write_copies(&mut html, report)?;
+    write_measured_sizes(&mut html, report)?;
     write_events(&mut html, report)?;
     html += "</body></html>\n";
     Ok(html)
@@ -218,6 +219,28 @@ fn write_copies(html: &mut String, report: &ReportData) -> Result<()> {
     }
     *html += "</table>";
     write_omitted(html, decisions.len())
+}
+
+/// Volumes whose size the workflow does not know, and what they held.
+fn write_measured_sizes(html: &mut String, report: &ReportData) -> Result<()> {
+    let volumes = report.volume_sizes.iter();
+    let unknown = volumes.filter(|volume| volume.declared_bytes.is_none());
+    let measured = unknown.filter_map(|volume| Some((volume, volume.held_bytes?)));
+    let rows: Vec<_> = measured.collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    *html += "<h2>Measured sizes</h2>";
+    write_header(
+        html,
+        &["volume of unknown size", "held up to, bytes", "files"],
+    )?;
+    for (volume, bytes) in rows.iter().take(ROWS_MAX) {
+        let files = volume.held_files.unwrap_or(0).to_string();
+        write_row(html, &[&volume.name, &bytes.to_string(), &files])?;
+    }
+    *html += "</table>";
+    write_omitted(html, rows.len())
 }
 
 fn write_events(html: &mut String, report: &ReportData) -> Result<()> {

@@ -19,6 +19,7 @@ pub mod nohang;
 pub mod options;
 mod planner;
 mod policies;
+mod profile;
 pub mod report;
 mod root;
 mod shell;
@@ -102,6 +103,9 @@ pub const ALL: &[Benchmark] = &[
         name: "root",
         description: "an environment as the root of 32 jobs behind a slow link, beside a copy",
         run: root::run,
+        name: "profile",
+        description: "roles and figures of `bafs profile` beside lists by hand and the thesis",
+        run: profile::run,
     },
     Benchmark {
         name: "sim",
@@ -137,6 +141,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::run_work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::run_wire_process(rest),
         [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::run_hold_process(rest),
+        [part, rest @ ..] if part == profile::TWIN_PROCESS => profile::run_twin_process(rest),
         [part, rest @ ..] if part == forwarding::FORWARDING_PROCESS => {
             forwarding::run_forwarding_process(rest)
         }

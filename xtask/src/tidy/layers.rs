@@ -167,15 +167,17 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
 const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-proto", &[]),
     ("bafs-engine", &[]),
+    ("bafs-profile", &["bafs-workflow"]),
     ("bafs-tree", &["bafs-proto"]),
     ("bafs-server", &["bafs-proto", "bafs-tree"]),
-    ("bafs-client", &["bafs-proto", "bafs-tree"]),
+    ("bafs-client", &["bafs-profile", "bafs-proto", "bafs-tree"]),
     ("bafs-workflow", &["bafs-proto"]),
     ("bafs-sched", &["bafs-proto", "bafs-workflow"]),
     ("bafs-sim", &["bafs-proto", "bafs-workflow", "bafs-sched"]),
     (
         "bafs",
         &[
+            "bafs-profile",
             "bafs-proto",
             "bafs-engine",
             "bafs-tree",
@@ -189,6 +191,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     (
         "bafs-tests",
         &[
+            "bafs-profile",
             "bafs-proto",
             "bafs-engine",
             "bafs-tree",

@@ -69,11 +69,14 @@ fn met_full_disk(
 /// What a job lacks that found too little space in these volumes.
 pub(crate) fn describe_too_small(view: View<'_>, volumes: &[VolumeIndex]) -> String {
     let is_undeclared = |volume: &VolumeIndex| view.sizes.is_undeclared(*volume);
-    if volumes.is_empty() || !volumes.iter().all(is_undeclared) {
+    // A size that was measured is not the user's.
+    let undeclared = volumes.iter().filter(|volume| is_undeclared(volume));
+    let had = undeclared.map(|volume| view.size_of(*volume));
+    let had: Vec<Space> = had.collect();
+    if had.is_empty() {
         return "needs a larger volume than declared".to_owned();
     }
-    let had = volumes.iter().map(|volume| view.size_of(*volume));
-    let had = had.fold(Space::ZERO, Space::component_max);
+    let had = had.into_iter().fold(Space::ZERO, Space::component_max);
     format!(
         "needs more than {}, but its pipeline does not fit on these nodes with a larger \
          volume; add storage",
@@ -86,4 +89,30 @@ pub(super) fn disk_of(used: &VolumeUse) -> Option<Space> {
     let bytes = used.disk_free_bytes?;
     let files = used.disk_free_files.unwrap_or(u64::MAX);
     Some(Space { bytes, files })
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+
+    use super::*;
+    use crate::{Scheduler, Settings};
+
+    #[test]
+    fn measured_sizes_are_not_called_declared() {
+        let text = "volume a scratch unknown\nvolume b scratch 1 MB\njob p {\nexecutable = x\n}\n\
+            mount a p /a\nmount b p /b\n";
+        let none = |path: &str| Err(path.to_owned());
+        let checked = bafs_workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = checked.expect("it is right").workflow;
+        let scheduler = Scheduler::new(RunId(0), workflow, Settings::default());
+        let describe = |volumes: &[u32]| {
+            let volumes: Vec<VolumeIndex> = volumes.iter().copied().map(VolumeIndex).collect();
+            describe_too_small(View::new(&scheduler.state), &volumes)
+        };
+        assert_eq!(describe(&[1]), "needs a larger volume than declared");
+        for volumes in [&[0][..], &[0, 1]] {
+            assert!(!describe(volumes).contains("declared"));
+        }
+    }
 }
