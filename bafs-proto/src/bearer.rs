@@ -21,6 +21,7 @@ const CACHED_TOKENS_MAX: usize = 4_096;
 const READ: &[Right] = &[Right::Read];
 const READ_WRITE: &[Right] = &[Right::Read, Right::Write];
 const MANAGE: &[Right] = &[Right::Manage];
+const WRITE_MANAGE: &[Right] = &[Right::Write, Right::Manage];
 
 /// What a call needs, and whether a server that is not the one called could use it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -153,6 +154,10 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => (Resource::Jobs, MANAGE),
         Request::ListRetainedData(_) | Request::DropRetainedData(_) => (Resource::Volumes, MANAGE),
+        Request::CallQueue(call) => (
+            Resource::Queue(call.user.clone().unwrap_or_default()),
+            WRITE_MANAGE,
+        ),
         Request::Advertise(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)
@@ -165,7 +170,10 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
     };
     // Only nodes are many and of many owners; a home is reached by several names, and what is
     // shown to it is of no use at a node.
-    let is_of_node = !matches!(resource, Resource::Catalog | Resource::Home(_));
+    let is_of_node = !matches!(
+        resource,
+        Resource::Catalog | Resource::Home(_) | Resource::Queue(_)
+    );
     Ok(RequiredRights {
         server: is_of_node.then(|| address.to_owned()),
         resources: vec![resource],

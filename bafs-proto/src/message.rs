@@ -53,6 +53,7 @@ use crate::ids::{
 use crate::job_report::VolumeUse;
 pub use crate::job_report::{JobOutput, ReadJobOutput};
 use crate::node_quota::{NodeQuotaList, SetNodeQuota};
+use crate::queue_call::{CallQueue, QueueAnswer};
 use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
@@ -222,6 +223,8 @@ calls! {
     // data of sources that no volume shows
     ListRetainedData => RetainedDataList,
     DropRetainedData => RetainedDataList,
+    // the queue of a service
+    CallQueue => QueueAnswer,
 }
 
 /// Done, nothing to say.

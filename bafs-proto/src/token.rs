@@ -81,6 +81,9 @@ pub enum Resource {
     Jobs,
     /// The list of servers.
     Catalog,
+    /// The workflows of a user in the queue of a service, `USER` or `USER/GENERATION`; the empty
+    /// name means all.
+    Queue(String),
 }
 
 impl Resource {
@@ -98,6 +101,8 @@ impl Resource {
             Self::Home(path) => format!("home/{path}/"),
             Self::Jobs => "jobs/".to_owned(),
             Self::Catalog => "catalog/".to_owned(),
+            Self::Queue(user) if user.is_empty() => "queue/".to_owned(),
+            Self::Queue(user) => format!("queue/{user}/"),
         }
     }
 }

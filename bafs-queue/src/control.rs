@@ -1,6 +1,7 @@
 //! What others ask of a queue: the seam between the service and all that shows or steers it. It
 //! has no transport and keeps nothing.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -72,6 +73,8 @@ pub struct Requester {
     pub user: String,
     /// Whether the user may see and steer the workflows of all.
     pub is_operator: bool,
+    /// Whether the user may see that others have workflows, without details.
+    pub sees_others: bool,
 }
 
 /// Parts of a cluster.
@@ -92,6 +95,9 @@ pub struct Submission {
     pub name: String,
     /// Text of the workflow.
     pub text: String,
+    /// Texts of the files that it names, by their paths relative to it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, String>,
     /// Among the workflows of one user, higher ones start first.
     #[serde(default)]
     pub priority: i32,
@@ -145,7 +151,8 @@ pub trait QueueControl: Send + Sync {
     /// Adds a workflow to the queue.
     fn submit(&self, requester: &Requester, submission: Submission) -> Result<WorkflowId>;
 
-    /// The workflows in the order of their numbers; those of others without details.
+    /// The workflows in the order of their numbers; those of others without details, and only if
+    /// the requester may see them.
     fn list(&self, requester: &Requester) -> Result<Vec<WorkflowSummary>>;
 
     /// Keeps a workflow from starting, or a running one from starting further jobs.
