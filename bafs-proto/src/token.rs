@@ -174,15 +174,29 @@ impl Signer {
     /// # Errors
     /// `Malformed` when a resource name cannot be expressed.
     pub fn grant(&self, resources: &[Resource], rights: &[Right], expires: Time) -> Result<Token> {
+        self.grant_per_resource(&[(resources, rights)], expires)
+    }
+
+    /// Grants, of each pair, the rights on each of the resources until `expires`.
+    ///
+    /// # Errors
+    /// As [`Signer::grant`].
+    pub fn grant_per_resource(
+        &self,
+        granted: &[(&[Resource], &[Right])],
+        expires: Time,
+    ) -> Result<Token> {
         let mut builder = Biscuit::builder();
-        for resource in resources {
-            for right in rights {
-                let source = format!(
-                    "grant({}, {})",
-                    quote(&resource.text()),
-                    quote(right.name())
-                );
-                builder = builder.fact(source.as_str()).map_err(malformed)?;
+        for (resources, rights) in granted {
+            for resource in *resources {
+                for right in *rights {
+                    let source = format!(
+                        "grant({}, {})",
+                        quote(&resource.text()),
+                        quote(right.name())
+                    );
+                    builder = builder.fact(source.as_str()).map_err(malformed)?;
+                }
             }
         }
         let check = format!("check if time($t), $t < {}", expires.0);

@@ -241,7 +241,12 @@ fn encode(frame: &FrameToWrite<'_>) -> Result<Vec<u8>> {
         .map_err(|error| Error::new(ErrorCode::ServerFault, format!("encode: {error}")))?;
     let length = u32::try_from(payload.len()).ok();
     let length = length.filter(|length| *length <= PAYLOAD_BYTES_MAX);
-    let too_long = || Error::new(ErrorCode::TooLarge, "the queue is too large for its journal");
+    let too_long = || {
+        Error::new(
+            ErrorCode::TooLarge,
+            "the queue is too large for its journal",
+        )
+    };
     let mut bytes = length.ok_or_else(too_long)?.to_le_bytes().to_vec();
     bytes.extend(&Digest::of(&payload).0[..CHECKSUM_BYTES]);
     bytes.extend(payload);

@@ -15,12 +15,30 @@ pub struct ClusterLimit {
 }
 
 impl ClusterLimit {
-    /// What is left of it on one node beside what others of the run's nodes keep.
-    pub(crate) fn left_beside(self, kept_bytes: u64, kept_slots: u64) -> NodeQuota {
+    /// The part of a node that it leaves beside what others of the run's nodes keep. Space goes
+    /// where slots go, and in no smaller part than something needs to begin.
+    pub(crate) fn cap(
+        self,
+        part: NodeQuota,
+        kept: (u64, u64),
+        start_minimum: NodeQuota,
+    ) -> NodeQuota {
+        let (kept_bytes, kept_slots) = kept;
+        let left_slots = self.slots.saturating_sub(kept_slots);
+        let left_bytes = self.bytes.saturating_sub(kept_bytes);
+        let slots = u64::from(part.slots).min(left_slots);
+        let share = u128::from(left_bytes) * u128::from(slots) / u128::from(left_slots.max(1));
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
+        let bytes = match (slots, part.slots) {
+            // It only stores.
+            (_, 0) => left_bytes,
+            (0, _) => 0,
+            _ => share.max(start_minimum.bytes).min(left_bytes),
+        };
         NodeQuota {
-            bytes: self.bytes.saturating_sub(kept_bytes),
-            files: u64::MAX,
-            slots: u32::try_from(self.slots.saturating_sub(kept_slots)).unwrap_or(u32::MAX),
+            bytes: part.bytes.min(bytes),
+            slots: u32::try_from(slots).unwrap_or(u32::MAX),
+            ..part
         }
     }
 }

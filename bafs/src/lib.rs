@@ -18,6 +18,7 @@ mod home_view;
 mod init;
 mod input_file;
 mod job;
+mod learned;
 mod live_environment;
 mod locked_directory;
 mod logs;
@@ -34,6 +35,7 @@ mod report;
 mod run;
 mod run_control;
 mod serve;
+mod service;
 mod sim;
 mod status;
 pub mod svg_chart;
@@ -142,6 +144,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Why(args) => history::explain_name(&args, output)?,
         CliCommand::Logs(args) => logs::print_logs(&args, output)?,
         CliCommand::Doctor(args) => return doctor::run(&args, output),
+        CliCommand::Learned(command) => learned::run_learned_command(&command, output)?,
         command => return run_async_command(command, output),
     }
     Ok(ExitCode::SUCCESS)
@@ -164,6 +167,13 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
             CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
+            CliCommand::Scheduler(args) => service::run_scheduler(args, output).await,
+            CliCommand::Submit(_)
+            | CliCommand::Queue(_)
+            | CliCommand::Hold(_)
+            | CliCommand::Release(_)
+            | CliCommand::Remove(_)
+            | CliCommand::User(_) => return service::run_client_command(command, output).await,
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

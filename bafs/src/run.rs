@@ -6,6 +6,7 @@ mod outcome_text;
 mod run_lock;
 mod run_plan;
 mod run_start;
+mod service_link;
 mod stop;
 
 use std::path::{Path, PathBuf};
@@ -19,22 +20,28 @@ use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::earlier_work::EarlierWork;
 use bafs_sched::io::homes::FileHome;
+use bafs_sched::io::journal;
 use bafs_sched::report::RunReport;
 use bafs_sched::{
-    AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, Settings,
+    AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, RunLimit, Settings,
     StrategySelectorConfig,
 };
+use bafs_sim::planner::Environment;
 use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
 pub(crate) use self::outcome_text::describe_outcome;
+pub(crate) use self::run_lock::is_run_locked;
 use self::run_start::{RunSetting, prepare_run};
+use self::service_link::ServiceLink;
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::home_view::HomeView;
 use crate::init;
+use crate::learned;
+use crate::live_environment;
 use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
@@ -203,11 +210,19 @@ fn parse_timeout_ms(text: &str) -> Result<u64> {
 /// What the scheduler cannot see of an environment, and what is simulated of the workflow there.
 fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategySelectorConfig> {
     let environment = plan::read_environment(path)?;
+    configure_strategy_selector(&environment, workflow)
+}
+
+/// What a strategy selector works with.
+fn configure_strategy_selector(
+    environment: &Environment,
+    workflow: &Workflow,
+) -> Result<StrategySelectorConfig> {
     let load = LoadModel::Declared {
         variability_ppm: VARIABILITY_PPM,
     };
     let variability = VARIABILITY_PPM as f64 / 1e6;
-    let advice = derive_simulated_plan(workflow, variability, &environment, &load);
+    let advice = derive_simulated_plan(workflow, variability, environment, &load);
     Ok(StrategySelectorConfig {
         home_bytes_per_s: environment.home_bytes_per_s,
         local_bytes_per_s: environment.local_bytes_per_s,
@@ -216,6 +231,39 @@ fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategyS
         variability_ppm: VARIABILITY_PPM,
         simulated_plan: advice.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))?,
     })
+}
+
+/// Plans with what earlier runs have taught, where nobody asks for another plan. Nothing where too
+/// little is known: the run takes what fits, as its first one did.
+async fn plan_from_learned(
+    args: &RunArgs,
+    workflow: &Workflow,
+    (identity, catalog): (&Path, &str),
+) -> Option<StrategySelectorConfig> {
+    let is_planned = args.plan.is_some() || args.remote_io || args.cache_only;
+    if is_planned || args.order != StartOrder::Need || !args.policies.is_default() {
+        return None;
+    }
+    let store = learned::find_store(&args.learned)?;
+    let rates = tokio::task::block_in_place(|| store.link_rates(catalog));
+    let (home, local) = rates.home.zip(rates.local)?;
+    let mut known = workflow.clone();
+    if !tokio::task::block_in_place(|| store.fill_for_plan(&mut known)) {
+        return None;
+    }
+    let nodes = live_environment::find_nodes(identity, catalog, home, local).await;
+    let configure = |environment| configure_strategy_selector(&environment, &known);
+    let configure = || nodes.and_then(configure);
+    match tokio::task::block_in_place(configure) {
+        Ok(config) => {
+            print_notice("the run is planned with what earlier runs have taught (`bafs learned`)");
+            Some(config)
+        }
+        Err(error) => {
+            tracing::debug!("no plan from learned values: {error:#}");
+            None
+        }
+    }
 }
 
 /// Whose run it is.
@@ -304,6 +352,7 @@ async fn run_on_throw_away_cluster(
         bail!("interrupted; the temporary cluster was removed");
     };
     let mut report = report?;
+    learned::learn_from_run(&args.learned, None, &way.journal, &report);
     keep_unsent_results(&mut report, &mut cluster);
     Ok(Some(report))
 }
@@ -436,6 +485,7 @@ pub(crate) async fn run_on_cluster(
         strategy_selector: Arc::new(ModelSelector),
         earlier_work: way.earlier_work.clone(),
         cancel_handle: way.cancel.clone(),
+        limit: RunLimit::default(),
     };
     let display = ProgressDisplay::start(way.output, client);
     let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
@@ -487,19 +537,37 @@ async fn run_on_existing_cluster(
         cluster: Some(cluster),
     };
     let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+        if !args.dry_run {
+            service_link::tell_nothing_to_run(args.service_directory.as_deref());
+        }
         return Ok(None);
     };
+    let mut settings = tokio::task::block_in_place(|| build_settings(args, &workflow))?;
+    match &start.work {
+        Some(_) if settings.strategy_selector.is_none() => {
+            settings.strategy_selector = plan_from_learned(args, &workflow, cluster).await;
+        }
+        // A run that goes on keeps its plan.
+        None if args.plan.is_none() => {
+            let header = journal::read_header(&journal)?;
+            settings.strategy_selector = header.settings.strategy_selector;
+        }
+        _ => {}
+    }
+    let asked = wait_for_stop_signal();
+    let link = service_link::open_service_link(args.service_directory.as_deref())?;
     let cancel = CancelHandle::default();
     let options = RunOptions {
         catalog: catalog.clone(),
         identity,
         log_directory: Some(logs::logs_directory(&journal)),
         journal,
-        settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
+        settings,
         file_home: None,
         strategy_selector: Arc::new(ModelSelector),
         earlier_work: start.work.clone(),
         cancel_handle: cancel.clone(),
+        limit: link.as_ref().map(ServiceLink::limit).unwrap_or_default(),
     };
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
@@ -518,11 +586,13 @@ async fn run_on_existing_cluster(
             "stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once",
         );
     };
-    let asked = wait_for_stop_signal();
     let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
         display.show_progress(progress);
         shown.publish(progress);
+        if let Some(link) = &link {
+            link.report_progress(progress);
+        }
         if let Some(pool) = &pool {
             pool.report_progress(progress);
         }
@@ -530,10 +600,15 @@ async fn run_on_existing_cluster(
     let run = driver::run_workflow(workflow, options, progress);
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
-    match ended {
-        Some(report) => Ok(Some(report?)),
-        None => std::process::exit(130),
+    let Some(report) = ended else {
+        std::process::exit(130);
+    };
+    let report = report?;
+    learned::learn_from_run(&args.learned, Some(catalog), &journal_path(args), &report);
+    if let Some(link) = &link {
+        link.report_outcome(&report)?;
     }
+    Ok(Some(report))
 }
 
 /// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last

@@ -24,6 +24,7 @@ mod cluster_plan;
 mod cluster_pool;
 mod cluster_report;
 mod cluster_run;
+mod cluster_service;
 mod cluster_sets;
 mod cluster_shared_sources;
 mod cluster_sizes;

@@ -90,7 +90,11 @@ fn journal_cut_anywhere_loses_and_doubles_nothing() {
             queue.record(Time(second * 1_000), event).expect("recorded");
         }
         assert_eq!(queue.state(), last, "cut at {cut}");
-        assert_eq!(fs::read(&cut_path).expect("a journal"), whole, "cut at {cut}");
+        assert_eq!(
+            fs::read(&cut_path).expect("a journal"),
+            whole,
+            "cut at {cut}"
+        );
     }
     let states: Vec<_> = last.workflows().values().map(|it| it.state).collect();
     let expected = [

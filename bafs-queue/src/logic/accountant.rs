@@ -71,7 +71,13 @@ impl Usage {
 
 /// The largest part of any resource.
 pub fn dominant_part(used: Resources, capacity: Resources) -> f64 {
-    let share = |used: u64, all: u64| if all > 0 { used as f64 / all as f64 } else { 0.0 };
+    let share = |used: u64, all: u64| {
+        if all > 0 {
+            used as f64 / all as f64
+        } else {
+            0.0
+        }
+    };
     share(used.slots, capacity.slots)
         .max(share(used.bytes, capacity.bytes))
         .max(share(used.home_bytes_per_s, capacity.home_bytes_per_s))
@@ -103,10 +109,16 @@ mod tests {
         let mut usage = Usage::default();
         usage.charge(HOUR_MS, 0);
         let slots = usage.dominant_share(capacity, HOUR_MS);
-        assert!((slots - 0.1 * std::f64::consts::LN_2).abs() < 1e-9, "{slots}");
+        assert!(
+            (slots - 0.1 * std::f64::consts::LN_2).abs() < 1e-9,
+            "{slots}"
+        );
         usage.charge_space(1 << 29, HOUR_MS);
         let space = usage.dominant_share(capacity, HOUR_MS);
-        assert!((space - 0.5 * std::f64::consts::LN_2).abs() < 1e-9, "{space}");
+        assert!(
+            (space - 0.5 * std::f64::consts::LN_2).abs() < 1e-9,
+            "{space}"
+        );
         usage.charge(0, 3_600_000_000);
         let home = usage.dominant_share(capacity, HOUR_MS);
         assert!((home - std::f64::consts::LN_2).abs() < 1e-9, "{home}");

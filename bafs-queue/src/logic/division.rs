@@ -27,9 +27,9 @@ pub fn divide_cluster(view: QueueView<'_>, turn_ms: u64) -> BTreeMap<WorkflowId,
         .into_iter()
         .filter(|(_, it)| it.is_under_way())
         .collect();
-    let sum = active.iter().fold(Resources::default(), |sum, (_, run)| {
-        add(sum, run.needed)
-    });
+    let sum = active
+        .iter()
+        .fold(Resources::default(), |sum, (_, run)| add(sum, run.needed));
     if !can_hold(view.capacity, sum) {
         if let Some(id) = whose_turn(&active, view, turn_ms) {
             parts.insert(id, view.capacity);
@@ -49,7 +49,9 @@ fn whose_turn(
     view: QueueView<'_>,
     turn_ms: u64,
 ) -> Option<WorkflowId> {
-    let count = u64::try_from(active.len()).ok().filter(|count| *count > 0)?;
+    let count = u64::try_from(active.len())
+        .ok()
+        .filter(|count| *count > 0)?;
     let turn = view.now.0 / turn_ms.max(1) % count;
     active.get(usize::try_from(turn).ok()?).map(|(id, _)| *id)
 }
@@ -109,8 +111,12 @@ fn quota_left(view: QueueView<'_>, run: &WorkflowRecord, held: Resources) -> Res
     let quota = view.users.get(&run.user).map(|user| user.quota);
     let quota = quota.unwrap_or_default();
     Resources {
-        slots: quota.slots.map_or(u64::MAX, |it| it.saturating_sub(held.slots)),
-        bytes: quota.bytes.map_or(u64::MAX, |it| it.saturating_sub(held.bytes)),
+        slots: quota
+            .slots
+            .map_or(u64::MAX, |it| it.saturating_sub(held.slots)),
+        bytes: quota
+            .bytes
+            .map_or(u64::MAX, |it| it.saturating_sub(held.bytes)),
         home_bytes_per_s: u64::MAX,
     }
 }

@@ -24,7 +24,9 @@ pub const ORDER_POLICIES: [&dyn OrderPolicy; 2] = [&FairShare, &FirstCome];
 
 /// The policy of a name.
 pub fn find_order_policy(name: &str) -> Option<&'static dyn OrderPolicy> {
-    ORDER_POLICIES.into_iter().find(|policy| policy.name() == name)
+    ORDER_POLICIES
+        .into_iter()
+        .find(|policy| policy.name() == name)
 }
 
 /// The user who had and has the least goes first; among the workflows of one user, the priority

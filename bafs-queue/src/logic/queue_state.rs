@@ -390,7 +390,8 @@ impl QueueState {
         let policy = find_order_policy(&self.settings.order).unwrap_or(&FairShare);
         let first = *policy.order(self.view(now), &candidates).first()?;
         let needed = self.workflows[&first].needed;
-        self.fits_beside_runs(needed).then_some(QueueDecision::Start(first))
+        self.fits_beside_runs(needed)
+            .then_some(QueueDecision::Start(first))
     }
 
     fn find_division(&self, now: Time) -> Option<QueueDecision> {

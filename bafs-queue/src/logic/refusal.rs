@@ -26,16 +26,19 @@ pub enum QueueRefusal {
 impl fmt::Display for QueueRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownWorkflow(id) => write!(
-                f,
-                "no workflow {id} in the queue; `bafs queue` lists them"
-            ),
+            Self::UnknownWorkflow(id) => {
+                write!(f, "no workflow {id} in the queue; `bafs queue` lists them")
+            }
             Self::ForeignWorkflow(id) => write!(
                 f,
                 "workflow {id} belongs to another user; only its owner and operators steer it"
             ),
             Self::WrongState(id, state) => {
-                write!(f, "workflow {id} is {}, so this is not possible", state.name())
+                write!(
+                    f,
+                    "workflow {id} is {}, so this is not possible",
+                    state.name()
+                )
             }
             Self::UnknownUser(user) => write!(
                 f,

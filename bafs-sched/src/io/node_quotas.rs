@@ -149,9 +149,10 @@ impl NodeQuotas {
             kept_slots = kept_slots.saturating_sub(u64::from(known.granted.slots));
             known.is_limited = false;
             if let Some(limit) = limit {
-                let left = limit.left_beside(kept_bytes, kept_slots);
-                known.is_limited = !left.can_hold(fair);
-                fair = fair.component_min(left);
+                let kept = (kept_bytes, kept_slots);
+                let capped = limit.cap(fair, kept, demand.start_minimum);
+                known.is_limited = capped != fair;
+                fair = capped;
             }
             let requested_quota = fair.component_max(demand.committed).component_min(capacity);
             kept_bytes = kept_bytes.saturating_add(requested_quota.bytes);
@@ -381,7 +382,9 @@ mod tests {
     fn limit_of_the_run_caps_all_nodes_together() {
         let nodes = [ServerId(2), ServerId(3), ServerId(4)];
         let jobs = (1..=6).map(|i| {
-            format!("volume v{i} scratch 3 MB\njob j{i} {{\nexecutable = x\n}}\nmount v{i} j{i} /v\n")
+            format!(
+                "volume v{i} scratch 3 MB\njob j{i} {{\nexecutable = x\n}}\nmount v{i} j{i} /v\n"
+            )
         });
         let scheduler = scheduler_for(&jobs.collect::<String>(), &nodes);
         let limit = RunLimit::default();
@@ -398,13 +401,18 @@ mod tests {
             let (_, calls) = shares.take_due_requests(moment, &scheduler);
             for (server, call) in &calls {
                 let told = shares.handle_grant(*server, grant_request(call));
-                let is_cut = told.iter().any(|told| told.slots < 2);
-                assert!(!is_cut || told.iter().all(|told| told.is_shared), "{told:?}");
+                let is_wrong = |told: &RunQuota| told.slots < 2 && !told.is_shared;
+                assert!(!told.iter().any(is_wrong), "{told:?}");
             }
             let asked = calls.iter().map(|(_, call)| call.requested);
             let slots: u32 = asked.clone().map(|asked| asked.slots).sum();
-            let bytes: u64 = asked.map(|asked| asked.bytes).sum();
+            let bytes: u64 = asked.clone().map(|asked| asked.bytes).sum();
             assert!(bytes <= 12_000_000, "{bytes}");
+            let is_of_use = |asked: NodeQuota| asked.bytes >= u64::from(asked.slots) * 3_000_000;
+            assert!(
+                asked.into_iter().all(is_of_use),
+                "space goes where slots go"
+            );
             slots
         };
         assert_eq!(sum_asked(&mut shares, 3), 3);

@@ -20,6 +20,7 @@ pub mod options;
 mod planner;
 mod policies;
 pub mod report;
+mod service;
 mod shell;
 mod sim;
 mod slurm;
@@ -96,6 +97,11 @@ pub const ALL: &[Benchmark] = &[
         name: "policies",
         description: "each policy of the scheduler beside the default of its family, simulated",
         run: policies::run,
+    },
+    Benchmark {
+        name: "service",
+        description: "a queue of 10,000 workflows of 100 users while the service is killed",
+        run: service::run,
     },
     Benchmark {
         name: "sim",

@@ -202,7 +202,11 @@ fn held_workflow_starts_nothing_until_released() {
     let second = queue.submit("alice", capacity, resources(1, 1));
     queue.tell(QueueEvent::WorkflowHeld(second));
     queue.tell(QueueEvent::WorkflowHeld(first));
-    assert_eq!(queue.share(first), (0, 0), "it runs, and starts no further job");
+    assert_eq!(
+        queue.share(first),
+        (0, 0),
+        "it runs, and starts no further job"
+    );
     queue.tell(QueueEvent::WorkflowReleased(first));
     assert_eq!(queue.share(first), (8, 100));
     queue.end(first);
@@ -217,7 +221,10 @@ fn removed_run_is_cancelled_once() {
     let mut queue = TestQueue::new(QueueSettings::default(), &["alice"], capacity);
     let id = queue.submit("alice", capacity, resources(1, 1));
     let decisions = queue.tell(QueueEvent::RemovalRequested(id));
-    assert!(decisions.contains(&QueueDecision::Cancel(id)), "{decisions:?}");
+    assert!(
+        decisions.contains(&QueueDecision::Cancel(id)),
+        "{decisions:?}"
+    );
     let again = queue.tell(QueueEvent::RemovalRequested(id));
     assert!(!again.contains(&QueueDecision::Cancel(id)), "{again:?}");
     let outcome = RunOutcome::Cancelled;
@@ -244,7 +251,11 @@ fn history_has_a_retention() {
     let decisions = queue.tell(QueueEvent::Ticked);
     assert_eq!(decisions.len(), 3);
     assert!(queue.state.workflows().is_empty());
-    assert_eq!(queue.state.next_id(), WorkflowId(5), "numbers are not used again");
+    assert_eq!(
+        queue.state.next_id(),
+        WorkflowId(5),
+        "numbers are not used again"
+    );
 }
 
 #[test]
