@@ -222,6 +222,15 @@ fn service_keeps_users_apart() -> Result<()> {
         Some(6),
         "above the quota"
     );
+    // The identity of her runs has her rights only, whatever the service checks before.
+    let narrow = service.state.path().join("state/users/alice-1");
+    let stranger = write_workflow(&service, "stranger", 1, "0.1")?;
+    let mut run = service
+        .world
+        .bafs_command(&["run", "--resource-timeout", "5s"]);
+    let output = run.arg(&stranger).env("BAFS_IDENTITY", narrow).output()?;
+    assert_eq!(output.status.code(), Some(1), "{}", printed_text(&output));
+    assert!(service.world.read_home("stranger/1").is_err());
     let admin = service.world.cluster.identity();
     let address = service.address.clone();
     let args = ["user", "remove", "alice", "--service", &address];
@@ -362,13 +371,12 @@ fn second_run_plans_with_learned_values() -> Result<()> {
     let nodes = ["200MB", "200MB"];
     let world = TestCluster::start_with_home_rate(&nodes, Some("10MB/s"))?;
     world.wait_for_servers(3)?;
-    world.write_home("in", &vec![7; 4_000_000])?;
-    let text = "volume in cache bafs://home/in 5 MB\n\
+    world.write_home("data/in", &vec![7; 4_000_000])?;
+    let text = "volume in cache bafs://home/data 5 MB\n\
         for i in 1..3\nvolume x$(i) scratch 10 MB\njob a$(i) {\nexecutable = /bin/sh\n\
         arguments = -c \"cp /in/in /x/out; sleep 0.2\"\n}\nmount in a$(i) /in\n\
         mount x$(i) a$(i) /x\nextract x$(i) out bafs://home/out$(i)\nend\n";
-    let text = text.replace("bafs://home/in ", "bafs://home/ ");
-    let path = world.write_workflow(&text)?;
+    let path = world.write_workflow(text)?;
     let path = path.to_string_lossy();
     let learned = tempfile::tempdir()?;
     let file = learned.path().join("learned.redb");

@@ -104,6 +104,28 @@ fn give_remainder(
         left = subtract(left, step);
         parts.insert(id, add(parts[&id], step));
     }
+    give_surplus(view, active, left, parts);
+}
+
+/// What nobody asked for makes room for copies and for caches that are whole on each node.
+fn give_surplus(
+    view: QueueView<'_>,
+    active: &[(WorkflowId, &WorkflowRecord)],
+    left: Resources,
+    parts: &mut BTreeMap<WorkflowId, Resources>,
+) {
+    let count = active.len().max(1) as u64;
+    for (id, run) in active {
+        let own = active.iter().filter(|(_, other)| other.user == run.user);
+        let held = own.fold(Resources::default(), |sum, (id, _)| add(sum, parts[id]));
+        let quota_left = quota_left(view, run, held);
+        let surplus = Resources {
+            slots: (left.slots / count).min(quota_left.slots),
+            bytes: (left.bytes / count).min(quota_left.bytes),
+            home_bytes_per_s: left.home_bytes_per_s / count,
+        };
+        parts.insert(*id, add(parts[id], surplus));
+    }
 }
 
 /// What the quota of its user leaves a run.

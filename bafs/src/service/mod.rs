@@ -15,6 +15,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -263,12 +264,14 @@ impl Supervision {
             return Ok(());
         };
         let slack = u64::from(Settings::default().slack_permille);
-        let mut found = Resources::default();
+        let (mut found, mut node_bytes) = (Resources::default(), 0);
         for node in nodes {
             found.slots += u64::from(node.slots);
             let usable = node.capacity_bytes - node.capacity_bytes / 1000 * slack;
             found.bytes = found.bytes.saturating_add(usable);
+            node_bytes = node_bytes.max(usable);
         }
+        self.service.node_bytes.store(node_bytes, Ordering::Relaxed);
         let known = self.service.queue().state().capacity();
         if (known.slots, known.bytes) != (found.slots, found.bytes) {
             // Opened where something changed only: it is a file that runs use, too.

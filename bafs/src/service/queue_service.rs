@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
@@ -44,6 +45,8 @@ pub(crate) struct QueueService {
     pub(super) catalog: String,
     queue: Mutex<RecordedQueue>,
     decisions: UnboundedSender<QueueDecision>,
+    /// What the largest node offers.
+    pub(super) node_bytes: AtomicU64,
     /// Why nothing can be recorded any more.
     failure: watch::Sender<Option<Error>>,
 }
@@ -71,6 +74,7 @@ impl QueueService {
             catalog: catalog.to_owned(),
             queue: Mutex::new(queue),
             decisions,
+            node_bytes: AtomicU64::new(0),
             failure: watch::Sender::new(None),
         };
         service.remove_unknown_directories()?;
@@ -293,7 +297,8 @@ impl QueueControl for QueueService {
         let mut workflow = parse_submission(&submission, &list)?;
         check_home_rights(&workflow, &homes)?;
         LearnedStore::new(self.learned_path()).fill_unknown(&mut workflow);
-        let demand = estimate_demand(&workflow);
+        let node_bytes = self.node_bytes.load(Ordering::Relaxed);
+        let demand = estimate_demand(&workflow, node_bytes);
         self.queue().state().check_submission(user, demand.needed)?;
         let draft = self
             .write_draft(&submission)

@@ -1,6 +1,6 @@
 //! What a workflow can use of a cluster, and the least with which it can end. It asks no node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_queue::Resources;
 use bafs_workflow::{VolumeKind, Workflow};
@@ -14,12 +14,14 @@ pub(super) struct WorkflowDemand {
     pub(super) needed: Resources,
 }
 
-/// Estimates the demand of a workflow whose volumes have these sizes.
-pub(super) fn estimate_demand(workflow: &Workflow) -> WorkflowDemand {
+/// Estimates the demand of a workflow. A pipeline with a volume of unknown size is measured on one
+/// node, which may have so many bytes.
+pub(super) fn estimate_demand(workflow: &Workflow, node_bytes: u64) -> WorkflowDemand {
     let pipelines = workflow.connected_pipelines();
     let levels = workflow.levels();
     let mut slots_at: BTreeMap<(u32, u32), u64> = BTreeMap::new();
     let mut needed_bytes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    let mut unmeasured: BTreeSet<u32> = BTreeSet::new();
     let mut slots_needed = 1;
     for (index, job) in workflow.jobs.iter().enumerate() {
         let (pipeline, level) = (pipelines[index], levels[index]);
@@ -30,6 +32,10 @@ pub(super) fn estimate_demand(workflow: &Workflow) -> WorkflowDemand {
         let cached = caches.fold(0u64, |sum, volume| sum.saturating_add(volume.size_bytes));
         let needed = needed_bytes.entry(pipeline).or_default();
         needed.1 = needed.1.max(cached);
+        let mut volumes = job.mounts.iter().map(|mount| workflow.volume(mount.volume));
+        if volumes.any(|volume| volume.size_bytes == 0) {
+            unmeasured.insert(pipeline);
+        }
     }
     let mut wanted_bytes = 0u64;
     for volume in &workflow.volumes {
@@ -45,8 +51,20 @@ pub(super) fn estimate_demand(workflow: &Workflow) -> WorkflowDemand {
         let most = widest.entry(pipeline).or_default();
         *most = slots.max(*most);
     }
-    let bytes = needed_bytes.values();
-    let bytes = bytes.map(|(scratch, cached)| scratch.saturating_add(*cached));
+    let bytes = needed_bytes.iter().map(|(pipeline, (scratch, cached))| {
+        let sum = scratch.saturating_add(*cached);
+        match unmeasured.contains(pipeline) {
+            true => sum.max(node_bytes),
+            false => sum,
+        }
+    });
+    let unmeasured_bytes = match node_bytes {
+        // Nothing is known: it takes what others leave.
+        0 => u64::MAX / 4,
+        bytes => bytes,
+    };
+    let unmeasured_bytes = unmeasured_bytes.saturating_mul(unmeasured.len() as u64);
+    let wanted_bytes = wanted_bytes.saturating_add(unmeasured_bytes);
     WorkflowDemand {
         wanted: Resources {
             slots: widest.values().sum::<u64>().max(1),
@@ -77,7 +95,7 @@ mod tests {
         let workflow = parsed
             .unwrap_or_else(|refused| panic!("{refused:?}"))
             .workflow;
-        let demand = estimate_demand(&workflow);
+        let demand = estimate_demand(&workflow, 0);
         assert_eq!((demand.needed.slots, demand.wanted.slots), (2, 8));
         let scratch = workflow.volumes.iter().find(|volume| volume.name == "x1");
         let scratch = scratch.expect("a volume").size_bytes;
@@ -85,5 +103,11 @@ mod tests {
         let cache = cache.expect("a volume").size_bytes;
         assert_eq!(demand.needed.bytes, scratch + cache);
         assert_eq!(demand.wanted.bytes, 4 * scratch + cache);
+        let mut unknown = workflow.clone();
+        for volume in &mut unknown.volumes {
+            volume.size_bytes = 0;
+        }
+        let demand = estimate_demand(&unknown, 70);
+        assert_eq!((demand.needed.bytes, demand.wanted.bytes), (70, 4 * 70));
     }
 }

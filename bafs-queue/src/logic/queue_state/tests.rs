@@ -140,6 +140,17 @@ fn users_with_equal_past_get_equal_parts() {
 }
 
 #[test]
+fn surplus_is_divided_between_runs() {
+    let capacity = resources(8, 100);
+    let users = ["alice", "bob"];
+    let mut queue = TestQueue::new(QueueSettings::default(), &users, capacity);
+    let alice = queue.submit("alice", resources(8, 20), resources(1, 10));
+    let bob = queue.submit("bob", resources(8, 40), resources(1, 10));
+    assert_eq!(queue.share(alice).1, 40);
+    assert_eq!(queue.share(bob).1, 60);
+}
+
+#[test]
 fn part_is_never_below_what_is_needed() {
     let capacity = resources(8, 100);
     let users = ["alice", "bob", "carol"];

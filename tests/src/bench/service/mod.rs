@@ -153,7 +153,7 @@ fn measure_runs(report: &mut BenchmarkReport) -> Result<(usize, usize)> {
 fn measure_home_traffic(report: &mut BenchmarkReport) -> Result<()> {
     const DATA_BYTES: usize = 6_000_000;
     report.print_section("bytes from home, of a data set of 6 MB");
-    let mut queue = TestQueue::start(&["100MB", "100MB"])?;
+    let queue = TestQueue::start(&["100MB", "100MB"])?;
     queue.world.write_home("data/set", &vec![5; DATA_BYTES])?;
     let users = [queue.add_user("alice")?, queue.add_user("bob")?];
     let text = "volume in cache bafs://home/data 8 MB\nfor i in 1..4\njob a$(i) {\n\
