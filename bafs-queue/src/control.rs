@@ -101,6 +101,10 @@ pub struct Submission {
     /// Among the workflows of one user, higher ones start first.
     #[serde(default)]
     pub priority: i32,
+    /// Chosen by whoever hands it in: with the same key, the same user gets the same workflow
+    /// again. Empty: each submission is another workflow.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub key: String,
 }
 
 /// A workflow, as a list shows it.
@@ -141,8 +145,8 @@ pub struct WorkflowDetails {
     pub directory: String,
 }
 
-/// A queue of workflows, as commands, the API and the page use it. Each call is safe to repeat but
-/// [`QueueControl::submit`]. When a call returns, its effect is on stable storage.
+/// A queue of workflows, as commands, the API and the page use it. Each call is safe to repeat;
+/// [`QueueControl::submit`] is with a key. When a call returns, its effect is on stable storage.
 ///
 /// Errors: `RightMissing` for a workflow of somebody else, `NotFound` for an unknown one,
 /// `WrongState` where the state does not allow it, `Malformed` for a text that is no workflow, and

@@ -101,6 +101,9 @@ pub enum QueueEvent {
         name: String,
         /// Its place among those of the user.
         priority: i32,
+        /// Chosen by whoever handed it in, or empty.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        key: String,
         /// The most that it can use.
         wanted: Resources,
         /// The least with which it can end.

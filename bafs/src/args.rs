@@ -28,8 +28,8 @@ pub(crate) use pool::{
 pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use service::{
-    LearnedArgs, LearnedCommand, QueueArgs, SchedulerArgs, ServiceArgs, SubmitArgs, UserAddArgs,
-    UserCommand, UserRemoveArgs, WorkflowNumberArgs,
+    LearnedArgs, LearnedCommand, QueueArgs, SchedulerArgs, ServiceArgs, ServiceCommand, SubmitArgs,
+    UserAddArgs, UserCommand, UserRemoveArgs, WorkflowNumberArgs,
 };
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
@@ -120,27 +120,8 @@ pub(crate) enum CliCommand {
     /// Start nodes as jobs of a batch system.
     #[command(subcommand)]
     Pool(PoolCommand),
-    /// Run a service that queues workflows of several users and runs them.
-    Scheduler(SchedulerArgs),
-    /// Hand a workflow to a service.
-    Submit(SubmitArgs),
-    /// List the workflows of a service.
-    Queue(QueueArgs),
-    /// Keep workflows from starting, or running ones from starting further jobs.
-    #[command(after_help = "Example:\n  bafs hold 17 --identity ~/bafs-alice")]
-    Hold(WorkflowNumberArgs),
-    /// End the hold of workflows.
-    #[command(after_help = "Example:\n  bafs release 17 --identity ~/bafs-alice")]
-    Release(WorkflowNumberArgs),
-    /// Remove workflows from the queue; running ones are cancelled.
-    #[command(after_help = "Example:\n  bafs remove 17 18 --identity ~/bafs-alice")]
-    Remove(WorkflowNumberArgs),
-    /// Add, list and remove users of a service.
-    #[command(subcommand)]
-    User(UserCommand),
-    /// List or forget what runs have taught: run times, sizes, failures, link rates.
-    #[command(subcommand)]
-    Learned(LearnedCommand),
+    #[command(flatten)]
+    Service(ServiceCommand),
     /// Check a workflow file, and the files that it names, without running it.
     Check(CheckArgs),
     /// Lay out a workflow file in the usual form.

@@ -55,7 +55,7 @@ use tracing_subscriber::EnvFilter;
 
 use args::{
     AgentArgs, CatalogArgs, ChannelChoice, Cli, CliCommand, EXIT_USAGE_ERROR, ExecArgs, HomeArgs,
-    MountArgs, NodeArgs, UsageError,
+    MountArgs, NodeArgs, ServiceCommand, UsageError,
 };
 use output::{Printer, StdoutClosed};
 
@@ -144,7 +144,9 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Why(args) => history::explain_name(&args, output)?,
         CliCommand::Logs(args) => logs::print_logs(&args, output)?,
         CliCommand::Doctor(args) => return doctor::run(&args, output),
-        CliCommand::Learned(command) => learned::run_learned_command(&command, output)?,
+        CliCommand::Service(ServiceCommand::Learned(command)) => {
+            learned::run_learned_command(&command, output)?;
+        }
         command => return run_async_command(command, output),
     }
     Ok(ExitCode::SUCCESS)
@@ -167,13 +169,9 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
             CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
-            CliCommand::Scheduler(args) => service::run_scheduler(args, output).await,
-            CliCommand::Submit(_)
-            | CliCommand::Queue(_)
-            | CliCommand::Hold(_)
-            | CliCommand::Release(_)
-            | CliCommand::Remove(_)
-            | CliCommand::User(_) => return service::run_client_command(command, output).await,
+            CliCommand::Service(command) => {
+                return service::run_service_command(command, output).await;
+            }
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

@@ -8,12 +8,13 @@ mod run_plan;
 mod run_start;
 mod service_link;
 mod stop;
+mod strategy_plan;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
@@ -24,10 +25,7 @@ use bafs_sched::io::journal;
 use bafs_sched::report::RunReport;
 use bafs_sched::{
     AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, RunLimit, Settings,
-    StrategySelectorConfig,
 };
-use bafs_sim::planner::Environment;
-use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
@@ -35,18 +33,17 @@ pub(crate) use self::outcome_text::describe_outcome;
 pub(crate) use self::run_lock::is_run_locked;
 use self::run_start::{RunSetting, prepare_run};
 use self::service_link::ServiceLink;
+use self::strategy_plan::{build_strategy_selector, plan_from_learned};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::home_view::HomeView;
 use crate::init;
 use crate::learned;
-use crate::live_environment;
 use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
-use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
@@ -61,9 +58,6 @@ const NODE_SIZE_DEFAULT: &str = "10 GB";
 
 /// A run waits so long for nodes that a batch system starts: longer than most queues.
 const QUEUE_TIMEOUT_MS: u64 = 7 * 24 * 3_600_000;
-
-/// What computing times of jobs are taken to deviate from their mean, in millionths of it.
-const VARIABILITY_PPM: u64 = 100_000;
 
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
@@ -204,65 +198,6 @@ fn parse_timeout_ms(text: &str) -> Result<u64> {
         Err(error) => Err(UsageError::from_reason(format!(
             "--resource-timeout is invalid: {error}"
         ))),
-    }
-}
-
-/// What the scheduler cannot see of an environment, and what is simulated of the workflow there.
-fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategySelectorConfig> {
-    let environment = plan::read_environment(path)?;
-    configure_strategy_selector(&environment, workflow)
-}
-
-/// What a strategy selector works with.
-fn configure_strategy_selector(
-    environment: &Environment,
-    workflow: &Workflow,
-) -> Result<StrategySelectorConfig> {
-    let load = LoadModel::Declared {
-        variability_ppm: VARIABILITY_PPM,
-    };
-    let variability = VARIABILITY_PPM as f64 / 1e6;
-    let advice = derive_simulated_plan(workflow, variability, environment, &load);
-    Ok(StrategySelectorConfig {
-        home_bytes_per_s: environment.home_bytes_per_s,
-        local_bytes_per_s: environment.local_bytes_per_s,
-        mtbf_s: environment.mtbf_s,
-        restart_s: environment.restart_s,
-        variability_ppm: VARIABILITY_PPM,
-        simulated_plan: advice.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))?,
-    })
-}
-
-/// Plans with what earlier runs have taught, where nobody asks for another plan. Nothing where too
-/// little is known: the run takes what fits, as its first one did.
-async fn plan_from_learned(
-    args: &RunArgs,
-    workflow: &Workflow,
-    (identity, catalog): (&Path, &str),
-) -> Option<StrategySelectorConfig> {
-    let is_planned = args.plan.is_some() || args.remote_io || args.cache_only;
-    if is_planned || args.order != StartOrder::Need || !args.policies.is_default() {
-        return None;
-    }
-    let store = learned::find_store(&args.learned)?;
-    let rates = tokio::task::block_in_place(|| store.link_rates(catalog));
-    let (home, local) = rates.home.zip(rates.local)?;
-    let mut known = workflow.clone();
-    if !tokio::task::block_in_place(|| store.fill_for_plan(&mut known)) {
-        return None;
-    }
-    let nodes = live_environment::find_nodes(identity, catalog, home, local).await;
-    let configure = |environment| configure_strategy_selector(&environment, &known);
-    let configure = || nodes.and_then(configure);
-    match tokio::task::block_in_place(configure) {
-        Ok(config) => {
-            print_notice("the run is planned with what earlier runs have taught (`bafs learned`)");
-            Some(config)
-        }
-        Err(error) => {
-            tracing::debug!("no plan from learned values: {error:#}");
-            None
-        }
     }
 }
 
@@ -516,6 +451,42 @@ fn kill_one_node(cluster: &mut Cluster) {
     }
 }
 
+/// The settings of a run on a cluster that stays, with a plan from learned values if it begins.
+async fn plan_settings(
+    args: &RunArgs,
+    workflow: &Workflow,
+    cluster: (&Path, &str),
+    begins: bool,
+) -> Result<Settings> {
+    let mut settings = tokio::task::block_in_place(|| build_settings(args, workflow))?;
+    if args.plan.is_some() {
+        return Ok(settings);
+    }
+    settings.strategy_selector = match begins {
+        true => plan_from_learned(args, workflow, cluster).await,
+        // A run that goes on keeps its plan.
+        false => {
+            let header = journal::read_header(&journal_path(args))?;
+            header.settings.strategy_selector
+        }
+    };
+    Ok(settings)
+}
+
+/// Says what happens to a run that somebody asked to stop. Unless by Ctrl-C, nobody has given the
+/// run up: a terminal was closed, or the machine stops. Then it is left as it is.
+fn tell_of_stop(asked: StopSignal, left_ms: u64) {
+    if asked != StopSignal::Interrupt {
+        print_notice(&format!(
+            "the run is suspended: repeat the command within {} minutes to resume it; then Ctrl-C \
+             cancels it",
+            left_ms / 60_000
+        ));
+        std::process::exit(asked.exit_code());
+    }
+    print_notice("stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once");
+}
+
 async fn run_on_existing_cluster(
     args: &RunArgs,
     workflow: Workflow,
@@ -542,18 +513,7 @@ async fn run_on_existing_cluster(
         }
         return Ok(None);
     };
-    let mut settings = tokio::task::block_in_place(|| build_settings(args, &workflow))?;
-    match &start.work {
-        Some(_) if settings.strategy_selector.is_none() => {
-            settings.strategy_selector = plan_from_learned(args, &workflow, cluster).await;
-        }
-        // A run that goes on keeps its plan.
-        None if args.plan.is_none() => {
-            let header = journal::read_header(&journal)?;
-            settings.strategy_selector = header.settings.strategy_selector;
-        }
-        _ => {}
-    }
+    let settings = plan_settings(args, &workflow, cluster, start.work.is_some()).await?;
     let asked = wait_for_stop_signal();
     let link = service_link::open_service_link(args.service_directory.as_deref())?;
     let cancel = CancelHandle::default();
@@ -572,20 +532,6 @@ async fn run_on_existing_cluster(
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
-    let hear = |asked: StopSignal| {
-        if asked != StopSignal::Interrupt {
-            // Nobody has given the run up: a terminal was closed, or the machine stops.
-            print_notice(&format!(
-                "the run is suspended: repeat the command within {} minutes to resume it; then \
-                 Ctrl-C cancels it",
-                left_ms / 60_000
-            ));
-            std::process::exit(asked.exit_code());
-        }
-        print_notice(
-            "stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once",
-        );
-    };
     let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
         display.show_progress(progress);
@@ -598,7 +544,10 @@ async fn run_on_existing_cluster(
         }
     };
     let run = driver::run_workflow(workflow, options, progress);
-    let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
+    let ended = stop::run_until_stopped(run, &cancel, asked, |asked| {
+        tell_of_stop(asked, left_ms);
+    });
+    let ended = ended.await;
     close_pool(pool.as_ref()).await;
     let Some(report) = ended else {
         std::process::exit(130);

@@ -222,27 +222,32 @@ fn service_keeps_users_apart() -> Result<()> {
         Some(6),
         "above the quota"
     );
+    check_rights_of_runs(&service)?;
+    check_removed_user(&mut service, &alice)
+}
+
+fn check_rights_of_runs(service: &TestService) -> Result<()> {
     // The identity of her runs has her rights only, whatever the service checks before.
     let narrow = service.state.path().join("state/users/alice-1");
-    let stranger = write_workflow(&service, "stranger", 1, "0.1")?;
+    let stranger = write_workflow(service, "stranger", 1, "0.1")?;
     let mut run = service
         .world
         .bafs_command(&["run", "--resource-timeout", "5s"]);
     let output = run.arg(&stranger).env("BAFS_IDENTITY", narrow).output()?;
     assert_eq!(output.status.code(), Some(1), "{}", printed_text(&output));
     assert!(service.world.read_home("stranger/1").is_err());
+    Ok(())
+}
+
+fn check_removed_user(service: &mut TestService, alice: &Path) -> Result<()> {
     let admin = service.world.cluster.identity();
     let address = service.address.clone();
     let args = ["user", "remove", "alice", "--service", &address];
     assert_eq!(service.code(&admin, &args)?, Some(0));
-    assert_eq!(
-        service.code(&alice, &["queue"])?,
-        Some(3),
-        "she was removed"
-    );
+    assert_eq!(service.code(alice, &["queue"])?, Some(3), "she was removed");
     let again = service.add_user("alice", &["--home=alice", "--days=9", "--slots=2"])?;
     assert_eq!(
-        service.code(&alice, &["queue"])?,
+        service.code(alice, &["queue"])?,
         Some(3),
         "an older identity"
     );

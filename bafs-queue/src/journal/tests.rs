@@ -21,6 +21,7 @@ fn test_events() -> Vec<QueueEvent> {
         user: user.to_owned(),
         name: format!("w{id}.bafs"),
         priority: 0,
+        key: format!("k{id}"),
         wanted,
         needed,
     };
@@ -143,6 +144,7 @@ fn long_journal_is_replaced_by_a_snapshot() {
             user: "alice".to_owned(),
             name: long.clone(),
             priority: 0,
+            key: String::new(),
             wanted: Resources::default(),
             needed: Resources::default(),
         };

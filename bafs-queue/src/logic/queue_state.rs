@@ -42,6 +42,7 @@ struct StateIndex {
     waiting: BTreeSet<WorkflowId>,
     running: BTreeSet<WorkflowId>,
     over: BTreeSet<(Time, WorkflowId)>,
+    by_key: BTreeMap<(String, String), WorkflowId>,
 }
 
 impl QueueState {
@@ -103,6 +104,12 @@ impl QueueState {
     /// Workflows whose runs have not ended.
     pub fn running(&self) -> impl Iterator<Item = WorkflowId> {
         self.index.running.iter().copied()
+    }
+
+    /// The workflow that a user handed in with a key.
+    pub fn find_by_key(&self, user: &str, key: &str) -> Option<WorkflowId> {
+        let key = (user.to_owned(), key.to_owned());
+        self.index.by_key.get(&key).copied()
     }
 
     /// What a policy sees.
@@ -241,6 +248,7 @@ impl QueueState {
             user,
             name,
             priority,
+            key,
             wanted,
             needed,
         } = event
@@ -251,6 +259,7 @@ impl QueueState {
             user: user.clone(),
             name: name.clone(),
             priority: *priority,
+            key: key.clone(),
             state: WorkflowState::Queued,
             has_run: false,
             is_unwanted: false,
@@ -338,6 +347,10 @@ impl QueueState {
 
     fn index_workflow(&mut self, id: WorkflowId) {
         let record = &self.workflows[&id];
+        if !record.key.is_empty() {
+            let key = (record.user.clone(), record.key.clone());
+            self.index.by_key.insert(key, id);
+        }
         if record.has_run {
             self.index.running.insert(id);
         } else if let (true, Some(ended)) = (record.state.is_over(), record.ended) {
@@ -448,6 +461,7 @@ impl QueueState {
                     && let Some(ended) = record.ended
                 {
                     self.index.over.remove(&(ended, *id));
+                    self.index.by_key.remove(&(record.user, record.key));
                 }
             }
         }

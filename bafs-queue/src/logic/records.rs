@@ -33,6 +33,9 @@ pub struct WorkflowRecord {
     pub name: String,
     /// Its place among those of the user.
     pub priority: i32,
+    /// Chosen by whoever handed it in, or empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub key: String,
     /// Where it is in its life.
     pub state: WorkflowState,
     /// Whether it has a run that has not ended; it may be held.

@@ -125,19 +125,12 @@ impl NodeQuotas {
                 files: node.capacity.files,
                 slots: node.slots,
             };
-            let others = known.other_quotas.iter().map(|other| QuotaClaim {
-                owner: other.owner.clone(),
-                user: other.user.clone(),
-                desired: other.desired,
-                start_minimum: other.start_minimum,
-            });
-            let own = QuotaClaim {
+            let claims = known.list_claims(QuotaClaim {
                 owner: self.owner.clone(),
                 user: self.user.clone(),
                 desired: demand.desired,
                 start_minimum: demand.start_minimum,
-            };
-            let claims: Vec<QuotaClaim> = others.chain([own]).collect();
+            });
             let turn = (now.0 / TURN_MS).wrapping_add(server.0);
             let mut fair = compute_fair_share(&self.owner, capacity, &claims, turn);
             if demand.has_next
@@ -281,9 +274,20 @@ impl NodeQuotas {
 }
 
 impl KnownQuota {
+    /// What others want of the node, and this run.
+    fn list_claims(&self, own: QuotaClaim) -> Vec<QuotaClaim> {
+        let others = self.other_quotas.iter().map(|other| QuotaClaim {
+            owner: other.owner.clone(),
+            user: other.user.clone(),
+            desired: other.desired,
+            start_minimum: other.start_minimum,
+        });
+        others.chain([own]).collect()
+    }
+
     fn take_change(&mut self, server: ServerId) -> Option<RunQuota> {
         let is_full = self.refusal == Some(ErrorCode::Busy);
-        // What the limit leaves may grow, as what others have may: the run waits, and does not fail.
+        // What a limit leaves may grow, as what others have may: the run waits and does not fail.
         let is_shared = is_full || self.is_limited || !self.other_quotas.is_empty();
         let fair = NodeQuota {
             slots: self.granted.slots,

@@ -1,8 +1,34 @@
-//! The command line of the service: `bafs scheduler`, the commands of its users, and `bafs learned`.
+//! The command line of the service, of its users, and of `bafs learned`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+
+/// Commands of a service.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServiceCommand {
+    /// Run a service that queues workflows of several users and runs them.
+    Scheduler(SchedulerArgs),
+    /// Hand a workflow to a service.
+    Submit(SubmitArgs),
+    /// List the workflows of a service.
+    Queue(QueueArgs),
+    /// Keep workflows from starting, or running ones from starting further jobs.
+    #[command(after_help = "Example:\n  bafs hold 17 --identity ~/bafs-alice")]
+    Hold(WorkflowNumberArgs),
+    /// End the hold of workflows.
+    #[command(after_help = "Example:\n  bafs release 17 --identity ~/bafs-alice")]
+    Release(WorkflowNumberArgs),
+    /// Remove workflows from the queue; running ones are cancelled.
+    #[command(after_help = "Example:\n  bafs remove 17 18 --identity ~/bafs-alice")]
+    Remove(WorkflowNumberArgs),
+    /// Add, list and remove users of a service.
+    #[command(subcommand)]
+    User(UserCommand),
+    /// List or forget what runs have taught: run times, sizes, failures, link rates.
+    #[command(subcommand)]
+    Learned(LearnedCommand),
+}
 
 #[derive(Debug, Args)]
 #[command(
@@ -61,8 +87,8 @@ pub(crate) struct ServiceArgs {
 #[command(
     after_help = "Example:\n  bafs submit blast.bafs --identity ~/bafs-alice --priority 5\n\n\
 Exit codes of submit, queue, hold, release, remove and user: 0 success; 1 failure; 2 usage error; \
-3 denied; 4 no such workflow or user; 5 not possible in this state; 6 above a limit; 75 the service \
-cannot be reached now."
+3 denied; 4 no such workflow or user; 5 not possible in this state; 6 above a limit; 75 the \
+service cannot be reached now."
 )]
 pub(crate) struct SubmitArgs {
     #[command(flatten)]

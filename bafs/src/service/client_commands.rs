@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Error, Result};
 use bafs_proto::ErrorCode;
@@ -24,7 +25,7 @@ use super::calls::{Changed, QueueRequest, Submitted, WorkflowPage};
 use super::submitted_text::read_submission;
 use super::user_commands::run_user_command;
 use crate::args::{
-    CliCommand, EXIT_USAGE_ERROR, QueueArgs, ServiceArgs, SubmitArgs, UsageError,
+    EXIT_USAGE_ERROR, QueueArgs, ServiceArgs, ServiceCommand, SubmitArgs, UsageError,
     WorkflowNumberArgs,
 };
 use crate::client::load_user_identity;
@@ -35,6 +36,9 @@ use crate::units::format_bytes;
 
 /// Time for a call, in milliseconds: a service that starts reads its journal first.
 const CALL_TIMEOUT_MS: u64 = 30_000;
+
+/// A service that is started again listens within a second.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a user's identity says of its service.
 const SERVICE_FILE: &str = "service.json";
@@ -92,7 +96,7 @@ impl ServiceClient {
         })
     }
 
-    /// Asks once: a submission that is asked for twice would be there twice.
+    /// Asks, and asks once more if the connection broke: each request is safe to repeat.
     pub(super) async fn ask<R: DeserializeOwned>(&self, request: &QueueRequest) -> Result<R> {
         self.ask_for(self.user.clone(), request).await
     }
@@ -111,26 +115,39 @@ impl ServiceClient {
             .bearer
             .token_for_call(&self.address, &to_send, now, CALL_TIMEOUT_MS)?;
         let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);
-        let asked = self
-            .pool
-            .call_with_body(&self.address, &token, call, body, deadline);
-        let (_, answer) = asked
-            .await
-            .with_context(|| format!("the service at {}", self.address))?;
+        let ask = || {
+            let (call, body) = (call.clone(), body.clone());
+            self.pool
+                .call_with_body(&self.address, &token, call, body, deadline)
+        };
+        let answer = match ask().await {
+            Err(error) if error.is_transient() => {
+                tokio::time::sleep(RETRY_PAUSE).await;
+                ask().await
+            }
+            answer => answer,
+        };
+        let (_, answer) = answer.with_context(|| format!("the service at {}", self.address))?;
         serde_json::from_slice(&answer).context("the answer of the service")
     }
 }
 
 /// Runs one of the commands; its exit code says what kind of failure there was.
-pub(crate) async fn run_client_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
+pub(super) async fn run_client_command(
+    command: ServiceCommand,
+    output: Printer,
+) -> Result<ExitCode> {
     let ended = match command {
-        CliCommand::Submit(args) => submit(args, output).await,
-        CliCommand::Queue(args) => list_queue(args, output).await,
-        CliCommand::Hold(args) => change(args, "held", QueueRequest::Hold, output).await,
-        CliCommand::Release(args) => change(args, "released", QueueRequest::Release, output).await,
-        CliCommand::Remove(args) => change(args, "removed", QueueRequest::Remove, output).await,
-        CliCommand::User(command) => run_user_command(command, output).await,
-        _ => Ok(()),
+        ServiceCommand::Submit(args) => submit(args, output).await,
+        ServiceCommand::Queue(args) => list_queue(args, output).await,
+        ServiceCommand::Hold(args) => change(args, "held", QueueRequest::Hold, output).await,
+        ServiceCommand::Release(args) => {
+            change(args, "released", QueueRequest::Release, output).await
+        }
+        ServiceCommand::Remove(args) => change(args, "removed", QueueRequest::Remove, output).await,
+        ServiceCommand::User(command) => run_user_command(command, output).await,
+        // They ask no service.
+        ServiceCommand::Scheduler(_) | ServiceCommand::Learned(_) => Ok(()),
     };
     match ended {
         Ok(()) => Ok(ExitCode::SUCCESS),

@@ -13,7 +13,8 @@ mod workflow_demand;
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,12 +32,12 @@ use bafs_workflow::parse_duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-pub(crate) use self::client_commands::run_client_command;
+use self::client_commands::run_client_command;
 use self::network::NetworkService;
 use self::queue_service::QueueService;
 use self::run_files::{remove_directory, write_whole_file};
 use self::supervisor::RunSupervisor;
-use crate::args::{SchedulerArgs, UsageError};
+use crate::args::{SchedulerArgs, ServiceCommand, UsageError};
 use crate::client::ClusterClient;
 use crate::init;
 use crate::learned::LearnedStore;
@@ -54,15 +55,30 @@ const LOCK_FILE: &str = "lock";
 /// What is under way.
 struct Supervision {
     service: Arc<QueueService>,
-    program: std::path::PathBuf,
+    program: PathBuf,
     runs: JoinSet<(WorkflowId, RunOutcome)>,
     cancels: BTreeMap<WorkflowId, watch::Sender<bool>>,
 }
 
+/// Runs the service, or a command of its users.
+pub(crate) async fn run_service_command(
+    command: ServiceCommand,
+    output: Printer,
+) -> Result<ExitCode> {
+    match command {
+        ServiceCommand::Scheduler(args) => run_scheduler(args, output)
+            .await
+            .map(|()| ExitCode::SUCCESS),
+        command => run_client_command(command, output).await,
+    }
+}
+
 /// Runs the service until it is told to stop; its runs go on.
-pub(crate) async fn run_scheduler(args: SchedulerArgs, output: Printer) -> Result<()> {
+async fn run_scheduler(mut args: SchedulerArgs, output: Printer) -> Result<()> {
     let settings = parse_settings(&args)?;
     let _lock = lock_state(&args.state)?;
+    // Runs have working directories of their own.
+    args.state = args.state.canonicalize()?;
     let asked = wait_for_stop_signal();
     let identity = init::load_identity(&args.identity, Role::Scheduler)?;
     let client = ClusterClient::connect(&args.identity, &args.catalog)?;

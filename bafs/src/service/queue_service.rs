@@ -289,10 +289,17 @@ impl QueueControl for QueueService {
         if requester.is_operator && self.active_generation(user).is_none() {
             self.add_user(requester, user, &[], UserQuota::default())?;
         }
-        let homes = match self.queue().state().users().get(user) {
-            Some(record) if record.is_active => record.homes.clone(),
-            _ => return Err(QueueRefusal::UnknownUser(user.clone()).into()),
+        let (homes, known) = {
+            let queue = self.queue();
+            let homes = match queue.state().users().get(user) {
+                Some(record) if record.is_active => record.homes.clone(),
+                _ => return Err(QueueRefusal::UnknownUser(user.clone()).into()),
+            };
+            (homes, queue.state().find_by_key(user, &submission.key))
         };
+        if let Some(known) = known {
+            return Ok(known);
+        }
         let list = |url: &Url, depth| self.list_home(user, url, depth);
         let mut workflow = parse_submission(&submission, &list)?;
         check_home_rights(&workflow, &homes)?;
@@ -304,6 +311,11 @@ impl QueueControl for QueueService {
             .write_draft(&submission)
             .map_err(|error| fault(&error))?;
         let mut queue = self.queue();
+        if let Some(known) = queue.state().find_by_key(user, &submission.key) {
+            drop(queue);
+            let _ = remove_directory(&draft);
+            return Ok(known);
+        }
         let id = queue.state().next_id();
         let placed = || {
             queue.state().check_submission(user, demand.needed)?;
@@ -323,6 +335,7 @@ impl QueueControl for QueueService {
                 user: user.clone(),
                 name: submission.name,
                 priority: submission.priority,
+                key: submission.key,
                 wanted: demand.wanted,
                 needed: demand.needed,
             },

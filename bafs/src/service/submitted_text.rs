@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use bafs_proto::ids::RunId;
 use bafs_proto::{Error, ErrorCode};
 use bafs_queue::Submission;
 use bafs_workflow::{FILE_BYTES_MAX, ListedEntry, Sources, Url, Workflow, parse_workflow_with};
@@ -19,6 +20,9 @@ const FILES_MAX: usize = 1_000;
 
 /// What a call carries at most, with room for its other words: the body of a message has 4 MiB.
 const TEXT_BYTES_MAX: usize = 3 << 20;
+
+/// Bytes of the key of a submission.
+const KEY_BYTES_MAX: usize = 64;
 
 /// Reads files beside a workflow, and remembers them.
 struct RecordedFiles<'w> {
@@ -112,6 +116,7 @@ pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> R
         text,
         files: sources.files.into_inner(),
         priority,
+        key: RunId::random().to_string(),
     })
 }
 
@@ -147,6 +152,11 @@ pub(super) fn parse_submission(
     }
     let texts = submission.files.values().map(String::len);
     let bytes = texts.sum::<usize>() + submission.text.len();
+    if submission.key.len() > KEY_BYTES_MAX {
+        return Err(malformed(format!(
+            "a key has {KEY_BYTES_MAX} bytes at most"
+        )));
+    }
     if bytes > TEXT_BYTES_MAX || submission.files.len() > FILES_MAX {
         let text = format!(
             "a submission has {} MiB of text and {FILES_MAX} files at most; use loops in place of \
@@ -180,7 +190,7 @@ mod tests {
             name: name.to_owned(),
             text: "job a {\nexecutable = x\n}\n".to_owned(),
             files: files.collect(),
-            priority: 0,
+            ..Submission::default()
         };
         parse_submission(&submission, &no_listing).err()
     }

@@ -4,7 +4,8 @@
 use anyhow::{Context, Result, bail};
 use bafs_proto::identity::Authority;
 use bafs_proto::message::Role;
-use bafs_proto::token::{Resource, Right};
+use bafs_proto::time::Time;
+use bafs_proto::token::{Resource, Right, Token};
 use bafs_queue::UserQuota;
 use bafs_queue::logic::records::UserRecord;
 use bafs_server::clock;
@@ -57,25 +58,7 @@ async fn add_user(args: UserAddArgs, output: Printer) -> Result<()> {
         catalog,
     } = client.ask(&request).await?;
     let expires = clock::now().plus_ms(args.days.saturating_mul(DAY_MS));
-    let own = [Resource::Queue(format!("{}/{generation}", args.name))];
-    let homes: Vec<Resource> = match args.homes.as_slice() {
-        [] => vec![Resource::Home(String::new())],
-        homes => homes
-            .iter()
-            .map(|path| Resource::Home(path.trim_matches('/').to_owned()))
-            .collect(),
-    };
-    let others = [Resource::Queue(String::new())];
-    let work: &[Right] = &[Right::Read, Right::Write];
-    let mut granted: Vec<(&[Resource], &[Right])> = vec![
-        (&own, work),
-        (&homes, work),
-        (&[Resource::Catalog], &[Right::Read]),
-    ];
-    if args.list_others {
-        granted.push((&others, &[Right::Read]));
-    }
-    let token = authority.signer().grant_per_resource(&granted, expires)?;
+    let token = sign_token(&authority, &args, generation, expires)?;
     let identity = authority.issue(Role::Agent, token)?;
     identity.save(&init::identity_directory(&args.to, Role::Agent))?;
     let file = ServiceFile {
@@ -95,6 +78,34 @@ async fn add_user(args: UserAddArgs, output: Printer) -> Result<()> {
         ),
         &serde_json::json!({ "identity": args.to, "user": args.name, "expires": expires }),
     )
+}
+
+/// What a user may: own workflows, paths at home, and to see which servers there are.
+fn sign_token(
+    authority: &Authority,
+    args: &UserAddArgs,
+    generation: u64,
+    expires: Time,
+) -> Result<Token> {
+    let own = [Resource::Queue(format!("{}/{generation}", args.name))];
+    let homes: Vec<Resource> = match args.homes.as_slice() {
+        [] => vec![Resource::Home(String::new())],
+        homes => homes
+            .iter()
+            .map(|path| Resource::Home(path.trim_matches('/').to_owned()))
+            .collect(),
+    };
+    let others = [Resource::Queue(String::new())];
+    let work: &[Right] = &[Right::Read, Right::Write];
+    let mut granted: Vec<(&[Resource], &[Right])> = vec![
+        (&own, work),
+        (&homes, work),
+        (&[Resource::Catalog], &[Right::Read]),
+    ];
+    if args.list_others {
+        granted.push((&others, &[Right::Read]));
+    }
+    Ok(authority.signer().grant_per_resource(&granted, expires)?)
 }
 
 async fn list_users(args: ServiceArgs, output: Printer) -> Result<()> {

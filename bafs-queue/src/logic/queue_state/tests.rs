@@ -49,6 +49,7 @@ impl TestQueue {
             user: user.to_owned(),
             name: "w.bafs".to_owned(),
             priority: 0,
+            key: format!("k{}", id.0),
             wanted,
             needed,
         });
@@ -258,6 +259,14 @@ fn history_has_a_retention() {
         queue.end(id);
     }
     assert_eq!(queue.state.workflows().len(), 3);
+    let last = queue.state.find_by_key("alice", "k4");
+    assert_eq!(last, Some(WorkflowId(4)));
+    assert_eq!(queue.state.find_by_key("bob", "k4"), None);
+    assert_eq!(
+        queue.state.find_by_key("alice", "k0"),
+        None,
+        "it is forgotten"
+    );
     queue.now = queue.now.plus_ms(2_000);
     let decisions = queue.tell(QueueEvent::Ticked);
     assert_eq!(decisions.len(), 3);

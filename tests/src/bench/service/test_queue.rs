@@ -106,7 +106,7 @@ impl TestQueue {
     }
 
     pub(super) fn submit_text(&self, user: &TestUser, name: &str, text: &str) -> Result<u64> {
-        let request = json!({ "submit": { "name": name, "text": text } });
+        let request = json!({ "submit": { "name": name, "text": text, "key": name } });
         let asked = ask(user, self.address.clone(), request);
         let answer = self.runtime.block_on(asked)?;
         answer["workflow"].as_u64().context("a number")
@@ -114,7 +114,7 @@ impl TestQueue {
 
     /// Asks, and returns after some time, whatever becomes of it.
     pub(super) fn submit_without_answer(&self, user: &TestUser, name: &str, wait: Duration) {
-        let request = json!({ "submit": { "name": name, "text": TEXT } });
+        let request = json!({ "submit": { "name": name, "text": TEXT, "key": name } });
         self.runtime.spawn(ask(user, self.address.clone(), request));
         std::thread::sleep(wait);
     }
@@ -184,7 +184,7 @@ async fn ask_with(
         let asked = pool.call_with_body(&address, &token, call.clone(), body.clone(), deadline);
         match asked.await {
             Ok((_, answer)) => return Ok(serde_json::from_slice(&answer)?),
-            // The connection was to a service that was killed, so that one did nothing of this.
+            // The service was killed, perhaps after it had recorded this: the key says so.
             Err(error) if error.is_transient() && tries == 0 => tries += 1,
             Err(error) => return Err(error.into()),
         }
