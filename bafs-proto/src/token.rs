@@ -545,6 +545,34 @@ mod tests {
     }
 
     #[test]
+    fn queue_token_names_one_generation_of_a_user() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let queue = |user: &str| Resource::Queue(user.to_owned());
+        let granted: [(&[Resource], &[Right]); 2] = [
+            (&[queue("al/3")], &[Right::Write]),
+            (&[queue("")], &[Right::Read]),
+        ];
+        let token = signer.grant_per_resource(&granted, DAY).expect("grant");
+        let all = [Right::Read, Right::Write, Right::Manage];
+        let shown = verifier.narrow(&token, &[queue("")], &all, DAY);
+        let shown = shown.expect("it is narrowed for a call");
+        let verify =
+            |user: &str, right| code(verifier.verify(&shown, &queue(user), right, Time(5)));
+        assert_eq!(verify("al/3", Right::Write), None);
+        assert_eq!(verify("", Right::Read), None);
+        for (user, right) in [
+            ("al/4", Right::Write),
+            ("al/31", Right::Write),
+            ("alice/3", Right::Write),
+            ("", Right::Manage),
+            ("", Right::Write),
+        ] {
+            assert_eq!(verify(user, right), Some(ErrorCode::RightMissing), "{user}");
+        }
+    }
+
+    #[test]
     fn a_token_grants_exactly_its_stated_rights() {
         let signer = Signer::generate();
         let verifier = signer.verifier();

@@ -289,7 +289,10 @@ impl QueueState {
             let record = &self.workflows[id];
             if let Some(user) = self.users.get_mut(&record.user) {
                 user.usage = user.usage.decayed(now, half_life_ms);
-                user.usage.charge_space(record.share.bytes, elapsed_ms);
+                // What is left over costs nobody anything.
+                let asked = record.wanted.bytes.max(record.needed.bytes);
+                user.usage
+                    .charge_space(record.share.bytes.min(asked), elapsed_ms);
             }
         }
         self.charged_until = now;

@@ -149,6 +149,14 @@ fn surplus_is_divided_between_runs() {
     let bob = queue.submit("bob", resources(8, 40), resources(1, 10));
     assert_eq!(queue.share(alice).1, 40);
     assert_eq!(queue.share(bob).1, 60);
+    queue.now = queue.now.plus_ms(1_000);
+    queue.end(alice);
+    let mib_s = queue.state.users()["alice"].usage.mib_s;
+    assert_eq!(
+        mib_s,
+        20 * GB >> 20,
+        "she is charged for what she asked for"
+    );
 }
 
 #[test]

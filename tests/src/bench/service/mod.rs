@@ -156,7 +156,7 @@ fn measure_home_traffic(report: &mut BenchmarkReport) -> Result<()> {
     let queue = TestQueue::start(&["100MB", "100MB"])?;
     queue.world.write_home("data/set", &vec![5; DATA_BYTES])?;
     let users = [queue.add_user("alice")?, queue.add_user("bob")?];
-    let text = "volume in cache bafs://home/data 8 MB\nfor i in 1..4\njob a$(i) {\n\
+    let text = "volume in cache bafs://home/data 40 MB\nfor i in 1..4\njob a$(i) {\n\
         executable = /bin/sh\narguments = -c \"cat /in/set > /dev/null\"\n}\n\
         mount in a$(i) /in\nend\n";
     let both = [
