@@ -166,17 +166,20 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
             return Err(Error::new(ErrorCode::Unsupported, text));
         }
     };
-    // Only nodes are many and of many owners; a home is reached by several names, and what is
-    // shown to it is of no use at a node.
-    let is_of_node = !matches!(
-        resource,
-        Resource::Catalog | Resource::Home(_) | Resource::Queue(_)
-    );
     Ok(RequiredRights {
-        server: is_of_node.then(|| address.to_owned()),
+        server: is_of_node(&resource).then(|| address.to_owned()),
         resources: vec![resource],
         rights,
     })
+}
+
+/// Only nodes are many and of many owners; a home is reached by several names, and what is shown to
+/// it, or to a service, is of no use at a node.
+fn is_of_node(resource: &Resource) -> bool {
+    !matches!(
+        resource,
+        Resource::Catalog | Resource::Home(_) | Resource::Queue(_)
+    )
 }
 
 /// A run renews hundreds of volumes at once, more than a token has room to name.

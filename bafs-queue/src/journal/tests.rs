@@ -87,6 +87,10 @@ fn journal_cut_anywhere_loses_and_doubles_nothing() {
         let steps = ends.iter().rposition(|(end, _)| *end <= cut);
         let steps = steps.expect("the first snapshot is whole");
         assert_eq!(queue.state(), &ends[steps].1, "cut at {cut}");
+        // Each goes on; to try that at every byte would take a minute of syncs.
+        if cut != ends[steps].0 && cut % 29 != 0 {
+            continue;
+        }
         for (event, second) in test_events().into_iter().zip(1u64..).skip(steps) {
             queue.record(Time(second * 1_000), event).expect("recorded");
         }

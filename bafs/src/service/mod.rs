@@ -221,8 +221,8 @@ impl Supervision {
         match decision {
             QueueDecision::Start(id) => self.start(*id),
             QueueDecision::ChangeShares(parts) => {
-                for (id, share) in parts {
-                    if let Err(error) = self.service.run_files(*id).write_share(*share) {
+                for (id, _) in parts {
+                    if let Err(error) = self.service.publish_share(*id) {
                         tracing::warn!(workflow = %id, "the run keeps its share: {error:#}");
                     }
                 }

@@ -45,6 +45,8 @@ pub(crate) struct QueueService {
     pub(super) catalog: String,
     queue: Mutex<RecordedQueue>,
     decisions: UnboundedSender<QueueDecision>,
+    /// Held while a share is written.
+    share_writing: Mutex<()>,
     /// What the largest node offers.
     pub(super) node_bytes: AtomicU64,
     /// Why nothing can be recorded any more.
@@ -74,6 +76,7 @@ impl QueueService {
             catalog: catalog.to_owned(),
             queue: Mutex::new(queue),
             decisions,
+            share_writing: Mutex::default(),
             node_bytes: AtomicU64::new(0),
             failure: watch::Sender::new(None),
         };
@@ -118,6 +121,20 @@ impl QueueService {
     /// The files of a workflow.
     pub(super) fn run_files(&self, id: WorkflowId) -> RunFiles {
         RunFiles::new(self.workflows_directory().join(id.to_string()))
+    }
+
+    /// Tells a run what it may use now. One at a time, so that the last one tells the last share.
+    pub(super) fn publish_share(&self, id: WorkflowId) -> anyhow::Result<()> {
+        let turn = self.share_writing.lock();
+        let _turn = turn.unwrap_or_else(PoisonError::into_inner);
+        let share = {
+            let queue = self.queue();
+            let record = queue.state().workflows().get(&id);
+            record
+                .filter(|record| record.has_run)
+                .map(|record| record.share)
+        };
+        share.map_or(Ok(()), |share| self.run_files(id).write_share(share))
     }
 
     /// The file of learned values.

@@ -130,7 +130,7 @@ impl RunSupervisor {
     }
 
     fn start_process(&self) -> Result<Child> {
-        self.write_share()?;
+        self.service.publish_share(self.id)?;
         let identity = self.service.user_identity(&self.user)?;
         let output = |name: &str| {
             let path = self.files.directory().join(name);
@@ -163,16 +163,6 @@ impl RunSupervisor {
             command.env_remove(variable);
         }
         command.spawn().context("cannot start bafs run")
-    }
-
-    /// Tells the run what it may use now.
-    fn write_share(&self) -> Result<()> {
-        let share = {
-            let queue = self.service.queue();
-            let record = queue.state().workflows().get(&self.id);
-            record.map(|record| record.share)
-        };
-        share.map_or(Ok(()), |share| self.files.write_share(share))
     }
 
     async fn wait_for_process(&mut self, mut process: Child) {
