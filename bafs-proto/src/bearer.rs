@@ -21,6 +21,7 @@ const CACHED_TOKENS_MAX: usize = 4_096;
 const READ: &[Right] = &[Right::Read];
 const READ_WRITE: &[Right] = &[Right::Read, Right::Write];
 const MANAGE: &[Right] = &[Right::Manage];
+const ALL: &[Right] = &[Right::Read, Right::Write, Right::Manage];
 
 /// What a call needs, and whether a server that is not the one called could use it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -154,6 +155,8 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => (Resource::Jobs, MANAGE),
         Request::ListRetainedData(_) | Request::DropRetainedData(_) => (Resource::Volumes, MANAGE),
+        // A user may hold rights on the workflows of others, too; a service tells them apart.
+        Request::CallQueue(_) => (Resource::Queue(String::new()), ALL),
         Request::Advertise(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)
@@ -164,14 +167,20 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
             return Err(Error::new(ErrorCode::Unsupported, text));
         }
     };
-    // Only nodes are many and of many owners; a home is reached by several names, and what is
-    // shown to it is of no use at a node.
-    let is_of_node = !matches!(resource, Resource::Catalog | Resource::Home(_));
     Ok(RequiredRights {
-        server: is_of_node.then(|| address.to_owned()),
+        server: is_of_node(&resource).then(|| address.to_owned()),
         resources: vec![resource],
         rights,
     })
+}
+
+/// Only nodes are many and of many owners; a home is reached by several names, and what is shown to
+/// it, or to a service, is of no use at a node.
+fn is_of_node(resource: &Resource) -> bool {
+    !matches!(
+        resource,
+        Resource::Catalog | Resource::Home(_) | Resource::Queue(_)
+    )
 }
 
 /// A run renews hundreds of volumes at once, more than a token has room to name.

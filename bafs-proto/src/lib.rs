@@ -51,6 +51,7 @@ pub mod message;
 pub mod net;
 pub mod node_quota;
 pub mod path;
+pub mod queue_call;
 pub mod replica;
 pub mod source;
 pub mod source_warning;
@@ -95,6 +96,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
 /// the source of a cache; a node says which programs it lacks.
 pub const PROTOCOL_VERSION: u32 = 21;
+/// the source of a cache; 22 = a service answers `CallQueue`.
+pub const PROTOCOL_VERSION: u32 = 22;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

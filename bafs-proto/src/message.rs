@@ -53,6 +53,7 @@ use crate::ids::{
 use crate::job_report::VolumeUse;
 pub use crate::job_report::{FindPrograms, JobOutput, MissingPrograms, ReadJobOutput};
 use crate::node_quota::{NodeQuotaList, SetNodeQuota};
+use crate::queue_call::{CallQueue, QueueAnswer};
 use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
@@ -224,6 +225,8 @@ calls! {
     DropRetainedData => RetainedDataList,
     // what jobs find on a node
     FindPrograms => MissingPrograms,
+    // the queue of a service
+    CallQueue => QueueAnswer,
 }
 
 /// Done, nothing to say.

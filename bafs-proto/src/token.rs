@@ -81,6 +81,9 @@ pub enum Resource {
     Jobs,
     /// The list of servers.
     Catalog,
+    /// The workflows of a user in the queue of a service, `USER` or `USER/GENERATION`; the empty
+    /// name means all.
+    Queue(String),
 }
 
 impl Resource {
@@ -98,6 +101,8 @@ impl Resource {
             Self::Home(path) => format!("home/{path}/"),
             Self::Jobs => "jobs/".to_owned(),
             Self::Catalog => "catalog/".to_owned(),
+            Self::Queue(user) if user.is_empty() => "queue/".to_owned(),
+            Self::Queue(user) => format!("queue/{user}/"),
         }
     }
 }
@@ -169,15 +174,29 @@ impl Signer {
     /// # Errors
     /// `Malformed` when a resource name cannot be expressed.
     pub fn grant(&self, resources: &[Resource], rights: &[Right], expires: Time) -> Result<Token> {
+        self.grant_per_resource(&[(resources, rights)], expires)
+    }
+
+    /// Grants, of each pair, the rights on each of the resources until `expires`.
+    ///
+    /// # Errors
+    /// As [`Signer::grant`].
+    pub fn grant_per_resource(
+        &self,
+        granted: &[(&[Resource], &[Right])],
+        expires: Time,
+    ) -> Result<Token> {
         let mut builder = Biscuit::builder();
-        for resource in resources {
-            for right in rights {
-                let source = format!(
-                    "grant({}, {})",
-                    quote(&resource.text()),
-                    quote(right.name())
-                );
-                builder = builder.fact(source.as_str()).map_err(malformed)?;
+        for (resources, rights) in granted {
+            for resource in *resources {
+                for right in *rights {
+                    let source = format!(
+                        "grant({}, {})",
+                        quote(&resource.text()),
+                        quote(right.name())
+                    );
+                    builder = builder.fact(source.as_str()).map_err(malformed)?;
+                }
             }
         }
         let check = format!("check if time($t), $t < {}", expires.0);
@@ -523,6 +542,34 @@ mod tests {
 
     fn code(result: Result<()>) -> Option<ErrorCode> {
         result.err().map(|e| e.code)
+    }
+
+    #[test]
+    fn queue_token_names_one_generation_of_a_user() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let queue = |user: &str| Resource::Queue(user.to_owned());
+        let granted: [(&[Resource], &[Right]); 2] = [
+            (&[queue("al/3")], &[Right::Write]),
+            (&[queue("")], &[Right::Read]),
+        ];
+        let token = signer.grant_per_resource(&granted, DAY).expect("grant");
+        let all = [Right::Read, Right::Write, Right::Manage];
+        let shown = verifier.narrow(&token, &[queue("")], &all, DAY);
+        let shown = shown.expect("it is narrowed for a call");
+        let verify =
+            |user: &str, right| code(verifier.verify(&shown, &queue(user), right, Time(5)));
+        assert_eq!(verify("al/3", Right::Write), None);
+        assert_eq!(verify("", Right::Read), None);
+        for (user, right) in [
+            ("al/4", Right::Write),
+            ("al/31", Right::Write),
+            ("alice/3", Right::Write),
+            ("", Right::Manage),
+            ("", Right::Write),
+        ] {
+            assert_eq!(verify(user, right), Some(ErrorCode::RightMissing), "{user}");
+        }
     }
 
     #[test]

@@ -259,7 +259,8 @@ impl Driver {
             is_resumed,
         };
         let user = servers.settings.user.clone();
-        let shares = user.map(|user| NodeQuotas::new(user, servers.volume_owner()));
+        let limit = options.limit.clone();
+        let shares = user.map(|user| NodeQuotas::new(user, servers.volume_owner(), limit));
         let driver = Self {
             servers,
             clock: RunClock::new(scheduler.now(), monotonic_now()),

@@ -16,7 +16,7 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
 use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
 use bafs_sched::report::RunReport;
-use bafs_sched::{NullSelector, Outcome, PolicyNames, Progress, Settings};
+use bafs_sched::{NullSelector, Outcome, PolicyNames, Progress, RunLimit, Settings};
 use bafs_workflow::{Workflow, parse_workflow};
 
 use crate::one_node::{ClusterState, OneNodeCluster, ended_state};
@@ -56,6 +56,7 @@ pub(crate) fn run_options(journal: &Path, cancel: &CancelHandle) -> RunOptions {
         strategy_selector: Arc::new(NullSelector),
         earlier_work: None,
         cancel_handle: cancel.clone(),
+        limit: RunLimit::default(),
     }
 }
 

@@ -10,6 +10,7 @@ mod renamed_variables;
 mod run;
 mod servers;
 mod sizes;
+mod service;
 mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
@@ -32,6 +33,10 @@ pub(crate) use profile::ProfileArgs;
 pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use sizes::SizesArgs;
+pub(crate) use service::{
+    LearnedArgs, LearnedCommand, QueueArgs, SchedulerArgs, ServiceArgs, ServiceCommand, SubmitArgs,
+    UserAddArgs, UserCommand, UserRemoveArgs, WorkflowNumberArgs,
+};
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
@@ -126,6 +131,8 @@ pub(crate) enum CliCommand {
     /// Bring what others made into the form that BAFS uses.
     #[command(subcommand)]
     Import(ImportCommand),
+    #[command(flatten)]
+    Service(ServiceCommand),
     /// Check a workflow file, and the files that it names, without running it.
     Check(CheckArgs),
     /// Lay out a workflow file in the usual form.

@@ -275,7 +275,7 @@ fn select_home(homes: Vec<Advert>, host: &str) -> Option<Advert> {
 
 /// The identity of the person: the scheduler's, or what `bafs grant` made, which is an
 /// agent's that holds a token.
-fn load_user_identity(cluster: &Path) -> Result<Identity> {
+pub(crate) fn load_user_identity(cluster: &Path) -> Result<Identity> {
     match load_granted_identity(cluster) {
         Some(granted) => Ok(granted),
         None => init::load_identity(cluster, Role::Scheduler),

@@ -20,6 +20,7 @@ mod image;
 mod init;
 mod input_file;
 mod job;
+mod learned;
 mod live_environment;
 mod locked_directory;
 mod logs;
@@ -37,6 +38,7 @@ mod report;
 mod run;
 mod run_control;
 mod serve;
+mod service;
 mod sim;
 mod sizes;
 mod status;
@@ -57,7 +59,7 @@ use tracing_subscriber::EnvFilter;
 
 use args::{
     AgentArgs, CatalogArgs, ChannelChoice, Cli, CliCommand, EXIT_USAGE_ERROR, ExecArgs, HomeArgs,
-    MountArgs, NodeArgs, UsageError,
+    MountArgs, NodeArgs, ServiceCommand, UsageError,
 };
 use output::{Printer, StdoutClosed};
 
@@ -149,6 +151,9 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Sizes(args) => sizes::propose_sizes(&args, output)?,
         CliCommand::Logs(args) => logs::print_logs(&args, output)?,
         CliCommand::Doctor(args) => return doctor::run(&args, output),
+        CliCommand::Service(ServiceCommand::Learned(command)) => {
+            learned::run_learned_command(&command, output)?;
+        }
         command => return run_async_command(command, output),
     }
     Ok(ExitCode::SUCCESS)
@@ -171,6 +176,9 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
             CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
+            CliCommand::Service(command) => {
+                return service::run_service_command(command, output).await;
+            }
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

@@ -2,6 +2,7 @@
 //! of links as they are declared or as a run that is over found them. It reserves nothing.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_proto::message::{Advert, ServerKind};
@@ -10,9 +11,10 @@ use bafs_sched::io::journal;
 use bafs_sim::past_runs;
 use bafs_sim::planner::{Environment, NodeClass, RESTART_S_DEFAULT};
 
-use crate::args::PlanArgs;
+use crate::args::{LearnedArgs, PlanArgs};
 use crate::client::ClusterClient;
 use crate::history;
+use crate::learned;
 use crate::units::parse_rate;
 
 /// Bytes per second of the link to home, and of each node's.
@@ -34,6 +36,19 @@ impl LinkRates {
             home: rate(home, "home-rate")?,
             local: rate(local, "local-rate")?,
         })
+    }
+
+    /// These, else those that runs have taught.
+    pub(crate) fn or_learned(self, learned: &LearnedArgs, catalog: &str) -> Self {
+        if self.home.is_some() && self.local.is_some() {
+            return self;
+        }
+        let store = learned::find_store(learned);
+        let known = store.map_or_else(Self::default, |store| store.link_rates(catalog));
+        Self {
+            home: self.home.or(known.home),
+            local: self.local.or(known.local),
+        }
     }
 
     /// The declared ones, else those that a run measured.
@@ -60,12 +75,23 @@ pub(crate) async fn load_environment(args: &PlanArgs) -> Result<Environment> {
         );
     };
     let rates = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?.or_from_run(args)?;
+    let rates = rates.or_learned(&args.learned, catalog);
     let (Some(home), Some(local)) = (rates.home, rates.local) else {
         bail!(
-            "the catalog does not know link rates; give --home-rate and --local-rate, or an ended \
-             run of this cluster with --rates-from"
+            "the catalog does not know link rates, and no run has taught them yet; give \
+             --home-rate and --local-rate, or an ended run of this cluster with --rates-from"
         );
     };
+    find_nodes(identity, catalog, home, local).await
+}
+
+/// The nodes that the catalog lists, with links of these rates.
+pub(crate) async fn find_nodes(
+    identity: &Path,
+    catalog: &str,
+    home: u64,
+    local: u64,
+) -> Result<Environment> {
     let client = ClusterClient::connect(identity, catalog)?;
     let adverts = client.list_servers(Some(ServerKind::Node)).await?;
     if adverts.is_empty() {

@@ -7,40 +7,44 @@ mod run_lock;
 mod run_plan;
 mod run_start;
 mod sent_set;
+mod service_link;
 mod stop;
+mod strategy_plan;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::earlier_work::EarlierWork;
 use bafs_sched::io::homes::FileHome;
+use bafs_sched::io::journal;
 use bafs_sched::report::RunReport;
 use bafs_sched::{
-    AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, Settings,
-    StrategySelectorConfig,
+    AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, RunLimit, Settings,
 };
-use bafs_sim::simulator::{LoadModel, derive_simulated_plan};
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
 pub(crate) use self::outcome_text::describe_outcome;
+pub(crate) use self::run_lock::is_run_locked;
 use self::run_start::{RunSetting, prepare_run, serve_programs};
+use self::service_link::ServiceLink;
+use self::strategy_plan::{build_strategy_selector, plan_from_learned};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::home_view::HomeView;
 use crate::init;
+use crate::learned;
 use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
-use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
@@ -56,9 +60,6 @@ const NODE_SIZE_DEFAULT: &str = "10 GB";
 
 /// A run waits so long for nodes that a batch system starts: longer than most queues.
 const QUEUE_TIMEOUT_MS: u64 = 7 * 24 * 3_600_000;
-
-/// What computing times of jobs are taken to deviate from their mean, in millionths of it.
-const VARIABILITY_PPM: u64 = 100_000;
 
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
@@ -227,24 +228,6 @@ fn parse_timeout_ms(text: &str) -> Result<u64> {
     }
 }
 
-/// What the scheduler cannot see of an environment, and what is simulated of the workflow there.
-fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategySelectorConfig> {
-    let environment = plan::read_environment(path)?;
-    let load = LoadModel::Declared {
-        variability_ppm: VARIABILITY_PPM,
-    };
-    let variability = VARIABILITY_PPM as f64 / 1e6;
-    let advice = derive_simulated_plan(workflow, variability, &environment, &load);
-    Ok(StrategySelectorConfig {
-        home_bytes_per_s: environment.home_bytes_per_s,
-        local_bytes_per_s: environment.local_bytes_per_s,
-        mtbf_s: environment.mtbf_s,
-        restart_s: environment.restart_s,
-        variability_ppm: VARIABILITY_PPM,
-        simulated_plan: advice.map_err(|stuck| anyhow!("cannot simulate a strategy: {stuck}"))?,
-    })
-}
-
 /// Whose run it is.
 fn user_name(args: &RunArgs) -> String {
     let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
@@ -332,6 +315,7 @@ async fn run_on_throw_away_cluster(
         bail!("interrupted; the temporary cluster was removed");
     };
     let mut report = report?;
+    learned::learn_from_run(&args.learned, None, &way.journal, &report);
     keep_unsent_results(&mut report, &mut cluster);
     Ok(Some(EndedRun {
         report,
@@ -467,6 +451,7 @@ pub(crate) async fn run_on_cluster(
         strategy_selector: Arc::new(ModelSelector),
         earlier_work: way.earlier_work.clone(),
         cancel_handle: way.cancel.clone(),
+        limit: RunLimit::default(),
     };
     let display = ProgressDisplay::start(way.output, client);
     let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
@@ -495,6 +480,42 @@ fn kill_one_node(cluster: &mut Cluster) {
         Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
         Err(error) => eprintln!("could not kill node {name}: {error:#}"),
     }
+}
+
+/// The settings of a run on a cluster that stays, with a plan from learned values if it begins.
+async fn plan_settings(
+    args: &RunArgs,
+    workflow: &Workflow,
+    cluster: (&Path, &str),
+    begins: bool,
+) -> Result<Settings> {
+    let mut settings = tokio::task::block_in_place(|| build_settings(args, workflow))?;
+    if args.plan.is_some() {
+        return Ok(settings);
+    }
+    settings.strategy_selector = match begins {
+        true => plan_from_learned(args, workflow, cluster).await,
+        // A run that goes on keeps its plan.
+        false => {
+            let header = journal::read_header(&journal_path(args))?;
+            header.settings.strategy_selector
+        }
+    };
+    Ok(settings)
+}
+
+/// Says what happens to a run that somebody asked to stop. Unless by Ctrl-C, nobody has given the
+/// run up: a terminal was closed, or the machine stops. Then it is left as it is.
+fn tell_of_stop(asked: StopSignal, left_ms: u64) {
+    if asked != StopSignal::Interrupt {
+        print_notice(&format!(
+            "the run is suspended: repeat the command within {} minutes to resume it; then Ctrl-C \
+             cancels it",
+            left_ms / 60_000
+        ));
+        std::process::exit(asked.exit_code());
+    }
+    print_notice("stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once");
 }
 
 /// `follows_resumed` says that the same run went on before, and that this one is for what changed
@@ -527,59 +548,64 @@ async fn run_on_existing_cluster(
         follows_resumed,
     };
     let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+        if !args.dry_run {
+            service_link::tell_nothing_to_run(args.service_directory.as_deref());
+        }
         return Ok(None);
     };
+    let settings = plan_settings(args, &workflow, cluster, start.work.is_some()).await?;
+    let asked = wait_for_stop_signal();
+    let link = service_link::open_service_link(args.service_directory.as_deref())?;
     let cancel = CancelHandle::default();
     let options = RunOptions {
         catalog: catalog.clone(),
         identity,
         log_directory: Some(logs::logs_directory(&journal)),
         journal,
-        settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
+        settings,
         file_home: None,
         strategy_selector: Arc::new(ModelSelector),
         earlier_work: start.work.clone(),
         cancel_handle: cancel.clone(),
+        limit: link.as_ref().map(ServiceLink::limit).unwrap_or_default(),
     };
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
-    let hear = |asked: StopSignal| {
-        if asked != StopSignal::Interrupt {
-            // Nobody has given the run up: a terminal was closed, or the machine stops.
-            print_notice(&format!(
-                "the run is suspended: repeat the command within {} minutes to resume it; then \
-                 Ctrl-C cancels it",
-                left_ms / 60_000
-            ));
-            std::process::exit(asked.exit_code());
-        }
-        print_notice(
-            "stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once",
-        );
-    };
-    let asked = wait_for_stop_signal();
     let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
         display.show_progress(progress);
         shown.publish(progress);
+        if let Some(link) = &link {
+            link.report_progress(progress);
+        }
         if let Some(pool) = &pool {
             pool.report_progress(progress);
         }
     };
     let run = driver::run_workflow(workflow, options, progress);
-    let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
+    let ended = stop::run_until_stopped(run, &cancel, asked, |asked| {
+        tell_of_stop(asked, left_ms);
+    });
+    let ended = ended.await;
     close_pool(pool.as_ref()).await;
+    let Some(report) = ended else {
+        std::process::exit(130);
+    };
     if let Some(programs) = programs {
         programs.stop().await;
     }
-    match ended {
-        Some(report) => Ok(Some(EndedRun {
-            report: report?,
-            is_resumed: start.work.is_none(),
-        })),
-        None => std::process::exit(130),
+    let report = report?;
+    learned::learn_from_run(&args.learned, Some(catalog), &journal_path(args), &report);
+    let ended = EndedRun {
+        report,
+        is_resumed: start.work.is_none(),
+    };
+    // After a run that went on another one may follow, for what changed meanwhile.
+    if let Some(link) = link.as_ref().filter(|_| !ended.is_resumed_to_its_end()) {
+        link.report_outcome(&ended.report)?;
     }
+    Ok(Some(ended))
 }
 
 /// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last

@@ -226,6 +226,12 @@ fn several_machines_tutorial_works_as_written() -> Result<()> {
 }
 
 #[test]
+fn service_guide_works_as_written() -> Result<()> {
+    let page = "../guide/service.md";
+    run_tutorial("service_guide_works_as_written", page, 2)
+}
+
+#[test]
 fn slurm_tutorial_works_as_written() -> Result<()> {
     let test = "cluster_tutorials::slurm_tutorial_works_as_written";
     if let Some(reason) = slurm_obstacle() {

@@ -20,10 +20,11 @@ use crate::tidy::source;
 use crate_modules::CrateModules;
 
 /// The crates that users run: not tests, benchmarks and developer commands.
-const PRODUCT_CRATES: [&str; 8] = [
+const PRODUCT_CRATES: [&str; 9] = [
     "bafs",
     "bafs-client",
     "bafs-proto",
+    "bafs-queue",
     "bafs-sched",
     "bafs-server",
     "bafs-sim",

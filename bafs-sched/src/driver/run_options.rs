@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::earlier_work::EarlierWork;
 use crate::io::homes::FileHome;
+use crate::run_limit::RunLimit;
 use crate::{Settings, StrategySelector};
 
 /// Options of a run, apart from the workflow.
@@ -32,6 +33,8 @@ pub struct RunOptions {
     pub earlier_work: Option<EarlierWork>,
     /// Stops the run.
     pub cancel_handle: CancelHandle,
+    /// What it may use of nodes that it shares with other runs.
+    pub limit: RunLimit,
 }
 
 /// Cancels a run: its jobs are killed, its volumes deleted, and it ends as cancelled.

@@ -9,6 +9,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use crate::policy::order::fair_share::{QuotaClaim, compute_fair_share, is_starving_others};
+use crate::run_limit::RunLimit;
 use crate::{NodeDemand, RunQuota, Scheduler, Space};
 
 /// A node that others use too is asked so often, in milliseconds, and one that nobody else uses.
@@ -33,6 +34,8 @@ struct KnownQuota {
     other_quotas: Vec<NodeQuotaStatus>,
     requested_at: Option<Time>,
     is_requesting: bool,
+    /// Whether the limit of the run leaves less of this node than its part.
+    is_limited: bool,
     /// Why it keeps nothing, if that is so and is no matter of the way to it.
     refusal: Option<ErrorCode>,
     has_answered: bool,
@@ -52,6 +55,8 @@ pub(crate) struct NodeQuotas {
     last_check: Option<(Time, u64)>,
     /// Of the last call.
     serial: u64,
+    /// What the run may use of all nodes together.
+    limit: RunLimit,
 }
 
 /// What time it is.
@@ -64,13 +69,14 @@ pub(crate) struct ClockReading {
 }
 
 impl NodeQuotas {
-    pub(crate) fn new(user: String, owner: String) -> Self {
+    pub(crate) fn new(user: String, owner: String, limit: RunLimit) -> Self {
         Self {
             user,
             owner,
             by_server: BTreeMap::new(),
             last_check: None,
             serial: 0,
+            limit,
         }
     }
 
@@ -93,6 +99,8 @@ impl NodeQuotas {
         self.last_check = Some((tick, nodes));
         self.serial = self.next_serial(now);
         let (mut smaller, mut calls) = (Vec::new(), Vec::new());
+        let limit = self.limit.get();
+        let (mut kept_bytes, mut kept_slots) = self.sum_granted();
         for server in scheduler.live_nodes() {
             let known = self.by_server.entry(server).or_default();
             let is_alone = known.other_quotas.is_empty() && known.refusal.is_none();
@@ -117,19 +125,12 @@ impl NodeQuotas {
                 files: node.capacity.files,
                 slots: node.slots,
             };
-            let others = known.other_quotas.iter().map(|other| QuotaClaim {
-                owner: other.owner.clone(),
-                user: other.user.clone(),
-                desired: other.desired,
-                start_minimum: other.start_minimum,
-            });
-            let own = QuotaClaim {
+            let claims = known.list_claims(QuotaClaim {
                 owner: self.owner.clone(),
                 user: self.user.clone(),
                 desired: demand.desired,
                 start_minimum: demand.start_minimum,
-            };
-            let claims: Vec<QuotaClaim> = others.chain([own]).collect();
+            });
             let turn = (now.0 / TURN_MS).wrapping_add(server.0);
             let mut fair = compute_fair_share(&self.owner, capacity, &claims, turn);
             if demand.has_next
@@ -137,7 +138,18 @@ impl NodeQuotas {
             {
                 fair.slots = fair.slots.max(1);
             }
+            kept_bytes = kept_bytes.saturating_sub(known.granted.bytes);
+            kept_slots = kept_slots.saturating_sub(u64::from(known.granted.slots));
+            known.is_limited = false;
+            if let Some(limit) = limit {
+                let kept = (kept_bytes, kept_slots);
+                let capped = limit.cap(fair, kept, demand.start_minimum);
+                known.is_limited = capped != fair;
+                fair = capped;
+            }
             let requested_quota = fair.component_max(demand.committed).component_min(capacity);
+            kept_bytes = kept_bytes.saturating_add(requested_quota.bytes);
+            kept_slots = kept_slots.saturating_add(u64::from(requested_quota.slots));
             known.fair_share = fair;
             if known.reported.is_some() {
                 known.granted = known.granted.component_min(requested_quota);
@@ -151,6 +163,16 @@ impl NodeQuotas {
             ));
         }
         (smaller, calls)
+    }
+
+    /// Bytes and slots that all nodes keep for the run.
+    fn sum_granted(&self) -> (u64, u64) {
+        let nodes = self.by_server.values();
+        nodes.fold((0, 0), |(bytes, slots), known| {
+            let granted = known.granted;
+            let bytes = granted.bytes.saturating_add(bytes);
+            (bytes, u64::from(granted.slots).saturating_add(slots))
+        })
     }
 
     /// Grows also when the clock was set back.
@@ -252,9 +274,21 @@ impl NodeQuotas {
 }
 
 impl KnownQuota {
+    /// What others want of the node, and this run.
+    fn list_claims(&self, own: QuotaClaim) -> Vec<QuotaClaim> {
+        let others = self.other_quotas.iter().map(|other| QuotaClaim {
+            owner: other.owner.clone(),
+            user: other.user.clone(),
+            desired: other.desired,
+            start_minimum: other.start_minimum,
+        });
+        others.chain([own]).collect()
+    }
+
     fn take_change(&mut self, server: ServerId) -> Option<RunQuota> {
         let is_full = self.refusal == Some(ErrorCode::Busy);
-        let is_shared = is_full || !self.other_quotas.is_empty();
+        // What a limit leaves may grow, as what others have may: the run waits and does not fail.
+        let is_shared = is_full || self.is_limited || !self.other_quotas.is_empty();
         let fair = NodeQuota {
             slots: self.granted.slots,
             ..self.fair_share
@@ -282,6 +316,7 @@ mod tests {
     use bafs_workflow::parse_workflow;
 
     use super::*;
+    use crate::run_limit::ClusterLimit;
     use crate::{Event, NodeInfo, Settings};
 
     const NODE: ServerId = ServerId(2);
@@ -311,7 +346,11 @@ mod tests {
     }
 
     fn test_quotas() -> NodeQuotas {
-        NodeQuotas::new("me".to_owned(), "me (run 1)".to_owned())
+        limited_quotas(RunLimit::default())
+    }
+
+    fn limited_quotas(limit: RunLimit) -> NodeQuotas {
+        NodeQuotas::new("me".to_owned(), "me (run 1)".to_owned(), limit)
     }
 
     fn grant_request(call: &SetNodeQuota) -> NodeQuotaList {
@@ -341,6 +380,48 @@ mod tests {
         let second = ask(940_000, UNSHARED_NODE_INTERVAL_MS).expect("it is asked again");
         assert!(second > first);
         assert!(shares.release_requests(Time(940_000))[0].1.sequence > second);
+    }
+
+    #[test]
+    fn limit_of_the_run_caps_all_nodes_together() {
+        let nodes = [ServerId(2), ServerId(3), ServerId(4)];
+        let jobs = (1..=6).map(|i| {
+            format!(
+                "volume v{i} scratch 3 MB\njob j{i} {{\nexecutable = x\n}}\nmount v{i} j{i} /v\n"
+            )
+        });
+        let scheduler = scheduler_for(&jobs.collect::<String>(), &nodes);
+        let limit = RunLimit::default();
+        let mut shares = limited_quotas(limit.clone());
+        let mut now = Time(0);
+        let mut sum_asked = |shares: &mut NodeQuotas, slots| {
+            let bytes = 12_000_000;
+            limit.set(Some(ClusterLimit { slots, bytes }));
+            now = now.plus_ms(UNSHARED_NODE_INTERVAL_MS);
+            let moment = ClockReading {
+                wall_time: now,
+                monotonic_time: now,
+            };
+            let (_, calls) = shares.take_due_requests(moment, &scheduler);
+            for (server, call) in &calls {
+                let told = shares.handle_grant(*server, grant_request(call));
+                let is_wrong = |told: &RunQuota| told.slots < 2 && !told.is_shared;
+                assert!(!told.iter().any(is_wrong), "{told:?}");
+            }
+            let asked = calls.iter().map(|(_, call)| call.requested);
+            let slots: u32 = asked.clone().map(|asked| asked.slots).sum();
+            let bytes: u64 = asked.clone().map(|asked| asked.bytes).sum();
+            assert!(bytes <= 12_000_000, "{bytes}");
+            let is_of_use = |asked: NodeQuota| asked.bytes >= u64::from(asked.slots) * 3_000_000;
+            assert!(
+                asked.into_iter().all(is_of_use),
+                "space goes where slots go"
+            );
+            slots
+        };
+        assert_eq!(sum_asked(&mut shares, 3), 3);
+        assert_eq!(sum_asked(&mut shares, 0), 0);
+        assert_eq!(sum_asked(&mut shares, 2), 2);
     }
 
     #[test]

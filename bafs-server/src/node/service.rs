@@ -116,7 +116,8 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)
-        | Request::PutFiles(_) => return Err(unsupported_error(request)),
+        | Request::PutFiles(_)
+        | Request::CallQueue(_) => return Err(unsupported_error(request)),
     };
     Ok(needs)
 }

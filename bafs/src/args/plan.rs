@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::PolicyArgs;
+use super::{LearnedArgs, PolicyArgs};
 
 #[derive(Debug, Args)]
 #[command(
@@ -46,6 +46,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_variability,
         conflicts_with = "canonical", allow_negative_numbers = true)]
     pub(crate) variability: f64,
+    #[command(flatten)]
+    pub(crate) learned: LearnedArgs,
     /// Choose by the analytic model alone, without simulation.
     #[arg(long, alias = "model")]
     pub(crate) model_only: bool,

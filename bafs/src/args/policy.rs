@@ -18,6 +18,11 @@ pub(crate) struct PolicyArgs {
 }
 
 impl PolicyArgs {
+    /// Whether nobody named any.
+    pub(crate) fn is_default(&self) -> bool {
+        self.named.is_empty() && self.checkpoint.is_none()
+    }
+
     /// The policies that were named, on top of these.
     pub(crate) fn over(&self, usual: PolicyNames) -> anyhow::Result<PolicyNames> {
         let mut names = usual;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{PilotArgs, PolicyArgs, PoolSize};
+use super::{LearnedArgs, PilotArgs, PolicyArgs, PoolSize};
 
 #[derive(Debug, Args)]
 #[command(
@@ -94,6 +94,11 @@ pub(crate) struct RunArgs {
     /// benchmarks.
     #[arg(long, value_enum, default_value = "need", hide = true)]
     pub(crate) order: StartOrder,
+    /// Directory through which a service talks with the run that it started.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub(crate) service_directory: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) learned: LearnedArgs,
     #[command(flatten)]
     pub(crate) policies: PolicyArgs,
     /// Follow the allocation strategy that `bafs plan` chooses for this environment, and change it

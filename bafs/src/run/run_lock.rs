@@ -105,6 +105,14 @@ impl RunLock {
     }
 }
 
+/// Whether a process runs the workflow with this journal.
+pub(crate) fn is_run_locked(journal: &Path) -> bool {
+    let Ok(file) = File::open(sibling_path(journal, "lock")) else {
+        return false;
+    };
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
 impl Drop for RunLock {
     fn drop(&mut self) {
         // Before it is unlocked: whoever opened it meanwhile sees that it is another one.

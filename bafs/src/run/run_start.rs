@@ -8,7 +8,7 @@ use anyhow::Result;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, EarlierRun, RunOptions};
 use bafs_sched::earlier_work::EarlierWork;
-use bafs_sched::{NullSelector, Settings};
+use bafs_sched::{NullSelector, RunLimit, Settings};
 use bafs_server::serving::RunningServer;
 use bafs_workflow::Workflow;
 
@@ -184,6 +184,7 @@ async fn cancel_run(open: EarlierRun, cluster: (&Path, &str), journal: &Path) ->
         strategy_selector: Arc::new(NullSelector),
         earlier_work: None,
         cancel_handle: cancel,
+        limit: RunLimit::default(),
     };
     driver::run_workflow(open.workflow, options, |_| {}).await?;
     Ok(())

@@ -22,6 +22,7 @@ mod policies;
 mod profile;
 pub mod report;
 mod root;
+mod service;
 mod shell;
 mod sim;
 mod slurm;
@@ -106,6 +107,9 @@ pub const ALL: &[Benchmark] = &[
         name: "profile",
         description: "roles and figures of `bafs profile` beside lists by hand and the thesis",
         run: profile::run,
+        name: "service",
+        description: "a queue of 10,000 workflows of 100 users while the service is killed",
+        run: service::run,
     },
     Benchmark {
         name: "sim",

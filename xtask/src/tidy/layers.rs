@@ -92,8 +92,9 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         allowed_paths: &[
             "bafs-server/src/home_server/upload_table.rs",
             "bafs-server/src/storage/database.rs",
+            "bafs/src/learned/learned_store.rs",
         ],
-        files_max: 2,
+        files_max: 3,
     },
     ConfinedDependency {
         name: "toml",
@@ -174,6 +175,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-workflow", &["bafs-proto"]),
     ("bafs-sched", &["bafs-proto", "bafs-workflow"]),
     ("bafs-sim", &["bafs-proto", "bafs-workflow", "bafs-sched"]),
+    ("bafs-queue", &["bafs-proto"]),
     (
         "bafs",
         &[
@@ -186,6 +188,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-workflow",
             "bafs-sched",
             "bafs-sim",
+            "bafs-queue",
         ],
     ),
     (
@@ -200,6 +203,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-workflow",
             "bafs-sched",
             "bafs-sim",
+            "bafs-queue",
             "bafs",
         ],
     ),

@@ -1,0 +1,52 @@
+//! The queue with its journal: what happened is on stable storage before anybody is told.
+
+use std::path::Path;
+
+use bafs_proto::Result;
+use bafs_proto::time::Time;
+
+use crate::event::{QueueDecision, QueueEvent};
+use crate::journal::{QueueJournal, QueueStep};
+use crate::logic::queue_state::QueueState;
+
+/// A queue on stable storage.
+#[derive(Debug)]
+pub struct RecordedQueue {
+    state: QueueState,
+    journal: QueueJournal,
+}
+
+impl RecordedQueue {
+    /// Opens the queue whose journal is at `path`, or begins one.
+    ///
+    /// # Errors
+    /// As [`QueueJournal::open`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let (journal, state) = QueueJournal::open(path)?;
+        Ok(Self { state, journal })
+    }
+
+    /// What is known.
+    pub fn state(&self) -> &QueueState {
+        &self.state
+    }
+
+    /// Takes a fact; when this returns, it and the decisions are on stable storage.
+    ///
+    /// # Errors
+    /// As [`QueueJournal::append`]: the service must end then.
+    pub fn record(&mut self, now: Time, event: QueueEvent) -> Result<Vec<QueueDecision>> {
+        let decisions = self.state.step(now, &event);
+        if event == QueueEvent::Ticked && decisions.is_empty() {
+            return Ok(decisions);
+        }
+        let at = now;
+        let step = QueueStep {
+            at,
+            event,
+            decisions,
+        };
+        self.journal.append(&step, &self.state)?;
+        Ok(step.decisions)
+    }
+}

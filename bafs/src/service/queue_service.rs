@@ -1,0 +1,491 @@
+//! The queue of a service with its directory: what users ask of it, and the facts that its
+//! supervisor tells it. It starts no run.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context;
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::RunId;
+use bafs_proto::message::Role;
+use bafs_proto::time::Time;
+use bafs_proto::token::{Resource, Right};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_queue::logic::records::{UserRecord, WorkflowRecord};
+use bafs_queue::{
+    QueueControl, QueueDecision, QueueEvent, QueueRefusal, RecordedQueue, Requester, Submission,
+    UserQuota, WorkflowDetails, WorkflowId, WorkflowState, WorkflowSummary,
+};
+use bafs_server::clock;
+use bafs_workflow::{ListedEntry, Scheme, Url, Workflow};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+
+use super::run_files::{RunFiles, remove_directory, write_whole_file};
+use super::submitted_text::parse_submission;
+use super::workflow_demand::estimate_demand;
+use crate::home_view::HomeView;
+use crate::init;
+use crate::learned::LearnedStore;
+
+const JOURNAL_FILE: &str = "queue.journal";
+const WORKFLOWS_DIRECTORY: &str = "workflows";
+const USERS_DIRECTORY: &str = "users";
+
+/// The file of learned values, for all users of the service.
+const LEARNED_FILE: &str = "learned.redb";
+
+/// The queue and its directory.
+#[derive(Debug)]
+pub(crate) struct QueueService {
+    directory: PathBuf,
+    identity: Identity,
+    pub(super) catalog: String,
+    queue: Mutex<RecordedQueue>,
+    decisions: UnboundedSender<QueueDecision>,
+    /// Held while a share is written.
+    share_writing: Mutex<()>,
+    /// What the largest node offers.
+    pub(super) node_bytes: AtomicU64,
+    /// Why nothing can be recorded any more.
+    failure: watch::Sender<Option<Error>>,
+}
+
+impl QueueService {
+    /// Opens the queue in a directory, which nobody else uses, and removes what a crash left of
+    /// submissions that nobody was told of.
+    ///
+    /// # Errors
+    /// The journal cannot be read or written.
+    pub(crate) fn open(
+        directory: &Path,
+        identity: Identity,
+        catalog: &str,
+        decisions: UnboundedSender<QueueDecision>,
+    ) -> anyhow::Result<Self> {
+        for part in [WORKFLOWS_DIRECTORY, USERS_DIRECTORY] {
+            let part = directory.join(part);
+            fs::create_dir_all(&part).with_context(|| part.display().to_string())?;
+        }
+        let queue = RecordedQueue::open(&directory.join(JOURNAL_FILE))?;
+        let service = Self {
+            directory: directory.to_owned(),
+            identity,
+            catalog: catalog.to_owned(),
+            queue: Mutex::new(queue),
+            decisions,
+            share_writing: Mutex::default(),
+            node_bytes: AtomicU64::new(0),
+            failure: watch::Sender::new(None),
+        };
+        service.remove_unknown_directories()?;
+        Ok(service)
+    }
+
+    /// Why the service must end, once it must.
+    pub(crate) fn watch_failure(&self) -> watch::Receiver<Option<Error>> {
+        self.failure.subscribe()
+    }
+
+    /// The queue.
+    pub(super) fn queue(&self) -> MutexGuard<'_, RecordedQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the queue a fact.
+    ///
+    /// # Errors
+    /// It cannot be recorded: the service must end.
+    pub(crate) fn record(&self, event: QueueEvent) -> Result<()> {
+        self.record_in(&mut self.queue(), event)
+    }
+
+    fn record_in(&self, queue: &mut RecordedQueue, event: QueueEvent) -> Result<()> {
+        match queue.record(clock::now(), event) {
+            Ok(decisions) => {
+                for decision in decisions {
+                    // Nobody listens any more when the service ends; the next one goes on.
+                    let _ = self.decisions.send(decision);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.failure.send_replace(Some(error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// The files of a workflow.
+    pub(super) fn run_files(&self, id: WorkflowId) -> RunFiles {
+        RunFiles::new(self.workflows_directory().join(id.to_string()))
+    }
+
+    /// Tells a run what it may use now. One at a time, so that the last one tells the last share.
+    pub(super) fn publish_share(&self, id: WorkflowId) -> anyhow::Result<()> {
+        let turn = self.share_writing.lock();
+        let _turn = turn.unwrap_or_else(PoisonError::into_inner);
+        let share = {
+            let queue = self.queue();
+            let record = queue.state().workflows().get(&id);
+            record
+                .filter(|record| record.has_run)
+                .map(|record| record.share)
+        };
+        share.map_or(Ok(()), |share| self.run_files(id).write_share(share))
+    }
+
+    /// The file of learned values.
+    pub(super) fn learned_path(&self) -> PathBuf {
+        self.directory.join(LEARNED_FILE)
+    }
+
+    fn workflows_directory(&self) -> PathBuf {
+        self.directory.join(WORKFLOWS_DIRECTORY)
+    }
+
+    fn remove_unknown_directories(&self) -> anyhow::Result<()> {
+        let queue = self.queue();
+        let known = queue.state().workflows();
+        for entry in fs::read_dir(self.workflows_directory())? {
+            let entry = entry?;
+            let id = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            if !id.is_some_and(|id| known.contains_key(&id)) {
+                remove_directory(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    // ------------------------------------------------------------------------ users
+
+    /// Adds a user, or a new generation of one; which generation that is.
+    pub(super) fn add_user(
+        &self,
+        requester: &Requester,
+        name: &str,
+        homes: &[String],
+        quota: UserQuota,
+    ) -> Result<u64> {
+        check_operator(requester)?;
+        check_user_name(name)?;
+        let homes: Vec<String> = match homes {
+            [] => vec![String::new()],
+            homes => homes
+                .iter()
+                .map(|path| clean_home(path))
+                .collect::<Result<_>>()?,
+        };
+        let mut queue = self.queue();
+        let user = name.to_owned();
+        self.record_in(&mut queue, QueueEvent::UserAdded { user, homes, quota })?;
+        let record = queue.state().users().get(name);
+        Ok(record.map_or(0, |record| record.generation))
+    }
+
+    /// Users by name.
+    pub(super) fn list_users(&self, requester: &Requester) -> Result<Vec<(String, UserRecord)>> {
+        check_operator(requester)?;
+        let queue = self.queue();
+        let half_life_ms = queue.state().settings().half_life_ms;
+        let users = queue.state().users().iter().map(|(name, record)| {
+            let usage = record.usage.decayed(clock::now(), half_life_ms);
+            let record = UserRecord {
+                usage,
+                ..record.clone()
+            };
+            (name.clone(), record)
+        });
+        Ok(users.collect())
+    }
+
+    /// Refuses a user from now on.
+    pub(super) fn remove_user(&self, requester: &Requester, name: &str) -> Result<()> {
+        check_operator(requester)?;
+        let mut queue = self.queue();
+        if !queue.state().users().contains_key(name) {
+            let text = format!("there is no user '{name}'; `bafs user list` lists them");
+            return Err(Error::new(ErrorCode::NotFound, text));
+        }
+        let user = name.to_owned();
+        self.record_in(&mut queue, QueueEvent::UserRemoved { user })
+    }
+
+    /// The generation of a user who may ask; nothing if there is none.
+    pub(super) fn active_generation(&self, name: &str) -> Option<u64> {
+        let queue = self.queue();
+        let record = queue.state().users().get(name)?;
+        record.is_active.then_some(record.generation)
+    }
+
+    /// The directory of the identity with which the runs of a user act: it can do no more than the
+    /// user may.
+    pub(super) fn user_identity(&self, user: &str) -> anyhow::Result<PathBuf> {
+        let record = self.queue().state().users().get(user).cloned();
+        let record = record.context("the user is known")?;
+        let place = format!("{user}-{}", record.generation);
+        let directory = self.directory.join(USERS_DIRECTORY).join(place);
+        let scheduler = init::identity_directory(&directory, Role::Scheduler);
+        if scheduler.join("token").exists() {
+            return Ok(directory);
+        }
+        let all: &[Right] = &[Right::Read, Right::Write, Right::Manage];
+        let homes: Vec<Resource> = record.homes.into_iter().map(Resource::Home).collect();
+        let work = [
+            Resource::Volumes,
+            Resource::Cooperative(String::new()),
+            Resource::Jobs,
+        ];
+        let granted: [(&[Resource], &[Right]); 3] = [
+            (&[Resource::Catalog], &[Right::Read]),
+            (&work, all),
+            (&homes, &[Right::Read, Right::Write]),
+        ];
+        let identity = &self.identity;
+        let expires = identity.verifier.expiry_of(&identity.token)?;
+        let token = identity.verifier.narrow_per_resource(
+            &identity.token,
+            &granted,
+            expires.unwrap_or(Time(i64::MAX as u64)),
+        )?;
+        let narrow = Identity {
+            token,
+            ..identity.clone()
+        };
+        narrow.save(&scheduler)?;
+        Ok(directory)
+    }
+
+    // -------------------------------------------------------------------- workflows
+
+    /// Lists a home with the rights of a user.
+    fn list_home(&self, user: &str, url: &Url, depth: usize) -> Result<Vec<ListedEntry>, String> {
+        let identity = self
+            .user_identity(user)
+            .map_err(|error| format!("{error:#}"))?;
+        let homes = HomeView::of_cluster(&identity, &self.catalog);
+        homes
+            .map_err(|error| format!("{error:#}"))?
+            .list(url, depth)
+    }
+
+    /// Writes the files of a submission where nobody looks for them yet.
+    fn write_draft(&self, submission: &Submission) -> anyhow::Result<PathBuf> {
+        let name = format!("new-{}", RunId::random());
+        let draft = self.workflows_directory().join(name);
+        fs::create_dir(&draft)?;
+        for (path, text) in &submission.files {
+            let path = draft.join(path);
+            fs::create_dir_all(path.parent().context("it is in a directory")?)?;
+            write_whole_file(&path, text.as_bytes(), true)?;
+        }
+        write_whole_file(
+            &draft.join(&submission.name),
+            submission.text.as_bytes(),
+            true,
+        )?;
+        Ok(draft)
+    }
+
+    fn steer(&self, requester: &Requester, id: WorkflowId, event: QueueEvent) -> Result<()> {
+        let mut queue = self.queue();
+        check_owner(requester, id, queue.state().workflows().get(&id))?;
+        queue.state().check_change(id, &event)?;
+        self.record_in(&mut queue, event)
+    }
+}
+
+impl QueueControl for QueueService {
+    fn submit(&self, requester: &Requester, submission: Submission) -> Result<WorkflowId> {
+        let user = &requester.user;
+        if requester.is_operator && self.active_generation(user).is_none() {
+            self.add_user(requester, user, &[], UserQuota::default())?;
+        }
+        let (homes, known) = {
+            let queue = self.queue();
+            let homes = match queue.state().users().get(user) {
+                Some(record) if record.is_active => record.homes.clone(),
+                _ => return Err(QueueRefusal::UnknownUser(user.clone()).into()),
+            };
+            (homes, queue.state().find_by_key(user, &submission.key))
+        };
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let list = |url: &Url, depth| self.list_home(user, url, depth);
+        let mut workflow = parse_submission(&submission, &list)?;
+        check_home_rights(&workflow, &homes)?;
+        LearnedStore::new(self.learned_path()).fill_unknown(&mut workflow);
+        let node_bytes = self.node_bytes.load(Ordering::Relaxed);
+        let demand = estimate_demand(&workflow, node_bytes);
+        self.queue().state().check_submission(user, demand.needed)?;
+        let draft = self
+            .write_draft(&submission)
+            .map_err(|error| fault(&error))?;
+        let mut queue = self.queue();
+        if let Some(known) = queue.state().find_by_key(user, &submission.key) {
+            drop(queue);
+            let _ = remove_directory(&draft);
+            return Ok(known);
+        }
+        let id = queue.state().next_id();
+        let placed = || {
+            queue.state().check_submission(user, demand.needed)?;
+            let place = self.workflows_directory();
+            let moved = fs::rename(&draft, place.join(id.to_string()));
+            let moved = moved.and_then(|()| File::open(&place)?.sync_all());
+            moved.map_err(|error| fault(&error.into()))
+        };
+        if let Err(error) = placed() {
+            let _ = remove_directory(&draft);
+            return Err(error);
+        }
+        self.record_in(
+            &mut queue,
+            QueueEvent::WorkflowSubmitted {
+                id,
+                user: user.clone(),
+                name: submission.name,
+                priority: submission.priority,
+                key: submission.key,
+                wanted: demand.wanted,
+                needed: demand.needed,
+            },
+        )?;
+        Ok(id)
+    }
+
+    fn list(&self, requester: &Requester) -> Result<Vec<WorkflowSummary>> {
+        let queue = self.queue();
+        let workflows = queue.state().workflows().iter();
+        let summaries = workflows.filter_map(|(id, record)| {
+            let is_own = requester.is_operator || record.user == requester.user;
+            if !is_own && !requester.sees_others {
+                return None;
+            }
+            Some(WorkflowSummary {
+                id: *id,
+                user: is_own.then(|| record.user.clone()),
+                state: record.state,
+                details: is_own.then(|| {
+                    let reason = queue.state().wait_reason(*id).map(|it| it.to_string());
+                    let directory = self.run_files(*id).directory().display().to_string();
+                    describe(record, reason, directory)
+                }),
+            })
+        });
+        Ok(summaries.collect())
+    }
+
+    fn hold(&self, requester: &Requester, id: WorkflowId) -> Result<()> {
+        self.steer(requester, id, QueueEvent::WorkflowHeld(id))
+    }
+
+    fn release(&self, requester: &Requester, id: WorkflowId) -> Result<()> {
+        self.steer(requester, id, QueueEvent::WorkflowReleased(id))
+    }
+
+    fn remove(&self, requester: &Requester, id: WorkflowId) -> Result<()> {
+        self.steer(requester, id, QueueEvent::RemovalRequested(id))
+    }
+
+    fn set_priority(&self, requester: &Requester, id: WorkflowId, priority: i32) -> Result<()> {
+        self.steer(requester, id, QueueEvent::PriorityChanged { id, priority })
+    }
+}
+
+fn describe(record: &WorkflowRecord, reason: Option<String>, directory: String) -> WorkflowDetails {
+    let has_share = record.has_run;
+    WorkflowDetails {
+        name: record.name.clone(),
+        priority: record.priority,
+        submitted_ms: record.submitted.0,
+        started_ms: record.started.map(|at| at.0),
+        ended_ms: record.ended.map(|at| at.0),
+        wanted: record.wanted,
+        needed: record.needed,
+        share: has_share.then_some(record.share),
+        reason: match record.state {
+            WorkflowState::Failed => record.failure.clone(),
+            _ => reason,
+        },
+        directory,
+    }
+}
+
+fn check_operator(requester: &Requester) -> Result<()> {
+    match requester.is_operator {
+        true => Ok(()),
+        false => {
+            let text = "only operators manage users: those with the identity of `bafs init`";
+            Err(Error::new(ErrorCode::RightMissing, text))
+        }
+    }
+}
+
+fn check_owner(
+    requester: &Requester,
+    id: WorkflowId,
+    record: Option<&WorkflowRecord>,
+) -> Result<(), QueueRefusal> {
+    match record {
+        Some(record) if requester.is_operator || record.user == requester.user => Ok(()),
+        Some(_) if requester.sees_others => Err(QueueRefusal::ForeignWorkflow(id)),
+        // Whether there is one is nobody's business.
+        _ => Err(QueueRefusal::UnknownWorkflow(id)),
+    }
+}
+
+fn check_user_name(name: &str) -> Result<()> {
+    let is_right = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let is_name = !name.is_empty() && name.len() <= 64 && name.chars().all(is_right);
+    match is_name && !name.starts_with(['.', '-']) {
+        true => Ok(()),
+        false => {
+            let text = format!(
+                "'{}' is no name of a user; use letters, digits, '-', '_' and '.'",
+                name.escape_debug()
+            );
+            Err(Error::new(ErrorCode::Malformed, text))
+        }
+    }
+}
+
+/// A path of a home without slashes at its ends, and without steps up.
+fn clean_home(path: &str) -> Result<String> {
+    let clean = path.trim_matches('/');
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    match clean.is_empty() || clean.split('/').all(is_plain) {
+        true => Ok(clean.to_owned()),
+        false => {
+            let text = format!("'{path}' is no path of a home, such as projects/alice");
+            Err(Error::new(ErrorCode::BadPath, text))
+        }
+    }
+}
+
+/// Whether the user may use all homes that a workflow names. Its runs hold no other rights either.
+fn check_home_rights(workflow: &Workflow, homes: &[String]) -> Result<()> {
+    for url in workflow.urls().filter(|url| url.scheme == Scheme::Bafs) {
+        let path = url.path.trim_matches('/');
+        let is_below = |home: &String| {
+            let rest = path.strip_prefix(home.as_str());
+            home.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let has_steps_up = path.split('/').any(|part| part == "..");
+        if has_steps_up || !homes.iter().any(is_below) {
+            let text = format!("your workflows may not use {url}; ask the operator of the service");
+            return Err(Error::new(ErrorCode::RightMissing, text));
+        }
+    }
+    Ok(())
+}
+
+fn fault(error: &anyhow::Error) -> Error {
+    Error::new(ErrorCode::ServerFault, format!("{error:#}"))
+}

@@ -1,0 +1,226 @@
+//! The text of a workflow on its way to a service: with all files that it names, and nothing of the
+//! machine of the service. It runs nothing.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use bafs_proto::ids::RunId;
+use bafs_proto::{Error, ErrorCode};
+use bafs_queue::Submission;
+use bafs_workflow::{FILE_BYTES_MAX, ListedEntry, Sources, Url, Workflow, parse_workflow_with};
+
+use crate::home_view::HomeView;
+use crate::input_file;
+use crate::terminal_text;
+
+/// Files that a workflow names at most.
+const FILES_MAX: usize = 1_000;
+
+/// What a call carries at most, with room for its other words: the body of a message has 4 MiB.
+const TEXT_BYTES_MAX: usize = 3 << 20;
+
+/// Bytes of the key of a submission.
+const KEY_BYTES_MAX: usize = 64;
+
+/// Reads files beside a workflow, and remembers them.
+struct RecordedFiles<'w> {
+    directory: &'w Path,
+    homes: &'w HomeView,
+    files: RefCell<BTreeMap<String, String>>,
+}
+
+impl Sources for RecordedFiles<'_> {
+    fn read(&self, path: &str, bytes_max: usize) -> Result<String, String> {
+        check_relative(path)?;
+        let text = input_file::read_text(&self.directory.join(path), bytes_max);
+        let text = text.map_err(|error| format!("{error:#}"))?;
+        let mut files = self.files.borrow_mut();
+        files.insert(path.to_owned(), text.clone());
+        Ok(text)
+    }
+
+    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+        list_home(directory, depth_max, |url, depth| {
+            self.homes.list(url, depth)
+        })
+    }
+}
+
+/// Knows the files of a submission only.
+struct SubmittedFiles<'s> {
+    files: &'s BTreeMap<String, String>,
+    list: &'s dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+}
+
+impl Sources for SubmittedFiles<'_> {
+    fn read(&self, path: &str, bytes_max: usize) -> Result<String, String> {
+        let text = self.files.get(path);
+        let text = text.ok_or_else(|| "the submission does not contain it".to_owned())?;
+        match text.len() <= bytes_max {
+            true => Ok(text.clone()),
+            false => Err(format!("it is larger than {} MiB", bytes_max >> 20)),
+        }
+    }
+
+    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
+        list_home(directory, depth_max, self.list)
+    }
+}
+
+fn list_home(
+    directory: &str,
+    depth_max: usize,
+    list: impl Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+) -> Result<Vec<ListedEntry>, String> {
+    if !directory.contains("://") {
+        return Err("a service lists homes only; name the files by a URL of a home".to_owned());
+    }
+    let url: Url = directory.parse().map_err(|error| format!("{error}"))?;
+    list(&url, depth_max)
+}
+
+/// Files of a submission are below its workflow, or one could replace files of the service.
+fn check_relative(path: &str) -> Result<(), String> {
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    match path.split('/').all(is_plain) && !path.contains('\0') {
+        true => Ok(()),
+        false => Err(
+            "files of a submitted workflow are below its directory; copy the file there".to_owned(),
+        ),
+    }
+}
+
+/// Reads a workflow with the files that it names.
+pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> Result<Submission> {
+    let text = input_file::read_text(path, FILE_BYTES_MAX).context("the workflow")?;
+    let name = path.file_name().context("a workflow is a file")?;
+    let name = name
+        .to_str()
+        .context("the name of the workflow is no UTF-8")?;
+    let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let sources = RecordedFiles {
+        directory: directory.unwrap_or(Path::new(".")),
+        homes,
+        files: RefCell::default(),
+    };
+    if let Err(rejected) = parse_workflow_with(name, &text, &sources) {
+        let lines = rejected.diagnostics.iter().map(|it| it.with_source(&text));
+        let lines: Vec<String> = lines.chain(rejected.describe_omitted()).collect();
+        eprintln!("{}", terminal_text::sanitize_lines(&lines.join("\n")));
+        bail!("{name} has errors; correct those listed above");
+    }
+    Ok(Submission {
+        name: name.to_owned(),
+        text,
+        files: sources.files.into_inner(),
+        priority,
+        key: RunId::random().to_string(),
+    })
+}
+
+/// The workflow of a submission. `list` lists homes with the rights of its user.
+///
+/// # Errors
+/// `Malformed` with the first errors; `TooLarge`.
+pub(super) fn parse_submission(
+    submission: &Submission,
+    list: &dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+) -> bafs_proto::Result<Workflow> {
+    let malformed = |text: String| Error::new(ErrorCode::Malformed, text);
+    let name = submission.name.as_str();
+    let is_reserved = [".json", ".log", ".new", ".journal", ".lock", ".commands"];
+    let is_name_bad = check_relative(name).is_err()
+        || name.contains('/')
+        || name.starts_with('-')
+        || name.len() > 200
+        || is_reserved.iter().any(|ending| name.ends_with(ending));
+    if is_name_bad {
+        return Err(malformed(format!(
+            "'{}' is no name of a workflow file, such as blast.bafs",
+            name.escape_debug()
+        )));
+    }
+    for path in submission.files.keys() {
+        check_relative(path).map_err(|why| malformed(format!("{path}: {why}")))?;
+        if path.starts_with(name) || path.ends_with(".json") {
+            return Err(malformed(format!(
+                "{path}: choose another name for this file"
+            )));
+        }
+    }
+    let texts = submission.files.values().map(String::len);
+    let bytes = texts.sum::<usize>() + submission.text.len();
+    if submission.key.len() > KEY_BYTES_MAX {
+        return Err(malformed(format!(
+            "a key has {KEY_BYTES_MAX} bytes at most"
+        )));
+    }
+    if bytes > TEXT_BYTES_MAX || submission.files.len() > FILES_MAX {
+        let text = format!(
+            "a submission has {} MiB of text and {FILES_MAX} files at most; use loops in place of \
+             repeated text",
+            TEXT_BYTES_MAX >> 20
+        );
+        return Err(Error::new(ErrorCode::TooLarge, text));
+    }
+    let files = &submission.files;
+    let parsed = parse_workflow_with(name, &submission.text, &SubmittedFiles { files, list });
+    parsed.map(|checked| checked.workflow).map_err(|rejected| {
+        let shown = rejected.diagnostics.iter().take(3);
+        let shown: Vec<String> = shown.map(ToString::to_string).collect();
+        malformed(shown.join("\n"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_listing(_: &Url, _: usize) -> Result<Vec<ListedEntry>, String> {
+        Err("nothing".to_owned())
+    }
+
+    fn refusal(name: &str, files: &[(&str, &str)]) -> Option<Error> {
+        let files = files
+            .iter()
+            .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
+        let submission = Submission {
+            name: name.to_owned(),
+            text: "job a {\nexecutable = x\n}\n".to_owned(),
+            files: files.collect(),
+            ..Submission::default()
+        };
+        parse_submission(&submission, &no_listing).err()
+    }
+
+    #[test]
+    fn submission_cannot_leave_its_directory() {
+        assert_eq!(refusal("w.bafs", &[("parts/a.inc", "")]), None);
+        for (name, path) in [
+            ("../w.bafs", "a"),
+            ("a/w.bafs", "a"),
+            ("share.json", "a"),
+            ("w.bafs", "../a"),
+            ("w.bafs", "/etc/passwd"),
+            ("w.bafs", "a//b"),
+            ("w.bafs", "w.bafs.journal"),
+            ("w.bafs", "outcome.json"),
+        ] {
+            let refused = refusal(name, &[(path, "")]).expect(path);
+            assert_eq!(refused.code, ErrorCode::Malformed, "{name} {path}");
+        }
+    }
+
+    #[test]
+    fn service_reads_no_file_of_its_machine() {
+        let submission = Submission {
+            name: "w.bafs".to_owned(),
+            text: "include /etc/hostname\n".to_owned(),
+            ..Submission::default()
+        };
+        let refused = parse_submission(&submission, &no_listing).expect_err("it is not there");
+        assert!(refused.detail.contains("does not contain"), "{refused}");
+    }
+}
