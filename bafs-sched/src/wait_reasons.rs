@@ -95,6 +95,13 @@ impl State {
     }
 
     fn lacking(&self, job: JobIndex) -> String {
+        if self.is_run_held() {
+            return "the user holds the run: no job starts until it is released".to_owned();
+        }
+        if self.is_held(job) {
+            return "the user holds its pipeline: no job of it starts until it is released"
+                .to_owned();
+        }
         let mounts = self.graph.mounted(job).into_iter();
         let mut written = mounts.filter(|(_, writable)| *writable);
         let busy = written.find(|(volume, _)| {
