@@ -148,6 +148,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-workflow", &["bafs-proto"]),
     ("bafs-sched", &["bafs-proto", "bafs-workflow"]),
     ("bafs-sim", &["bafs-proto", "bafs-workflow", "bafs-sched"]),
+    ("bafs-queue", &["bafs-proto"]),
     (
         "bafs",
         &[
@@ -159,6 +160,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-workflow",
             "bafs-sched",
             "bafs-sim",
+            "bafs-queue",
         ],
     ),
     (
@@ -172,6 +174,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-workflow",
             "bafs-sched",
             "bafs-sim",
+            "bafs-queue",
             "bafs",
         ],
     ),
