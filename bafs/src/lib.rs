@@ -24,6 +24,7 @@ mod logs;
 mod machine_check;
 mod metrics;
 mod output;
+mod page;
 mod plan;
 mod policies;
 mod pool;
@@ -38,6 +39,7 @@ mod sim;
 mod status;
 pub mod svg_chart;
 mod terminal_text;
+mod traffic;
 mod units;
 mod volume;
 mod workflow_file;
@@ -164,6 +166,7 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
             CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
+            CliCommand::Page(args) => page::show_page(&args, output).await,
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

@@ -39,6 +39,7 @@ use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
+use crate::page::{self, OwnRun, RunPage};
 use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
@@ -79,6 +80,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) pool: Option<RunPool>,
     /// What earlier runs of the workflow did.
     pub(crate) earlier_work: Option<EarlierWork>,
+    /// Address of its page, if it has one.
+    pub(crate) page: Option<String>,
 }
 
 /// Runs the command.
@@ -279,6 +282,7 @@ async fn run_on_throw_away_cluster(
         cancel: CancelHandle::default(),
         pool: None,
         earlier_work: start.as_ref().and_then(|start| start.work.clone()),
+        page: args.page.page.clone(),
     };
     // The cluster does not outlive this run, and so neither does its pool.
     let pool_journal = args.journal.clone();
@@ -437,6 +441,13 @@ pub(crate) async fn run_on_cluster(
         earlier_work: way.earlier_work.clone(),
         cancel_handle: way.cancel.clone(),
     };
+    let shown_run = OwnRun {
+        journal: &way.journal,
+        logs: way.logs.as_deref(),
+        cancel: way.cancel.clone(),
+        client: client.clone(),
+    };
+    let page = page::show_own_run(way.page.as_deref(), shown_run)?;
     let display = ProgressDisplay::start(way.output, client);
     let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
     let progress = |progress: &Progress| {
@@ -450,7 +461,16 @@ pub(crate) async fn run_on_cluster(
             kill_one_node(cluster);
         }
     };
-    Ok(driver::run_workflow(workflow, options, progress).await?)
+    let report = driver::run_workflow(workflow, options, progress).await?;
+    finish_page(page.as_ref()).await;
+    Ok(report)
+}
+
+/// Pages that are open learn how the run ended.
+async fn finish_page(page: Option<&RunPage>) {
+    if let Some(page) = page {
+        page.finish().await;
+    }
 }
 
 /// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
@@ -502,7 +522,15 @@ async fn run_on_existing_cluster(
         cancel_handle: cancel.clone(),
     };
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
-    let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
+    let client = ClusterClient::connect(identity_dir, catalog)?;
+    let shown_run = OwnRun {
+        journal: &options.journal,
+        logs: options.log_directory.as_deref(),
+        cancel: cancel.clone(),
+        client: client.clone(),
+    };
+    let page = page::show_own_run(args.page.page.as_deref(), shown_run)?;
+    let display = ProgressDisplay::start(output, client);
     let left_ms = volume_lifetime_left_ms(&options.settings);
     let hear = |asked: StopSignal| {
         if asked != StopSignal::Interrupt {
@@ -531,7 +559,10 @@ async fn run_on_existing_cluster(
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
     match ended {
-        Some(report) => Ok(Some(report?)),
+        Some(report) => {
+            finish_page(page.as_ref()).await;
+            Ok(Some(report?))
+        }
         None => std::process::exit(130),
     }
 }
