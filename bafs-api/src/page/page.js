@@ -282,16 +282,18 @@
   };
 
   function drawSeries(series) {
-    for (const [chart, title] of Object.entries(CHARTS)) {
-      const curves = series.curves.filter((curve) => curve.chart === chart
-        && (curve.values.some((value) => value) || chart === 'slots'));
-      let figure = $('chart-' + chart);
-      if (!curves.length) { figure?.remove(); continue; }
-      if (!figure) {
-        figure = element('figure', { id: 'chart-' + chart }, element('figcaption', {}, title),
-          element('p', { className: 'legend' }), element('canvas', { role: 'img' }));
-        $('series').append(figure);
+    const shown = Object.entries(CHARTS).map(([chart, title]) => [chart, title, series.curves.filter((curve) =>
+      curve.chart === chart && (curve.values.some((value) => value) || chart === 'slots'))]);
+    // All figures are there before one is measured: they share the width.
+    for (const [chart, title, curves] of shown) {
+      if (!curves.length) $('chart-' + chart)?.remove();
+      else if (!$('chart-' + chart)) {
+        $('series').append(element('figure', { id: 'chart-' + chart }, element('figcaption', {}, title),
+          element('p', { className: 'legend' }), element('canvas', { role: 'img' })));
       }
+    }
+    for (const [chart, title, curves] of shown.filter(([, , curves]) => curves.length)) {
+      const figure = $('chart-' + chart);
       figure.querySelector('.legend').replaceChildren(...curves.map((curve, at) => {
         const text = mark('', CURVES[curve.name] ?? curve.name);
         text.style.setProperty('--colour', `var(--${Charts.CURVE_COLOURS[at % 4]})`);

@@ -6,10 +6,8 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
-
-use super::runtime_directory;
 
 /// For the owner only.
 const DIRECTORY_MODE: u32 = 0o700;
@@ -50,8 +48,20 @@ impl Drop for ConnectionFile {
     }
 }
 
+/// The directory where programs of a user find each other, which nobody else may use.
+fn runtime_directory() -> Result<PathBuf> {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
+    let directory = match named {
+        Some(named) => PathBuf::from(named).join("bafs"),
+        None => std::env::temp_dir().join(format!("bafs-{}", nix::unistd::getuid())),
+    };
+    create_private_directory(&directory)
+        .with_context(|| format!("cannot use {}", directory.display()))?;
+    Ok(directory)
+}
+
 /// Creates a directory that only the user can use, or rejects one that others can.
-pub(super) fn create_private_directory(directory: &Path) -> Result<()> {
+fn create_private_directory(directory: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder
         .recursive(true)

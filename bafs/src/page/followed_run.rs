@@ -33,6 +33,8 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 /// Where a run is, and what else is known of it.
 #[derive(Debug)]
 pub(super) struct RunPlace {
+    /// By what it is known, if not by its own id.
+    pub(super) id: Option<String>,
     pub(super) journal: PathBuf,
     /// Directory of what its jobs print, if that is kept.
     pub(super) logs: Option<PathBuf>,
@@ -230,7 +232,10 @@ impl FollowedRun {
             revision,
             traffic: self.place.traffic.samples_since(timeline.began_at),
         };
-        let view = build_run_view(&timeline, &scheduler, around);
+        let mut view = build_run_view(&timeline, &scheduler, around);
+        if let Some(id) = &self.place.id {
+            view.summary.id.clone_from(id);
+        }
         Look {
             follower,
             view: Arc::new(view),

@@ -10,6 +10,7 @@ directory once. It needs the package fsspec.
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from pathlib import PurePosixPath
@@ -182,27 +183,25 @@ class BafsFileSystem(AbstractFileSystem):
         return datetime.fromtimestamp(self.info(path)["mtime"], tz=timezone.utc)
 
 
-class _Upload(tempfile._TemporaryFileWrapper):  # type: ignore[type-arg]
+class _Upload(io.BufferedWriter):
     """A local file that goes to its place when it is closed, and nowhere after an exception."""
 
     def __init__(self, system: BafsFileSystem, path: str) -> None:
-        local = tempfile.NamedTemporaryFile(prefix="bafs-", delete=False)
-        super().__init__(local.file, local.name, delete=False)
-        self._system, self._path, self._is_sent = system, path, False
+        descriptor, self._local = tempfile.mkstemp(prefix="bafs-")
+        super().__init__(io.FileIO(descriptor, "wb"))
+        self._system, self._path, self._is_wanted = system, path, True
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        if kind is not None:
-            self._is_sent = True
+        self._is_wanted = self._is_wanted and kind is None
         self.close()
 
     def close(self) -> None:
-        super().close()
-        if self._is_sent:
-            if os.path.exists(self.name):
-                os.unlink(self.name)
+        """Sends the file, and waits until it is there."""
+        if self.closed:
             return
-        self._is_sent = True
+        super().close()
         try:
-            self._system.put_file(self.name, self._path)
+            if self._is_wanted:
+                self._system.put_file(self._local, self._path)
         finally:
-            os.unlink(self.name)
+            os.unlink(self._local)
