@@ -4,9 +4,9 @@
 //! page keeps and sends as a header. Browsers send cookies to all ports of a host, so that another
 //! server on this machine may see the cookie; it never sees the token.
 //!
-//! * **Forged requests**: no other page can send the header. A change also needs the `Origin` of the
-//!   page itself.
-//! * **Other names of this machine**: the `Host` is a loopback name, or the request is rejected.
+//! * **Forged requests**: no other page can send the header. A change also needs the `Origin` of
+//!   the page itself.
+//! * **Other names of this machine**: the `Host` must be a loopback name.
 //! * Secrets are compared in a time that does not depend on them.
 
 use std::fmt;

@@ -16,8 +16,8 @@ use futures_util::Stream;
 use serde::Deserialize;
 
 use crate::api_error::{ApiError, ApiResult};
+use crate::app::App;
 use crate::parameters::{Caller, Parameters};
-use crate::routes::App;
 use crate::views::{HistoryPage, RunSummary};
 
 /// Pause between two looks. A person sees no difference to a shorter one.

@@ -1,7 +1,7 @@
 //! The HTTP API of BAFS and the page that uses it, over runs and a queue that somebody else has.
 //!
 //! ```text
-//!  browser ─▶ access ─▶ routes ─▶ RunSource     (runs: `bafs run --page`, `bafs page`, the service)
+//!  browser ─▶ access ─▶ routes ─▶ RunSource     (runs of `bafs run --page`, `bafs page`)
 //!  Python                      └▶ QueueControl  (workflows that wait: the service)
 //! ```
 //!
@@ -16,6 +16,7 @@
 
 mod access;
 mod api_error;
+mod app;
 mod derived;
 mod event_stream;
 #[cfg(test)]

@@ -4,13 +4,13 @@
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, SET_COOKIE};
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Deserialize;
 
+use crate::app::App;
 use crate::parameters::Parameters;
-use crate::routes::{App, has_session};
 
 const HTML: &str = "text/html; charset=utf-8";
 const DOCUMENT: &str = include_str!("page/index.html");
@@ -56,8 +56,8 @@ pub(crate) fn router() -> Router<App> {
         })
 }
 
-async fn get_document(State(app): State<App>, method: Method, headers: HeaderMap) -> Response {
-    match has_session(&app, &headers, &method) {
+async fn get_document(State(app): State<App>, headers: HeaderMap) -> Response {
+    match app.access.has_session(&headers) {
         true => ([(CONTENT_TYPE, HTML)], DOCUMENT).into_response(),
         false => closed(),
     }

@@ -1,28 +1,24 @@
 //! All routes, and what stands before them: the host name, who asks, and the headers of answers.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
     WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use bafs_proto::{Error, ErrorCode, Result};
-use bafs_queue::{QueueControl, Requester};
-use serde::Serialize;
+use bafs_proto::ErrorCode;
+use bafs_queue::Requester;
 use serde_json::json;
 
-use crate::access::{Access, check_host};
-use crate::api_error::{ApiError, ApiResult};
+use crate::access::check_host;
+use crate::api_error::ApiError;
+use crate::app::App;
 use crate::event_stream::stream_events;
 use crate::parameters::{Caller, NoParameters, Parameters};
-use crate::source::RunSource;
 use crate::{page, run_routes, workflow_routes};
 
 /// The description of all routes.
@@ -35,42 +31,6 @@ const BODY_BYTES_MAX: usize = 16 << 20;
 const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
                               connect-src 'self'; img-src 'self' data:; base-uri 'none'; \
                               form-action 'none'; frame-ancestors 'none'";
-
-/// What all requests share.
-#[derive(Clone)]
-pub(crate) struct App {
-    pub(crate) access: Arc<Access>,
-    pub(crate) source: Arc<dyn RunSource>,
-    pub(crate) queue: Option<Arc<dyn QueueControl>>,
-    /// Streams of events that are open.
-    pub(crate) streams: Arc<AtomicUsize>,
-}
-
-impl App {
-    /// Asks the source, which may read files, on a thread that may wait.
-    pub(crate) async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&dyn RunSource) -> Result<T> + Send + 'static,
-    ) -> ApiResult<T> {
-        let source = self.source.clone();
-        let answer = tokio::task::spawn_blocking(move || question(&*source)).await;
-        let broken = |_| Error::new(ErrorCode::ServerFault, "the request could not be answered");
-        Ok(answer.map_err(broken)??)
-    }
-}
-
-/// A command was handed on.
-#[derive(Debug, Serialize)]
-pub(crate) struct Accepted {
-    accepted: bool,
-    message: String,
-}
-
-pub(crate) fn accept(message: impl Into<String>) -> (StatusCode, Json<Accepted>) {
-    let message = message.into();
-    let accepted = true;
-    (StatusCode::ACCEPTED, Json(Accepted { accepted, message }))
-}
 
 /// All that is served.
 pub(crate) fn create_router(app: App) -> Router {
@@ -170,9 +130,4 @@ async fn create_login_link(
 ) -> (StatusCode, Json<serde_json::Value>) {
     let link = app.access.create_login_link(requester).to_string();
     (StatusCode::CREATED, Json(json!({ "url": link })))
-}
-
-/// Whether a browser that asks for the page has a session.
-pub(crate) fn has_session(app: &App, headers: &HeaderMap, method: &Method) -> bool {
-    matches!(*method, Method::GET | Method::HEAD) && app.access.has_session(headers)
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::api_error::{ApiError, ApiResult};
+use crate::app::{Accepted, App, accept};
 use crate::derived::{
     GanttBar, WaitGroup, compute_series, count_levels, count_states, draw_gantt, draw_graph,
     group_failures, group_reasons, select_jobs,
@@ -20,7 +21,6 @@ use crate::parameters::{
     Caller, JobQuery, JsonBody, LogQuery, NoParameters, Parameters, ROWS_MAX, SeriesQuery, Window,
     check_limit,
 };
-use crate::routes::{Accepted, App, accept};
 use crate::source::RunCommand;
 use crate::views::{
     ExecutionView, HistoryPage, JobDetails, JobStateView, JobView, LogView, MetricsView, NodeView,

@@ -16,7 +16,8 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Access;
-use crate::routes::{App, create_router};
+use crate::app::App;
+use crate::routes::create_router;
 use crate::source::RunSource;
 
 /// Connections at once: a browser has six, and each stream of events one. Further ones are closed.

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_error::{ApiError, ApiResult};
+use crate::app::{Accepted, App, accept};
 use crate::parameters::{Caller, JsonBody, NoParameters, Parameters};
-use crate::routes::{Accepted, App, accept};
 use crate::run_routes::PriorityBody;
 
 pub(crate) fn router() -> Router<App> {

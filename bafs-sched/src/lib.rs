@@ -54,6 +54,7 @@ mod state;
 mod strategy_selector;
 pub mod timeline;
 mod transition;
+mod verification;
 mod wait_reasons;
 
 pub use action::{Action, MountedVolume};

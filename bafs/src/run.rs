@@ -39,7 +39,7 @@ use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
-use crate::page::{self, OwnRun, RunPage};
+use crate::page::{self, OwnRun};
 use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
@@ -462,28 +462,8 @@ pub(crate) async fn run_on_cluster(
         }
     };
     let report = driver::run_workflow(workflow, options, progress).await?;
-    finish_page(page.as_ref()).await;
+    page::finish_page(page.as_ref()).await;
     Ok(report)
-}
-
-/// Pages that are open learn how the run ended.
-async fn finish_page(page: Option<&RunPage>) {
-    if let Some(page) = page {
-        page.finish().await;
-    }
-}
-
-/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
-fn kill_one_node(cluster: &mut Cluster) {
-    let name = if cluster.address("n2").is_empty() {
-        "n1"
-    } else {
-        "n2"
-    };
-    match cluster.kill(name) {
-        Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
-        Err(error) => eprintln!("could not kill node {name}: {error:#}"),
-    }
 }
 
 async fn run_on_existing_cluster(
@@ -560,7 +540,7 @@ async fn run_on_existing_cluster(
     close_pool(pool.as_ref()).await;
     match ended {
         Some(report) => {
-            finish_page(page.as_ref()).await;
+            page::finish_page(page.as_ref()).await;
             Ok(Some(report?))
         }
         None => std::process::exit(130),

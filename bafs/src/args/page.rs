@@ -8,11 +8,10 @@ use clap::Args;
 pub(crate) const PAGE_ADDRESS_DEFAULT: &str = "127.0.0.1:0";
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  bafs page blast.bafs\n  bafs page blast.bafs --address 127.0.0.1:8000\n\n\
-The command prints a link that opens the page once, and serves until you press Ctrl-C. From another \
-machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST."
-)]
+#[command(after_help = "Example:\n  bafs page blast.bafs\n  \
+bafs page blast.bafs --address 127.0.0.1:8000\n\n\
+The command prints a link that opens the page once, and serves until you press Ctrl-C. From \
+another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST.")]
 pub(crate) struct PageArgs {
     /// Journal of the run, or its workflow if the journal is in the same directory.
     pub(crate) run: PathBuf,

@@ -32,7 +32,7 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Where a run is, and what else is known of it.
 #[derive(Debug)]
-pub(super) struct RunPlace {
+pub(super) struct FollowedPlace {
     /// By what it is known, if not by its own id.
     pub(super) id: Option<String>,
     pub(super) journal: PathBuf,
@@ -45,7 +45,7 @@ pub(super) struct RunPlace {
 
 /// A run that is followed.
 pub(super) struct FollowedRun {
-    place: RunPlace,
+    place: FollowedPlace,
     output: JobOutput,
     look: Mutex<Option<Look>>,
 }
@@ -72,7 +72,7 @@ struct Seen {
 }
 
 impl FollowedRun {
-    pub(super) fn new(place: RunPlace) -> Self {
+    pub(super) fn new(place: FollowedPlace) -> Self {
         Self {
             output: JobOutput::new(place.logs.clone()),
             place,

@@ -106,7 +106,9 @@ impl RunSource for JournalSource {
         let gauges = figures.gauges.into_iter();
         Ok(MetricsView {
             counters: figures.counters,
-            gauges: gauges.map(|(name, value)| (name.to_owned(), value)).collect(),
+            gauges: gauges
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
         })
     }
 }

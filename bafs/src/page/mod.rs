@@ -23,7 +23,7 @@ use bafs_sched::driver::CancelHandle;
 use serde_json::json;
 
 use self::connection_file::ConnectionFile;
-use self::followed_run::{FollowedRun, RunPlace};
+use self::followed_run::{FollowedPlace, FollowedRun};
 use self::journal_source::JournalSource;
 use self::traffic_meter::TrafficMeter;
 use crate::args::{PageArgs, UsageError};
@@ -38,7 +38,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Shows a run until the user stops the program.
 pub(crate) async fn show_page(args: &PageArgs, output: Printer) -> Result<()> {
     let journal = history::find_journal(&args.run)?;
-    let place = RunPlace {
+    let place = FollowedPlace {
         id: None,
         logs: Some(logs::logs_directory(&journal)).filter(|logs| logs.is_dir()),
         journal,
@@ -69,7 +69,7 @@ pub(crate) fn show_own_run(address: Option<&str>, run: OwnRun<'_>) -> Result<Opt
     let Some(address) = address else {
         return Ok(None);
     };
-    let place = RunPlace {
+    let place = FollowedPlace {
         id: None,
         journal: run.journal.to_owned(),
         logs: run.logs.map(Path::to_owned),
@@ -81,6 +81,26 @@ pub(crate) fn show_own_run(address: Option<&str>, run: OwnRun<'_>) -> Result<Opt
     Ok(Some(page))
 }
 
+/// Pages that are open learn how the run ended.
+pub(crate) async fn finish_page(page: Option<&RunPage>) {
+    if let Some(page) = page {
+        page.finish().await;
+    }
+}
+
+/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
+fn kill_one_node(cluster: &mut Cluster) {
+    let name = if cluster.address("n2").is_empty() {
+        "n1"
+    } else {
+        "n2"
+    };
+    match cluster.kill(name) {
+        Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
+        Err(error) => eprintln!("could not kill node {name}: {error:#}"),
+    }
+}
+
 /// A page that is served.
 pub(crate) struct RunPage {
     server: PageServer,
@@ -90,7 +110,7 @@ pub(crate) struct RunPage {
 }
 
 impl RunPage {
-    fn start(address: &str, place: RunPlace) -> Result<Self> {
+    fn start(address: &str, place: FollowedPlace) -> Result<Self> {
         let user = user_name();
         let journal = std::path::absolute(&place.journal)?;
         let source = JournalSource::new(user.clone(), vec![FollowedRun::new(place)]);
@@ -122,7 +142,7 @@ impl RunPage {
     }
 
     /// Waits until pages that are open know the end of the run.
-    pub(crate) async fn finish(&self) {
+    async fn finish(&self) {
         self.server.finish_streams(FINISH_TIMEOUT).await;
     }
 }

@@ -12,7 +12,7 @@ use bafs_api::{
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_queue::{QueueControl, Requester, WorkflowDetails, WorkflowId};
 
-use super::followed_run::{FollowedRun, RunPlace};
+use super::followed_run::{FollowedPlace, FollowedRun};
 use super::traffic_meter::TrafficMeter;
 use crate::logs;
 
@@ -62,7 +62,9 @@ impl QueueSource {
     fn begun(&self, requester: &Requester) -> Result<Vec<(WorkflowId, WorkflowDetails)>> {
         let all = self.queue.list(requester)?.into_iter().rev();
         let begun = all.filter_map(|it| Some((it.id, it.details?)));
-        Ok(begun.filter(|(_, details)| details.started_ms.is_some()).collect())
+        Ok(begun
+            .filter(|(_, details)| details.started_ms.is_some())
+            .collect())
     }
 
     fn find(&self, requester: &Requester, run: &str) -> Result<(WorkflowId, Arc<FollowedRun>)> {
@@ -92,7 +94,7 @@ impl QueueSource {
         }
         let workflow = Path::new(&details.directory).join(&details.name);
         let journal = logs::sibling_path(&workflow, "journal");
-        let run = Arc::new(FollowedRun::new(RunPlace {
+        let run = Arc::new(FollowedRun::new(FollowedPlace {
             id: Some(id.to_string()),
             logs: Some(logs::logs_directory(&journal)),
             journal,
