@@ -466,6 +466,19 @@ pub(crate) async fn run_on_cluster(
     Ok(report)
 }
 
+/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
+fn kill_one_node(cluster: &mut Cluster) {
+    let name = if cluster.address("n2").is_empty() {
+        "n1"
+    } else {
+        "n2"
+    };
+    match cluster.kill(name) {
+        Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
+        Err(error) => eprintln!("could not kill node {name}: {error:#}"),
+    }
+}
+
 async fn run_on_existing_cluster(
     args: &RunArgs,
     workflow: Workflow,

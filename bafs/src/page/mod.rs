@@ -88,19 +88,6 @@ pub(crate) async fn finish_page(page: Option<&RunPage>) {
     }
 }
 
-/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
-fn kill_one_node(cluster: &mut Cluster) {
-    let name = if cluster.address("n2").is_empty() {
-        "n1"
-    } else {
-        "n2"
-    };
-    match cluster.kill(name) {
-        Ok(()) => eprintln!("killed node {name} (SIGKILL)"),
-        Err(error) => eprintln!("could not kill node {name}: {error:#}"),
-    }
-}
-
 /// A page that is served.
 pub(crate) struct RunPage {
     server: PageServer,
