@@ -8,8 +8,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use bafs_proto::ErrorCode;
 use bafs_queue::Requester;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::views::JobStateView;
@@ -143,6 +143,16 @@ fn default_points() -> u32 {
     240
 }
 
+/// Reads a whole number in any form that JSON has for it, such as `3.0`.
+pub(crate) fn read_integer<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
+    let number = serde_json::Number::deserialize(from)?;
+    let whole = number.as_f64().filter(|value| value.fract() == 0.0);
+    let in_range =
+        whole.filter(|value| (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(value));
+    let wrong = || D::Error::custom(format!("{number} is no whole number of 32 bits"));
+    in_range.map(|value| value as i32).ok_or_else(wrong)
+}
+
 /// Rejects a number of rows that is not given at once.
 pub(crate) fn check_limit(limit: u32, max: u32) -> ApiResult<()> {
     match (1..=max).contains(&limit) {
@@ -160,6 +170,21 @@ impl JobQuery {
                 "search must have at most {SEARCH_CHARS_MAX} characters"
             ))),
             false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_are_read_in_any_form() {
+        let read = |text: &str| read_integer(&mut serde_json::Deserializer::from_str(text)).ok();
+        assert_eq!(read("-964.0"), Some(-964));
+        assert_eq!(read("2147483647"), Some(i32::MAX));
+        for wrong in ["1.5", "2147483648", "\"1\"", "null"] {
+            assert_eq!(read(wrong), None, "{wrong}");
         }
     }
 }

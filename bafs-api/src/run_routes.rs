@@ -19,7 +19,7 @@ use crate::derived::{
 };
 use crate::parameters::{
     Caller, JobQuery, JsonBody, LogQuery, NoParameters, Parameters, ROWS_MAX, SeriesQuery, Window,
-    check_limit,
+    check_limit, read_integer,
 };
 use crate::source::RunCommand;
 use crate::views::{
@@ -410,6 +410,7 @@ async fn release_pipeline(
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PriorityBody {
+    #[serde(deserialize_with = "read_integer")]
     pub(crate) priority: i32,
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::app::{Accepted, App, accept};
-use crate::parameters::{Caller, JsonBody, NoParameters, Parameters};
+use crate::parameters::{Caller, JsonBody, NoParameters, Parameters, read_integer};
 use crate::run_routes::PriorityBody;
 
 pub(crate) fn router() -> Router<App> {
@@ -31,7 +31,7 @@ pub(crate) fn router() -> Router<App> {
 struct SubmissionBody {
     name: String,
     text: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read_integer")]
     priority: i32,
 }
 
@@ -41,9 +41,11 @@ async fn ask_queue<T: Send + 'static>(
     question: impl FnOnce(&dyn QueueControl) -> Result<T> + Send + 'static,
 ) -> ApiResult<T> {
     let missing = || {
-        Error::new(
-            ErrorCode::Unsupported,
+        ApiError::new(
+            StatusCode::NOT_FOUND,
+            ErrorCode::NotFound,
             "this program has no queue of workflows",
+            "Use the address of a service: `bafs scheduler` has a queue.",
         )
     };
     let queue: Arc<dyn QueueControl> = app.queue.clone().ok_or_else(missing)?;

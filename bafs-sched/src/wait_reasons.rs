@@ -33,7 +33,9 @@ impl State {
                     "it failed; the scheduler retries it in {seconds} s"
                 ))
             }
-            (Phase::Running, JobState::Ready) => Some(self.lacking(job)),
+            (Phase::Running, JobState::Ready) => {
+                Some(self.describe_hold(job).unwrap_or_else(|| self.lacking(job)))
+            }
         }
     }
 
@@ -94,14 +96,17 @@ impl State {
         format!("it waits for {}{more} to finish", names.join(", "))
     }
 
+    /// What the user holds, if that is why a job does not start.
+    fn describe_hold(&self, job: JobIndex) -> Option<String> {
+        let held = match (self.is_run_held(), self.is_held(job)) {
+            (true, _) => "the run: no job",
+            (false, true) => "its pipeline: no job of it",
+            (false, false) => return None,
+        };
+        Some(format!("the user holds {held} starts until it is released"))
+    }
+
     fn lacking(&self, job: JobIndex) -> String {
-        if self.is_run_held() {
-            return "the user holds the run: no job starts until it is released".to_owned();
-        }
-        if self.is_held(job) {
-            return "the user holds its pipeline: no job of it starts until it is released"
-                .to_owned();
-        }
         let mounts = self.graph.mounted(job).into_iter();
         let mut written = mounts.filter(|(_, writable)| *writable);
         let busy = written.find(|(volume, _)| {

@@ -490,8 +490,9 @@
       choice.replaceChildren(...Array.from({ length: log.attempts }, (_, at) => element('option', { value: String(at + 1) }, String(at + 1))));
     }
     choice.value = String(log.attempt);
-    $('log-live').textContent = log.is_running ? `live, on ${log.node}` : `${log.node}: ${log.end}`;
-    $('log-missing').textContent = log.missing_reason ? `The output is not kept: ${log.missing_reason}` : log.is_cut ? 'Only the end is shown.' : '';
+    choice.disabled = log.attempts < 2;
+    $('log-live').textContent = log.is_running ? `live, on ${log.node}` : log.attempts ? `${log.node}: ${log.end}` : '';
+    $('log-missing').textContent = log.missing_reason ? `There is no output: ${log.missing_reason}.` : log.is_cut ? 'Only the end is shown.' : '';
     putLog('log-stdout', log.stdout);
     putLog('log-stderr', log.stderr);
   }

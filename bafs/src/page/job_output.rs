@@ -61,14 +61,20 @@ impl JobOutput {
         let running = scheduler.running_attempt(job);
         let running = running.map(|_| scheduler.ended_attempts(job) + 1);
         let last = running.or_else(|| ended.last().map(|it| it.attempt));
+        let Some(wanted) = attempt.or(last) else {
+            return Ok(LogView {
+                missing_reason: Some("the job has not printed anything yet".to_owned()),
+                job: name,
+                ..LogView::default()
+            });
+        };
         let missing = || {
             let text = match last {
-                None => format!("job '{name}' has not printed anything yet"),
+                None => format!("job '{name}' has no ended attempt"),
                 Some(last) => format!("job '{name}' has no such attempt; the last is {last}"),
             };
             Error::new(ErrorCode::NotFound, text)
         };
-        let wanted = attempt.or(last).ok_or_else(missing)?;
         let attempts = last.unwrap_or(wanted);
         if let Some(found) = ended.iter().rfind(|it| it.attempt == wanted) {
             return show_ended(logs, found, attempts);

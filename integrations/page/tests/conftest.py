@@ -15,10 +15,12 @@ from typing import Any, Callable, Iterator, Optional
 import bafs.api
 import pytest
 from bafs import Job, Mount, Workflow
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 #: Machines that run tests are busy.
 TIMEOUT_S = 120.0
+
+expect.set_options(timeout=60_000)
 
 LINK = re.compile(r"http://[0-9.]+:\d+/login\?code=[0-9a-f]{64}")
 

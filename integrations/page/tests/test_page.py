@@ -45,7 +45,7 @@ def test_page_needs_the_login_link(browser: Browser, served: Served, page: Page)
 
 
 def test_page_shows_progress_and_state(page: Page) -> None:
-    expect(page.get_by_role("heading", level=1)).to_have_text("words.bafs")
+    expect(page.get_by_role("heading", level=1)).to_have_text("words")
     expect(page.locator("#state")).to_have_text("running")
     expect(page.locator("#counts")).to_contain_text("8 of 11 jobs done")
     expect(page.locator("#counts")).to_contain_text("4 of 4 results at home")
@@ -118,7 +118,7 @@ def test_keyboard_reaches_all_views(page: Page) -> None:
         expect(page.locator(f"#tab-{view}")).to_be_focused()
         expect(page.locator(f"#{view}")).to_be_visible()
     page.keyboard.press("ArrowRight")
-    page.get_by_label("State").focus()
+    page.locator("#state-filter").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")

@@ -26,4 +26,4 @@ def test_tutorial_runs_as_written(
     assert (tmp_path / "results/counts.txt").read_text() == "3\n3\n3\n"
     printed = capsys.readouterr().out
     assert "/login?code=" in printed and "complete: 4 of 4 jobs" in printed
-    assert "job total on node" in printed
+    assert "job gather on node" in printed
