@@ -36,6 +36,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Threads that read files for requests: a run needs the processors.
 const BLOCKING_THREADS_MAX: usize = 8;
 
+/// Pages read the last state within so long after their streams ended.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
 /// How often the end of the last stream is looked for.
 const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -57,12 +60,18 @@ impl PageServer {
         self.access.address()
     }
 
-    /// Waits until open pages know the end of their runs, at most so long.
+    /// Waits until open pages know the end of their runs, and have read the last state, at most so
+    /// long. Without pages it does not wait.
     pub async fn finish_streams(&self, timeout: Duration) {
+        let has_streams = || self.streams.load(Ordering::Relaxed) > 0;
+        if !has_streams() {
+            return;
+        }
         let all = async {
-            while self.streams.load(Ordering::Relaxed) > 0 {
+            while has_streams() {
                 tokio::time::sleep(STREAM_POLL_INTERVAL).await;
             }
+            tokio::time::sleep(LAST_LOOK).await;
         };
         // Who does not read any more gets nothing.
         let _ = tokio::time::timeout(timeout, all).await;

@@ -355,7 +355,8 @@
     state.summary = summary;
     state.isOver = isEnd || !summary.can_steer;
     drawSummary();
-    requestRefresh();
+    // The program that serves the page ends with its run.
+    if (isEnd) refresh(); else requestRefresh();
   }
 
   async function follow(from) {

@@ -33,7 +33,7 @@ use crate::logs;
 use crate::output::{Printer, print_notice};
 
 /// Pages that are open learn of the end of a run within so long; nobody waits longer for them.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(3);
+const FINISH_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Shows a run until the user stops the program.
 pub(crate) async fn show_page(args: &PageArgs, output: Printer) -> Result<()> {

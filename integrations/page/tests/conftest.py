@@ -186,7 +186,9 @@ def open_page(browser: Browser, link: str, **options: Any) -> Page:
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(TIMEOUT_S * 1000)
     complaints: list[str] = []
-    page.on("console", lambda it: complaints.append(it.text) if it.type == "error" else None)
+    # The program that serves a page ends with its run.
+    is_wrong = lambda it: it.type == "error" and "ERR_CONNECTION" not in it.text
+    page.on("console", lambda it: complaints.append(it.text) if is_wrong(it) else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.complaints = complaints  # type: ignore[attr-defined]
     page.goto(link)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bafs.api
@@ -82,7 +83,9 @@ def test_asynchronous_client_follows_and_steers(tmp_path: Path) -> None:
                 seen.append(event)
             return seen
 
-        seen = asyncio.run(follow())
+        # Playwright has a loop of its own in this thread.
+        with ThreadPoolExecutor() as threads:
+            seen = threads.submit(asyncio.run, follow()).result()
         summaries = [event for event in seen if isinstance(event, bafs.api.RunSummary)]
         assert summaries[-1].state == "failed"
         texts = [event.text for event in seen if isinstance(event, bafs.api.HistoryLine)]
