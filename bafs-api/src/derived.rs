@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::parameters::JobQuery;
 use crate::views::{
-    ExecutionOutcomeView, FailureView, JobStateView, JobView, RunView, VolumeRoleView,
+    ExecutionOutcomeView, FailureView, JobStateView, JobView, NodeView, RunView, TrafficSample,
+    VolumeRoleView,
 };
 
 /// Bars of a Gantt chart: the last attempts. A chart with more cannot be read, and takes a second
@@ -168,101 +169,103 @@ pub(crate) fn compute_series(view: &RunView, points: u32) -> Series {
     let end = view.summary.wall_ms;
     let points = u64::from(points.max(2));
     let times_ms: Vec<u64> = (0..points).map(|at| end * at / (points - 1)).collect();
-    let of_role = |role: VolumeRoleView| {
-        let volumes = view
-            .volumes
-            .iter()
-            .filter(move |volume| volume.role == role);
-        volumes.map(|volume| (volume.requested_ms, volume.deleted_ms, volume.bytes))
-    };
-    let present = |amount: fn(&crate::views::NodeView) -> u64| {
-        let nodes = view.nodes.iter();
-        nodes.flat_map(move |node| {
-            let times = node.presence.iter();
-            times.map(move |(from, until)| (*from, *until, amount(node)))
-        })
-    };
+    let mut curves = slot_curves(view, &times_ms);
+    curves.extend(space_curves(view, &times_ms));
+    curves.extend(home_curves(view, &times_ms));
+    curves.extend(link_curves(view, &times_ms));
+    Series { times_ms, curves }
+}
+
+fn curve(
+    (name, chart, unit): (&'static str, &'static str, &'static str),
+    times_ms: &[u64],
+    amounts: impl Iterator<Item = Interval>,
+) -> SeriesCurve {
+    SeriesCurve {
+        name,
+        chart,
+        unit,
+        values: sum_at(times_ms, amounts),
+    }
+}
+
+/// An amount of each node while it is there.
+fn present(view: &RunView, amount: fn(&NodeView) -> u64) -> impl Iterator<Item = Interval> {
+    view.nodes.iter().flat_map(move |node| {
+        let times = node.presence.iter();
+        times.map(move |(from, until)| (*from, *until, amount(node)))
+    })
+}
+
+fn slot_curves(view: &RunView, times_ms: &[u64]) -> Vec<SeriesCurve> {
     let running = view.executions.iter();
     let running = running.map(|it| (it.started_ms, it.ended_ms, u64::from(it.slots)));
+    let slots = present(view, |node| u64::from(node.slots));
+    vec![
+        curve(("slots_used", "slots", "slots"), times_ms, running),
+        curve(("slots_present", "slots", "slots"), times_ms, slots),
+    ]
+}
+
+fn space_curves(view: &RunView, times_ms: &[u64]) -> Vec<SeriesCurve> {
+    let of_role = |name, role: VolumeRoleView| {
+        let volumes = view.volumes.iter().filter(|volume| volume.role == role);
+        let volumes = volumes.map(|it| (it.requested_ms, it.deleted_ms, it.bytes));
+        curve((name, "space", "bytes"), times_ms, volumes)
+    };
+    let offered = present(view, |node| node.capacity_bytes);
+    vec![
+        of_role("scratch", VolumeRoleView::Scratch),
+        of_role("cache", VolumeRoleView::Cache),
+        of_role("copies", VolumeRoleView::Copy),
+        curve(("offered", "space", "bytes"), times_ms, offered),
+    ]
+}
+
+/// What a journal knows of the traffic to home.
+fn home_curves(view: &RunView, times_ms: &[u64]) -> Vec<SeriesCurve> {
     let sent = view.deliveries.iter();
     let sent = sent.filter_map(|it| Some((it.ended_ms?, None, it.bytes?)));
     let filled = view.volumes.iter().filter(|volume| volume.is_filled);
     let filled = filled.filter_map(|volume| Some((volume.created_ms?, None, volume.bytes)));
     let read = view.executions.iter();
     let read = read.filter_map(|it| Some((it.ended_ms?, None, it.read_bytes)));
-    let curve = |name, chart, unit, amounts: &mut dyn Iterator<Item = Interval>| SeriesCurve {
-        name,
-        chart,
-        unit,
-        values: sum_at(&times_ms, amounts),
-    };
-    let mut curves = vec![
-        curve("slots_used", "slots", "slots", &mut running.into_iter()),
-        curve(
-            "slots_present",
-            "slots",
-            "slots",
-            &mut present(|node| u64::from(node.slots)),
-        ),
-        curve(
-            "scratch",
-            "space",
-            "bytes",
-            &mut of_role(VolumeRoleView::Scratch),
-        ),
-        curve(
-            "cache",
-            "space",
-            "bytes",
-            &mut of_role(VolumeRoleView::Cache),
-        ),
-        curve(
-            "copies",
-            "space",
-            "bytes",
-            &mut of_role(VolumeRoleView::Copy),
-        ),
-        curve(
-            "offered",
-            "space",
-            "bytes",
-            &mut present(|node| node.capacity_bytes),
-        ),
-        curve("sent_home", "home", "bytes", &mut sent.into_iter()),
-        curve("filled_from_home", "home", "bytes", &mut filled.into_iter()),
-        curve("read_by_jobs", "home", "bytes", &mut read.into_iter()),
-    ];
-    if !view.traffic.is_empty() {
-        let last_before = |at: u64| {
-            let position = view.traffic.partition_point(|sample| sample.at_ms <= at);
-            position
-                .checked_sub(1)
-                .map(|position| view.traffic[position])
-        };
-        let samples: Vec<_> = times_ms.iter().map(|at| last_before(*at)).collect();
-        let values = |of: fn(&crate::views::TrafficSample) -> u64| {
-            samples.iter().map(|it| it.as_ref().map_or(0, of)).collect()
-        };
-        for (name, values) in [
-            ("home_link", values(|sample| sample.home_bytes)),
-            ("between_nodes", values(|sample| sample.node_bytes)),
-        ] {
-            curves.push(SeriesCurve {
-                name,
-                chart: "link",
-                unit: "bytes",
-                values,
-            });
-        }
+    vec![
+        curve(("sent_home", "home", "bytes"), times_ms, sent),
+        curve(("filled_from_home", "home", "bytes"), times_ms, filled),
+        curve(("read_by_jobs", "home", "bytes"), times_ms, read),
+    ]
+}
+
+/// What servers counted, if somebody looked.
+fn link_curves(view: &RunView, times_ms: &[u64]) -> Vec<SeriesCurve> {
+    if view.traffic.is_empty() {
+        return Vec::new();
     }
-    Series { times_ms, curves }
+    let sample_at = |at: &u64| {
+        let position = view.traffic.partition_point(|sample| sample.at_ms <= *at);
+        position.checked_sub(1).map(|last| view.traffic[last])
+    };
+    let of = |name, amount: fn(TrafficSample) -> u64| SeriesCurve {
+        name,
+        chart: "link",
+        unit: "bytes",
+        values: times_ms
+            .iter()
+            .map(|at| sample_at(at).map_or(0, amount))
+            .collect(),
+    };
+    vec![
+        of("home_link", |sample| sample.home_bytes),
+        of("between_nodes", |sample| sample.node_bytes),
+    ]
 }
 
 /// Start, end and amount.
 type Interval = (u64, Option<u64>, u64);
 
 /// The sum of the amounts that count at each of these times, which ascend.
-fn sum_at(times_ms: &[u64], intervals: &mut dyn Iterator<Item = Interval>) -> Vec<u64> {
+fn sum_at(times_ms: &[u64], intervals: impl Iterator<Item = Interval>) -> Vec<u64> {
     let mut changes: BTreeMap<u64, i128> = BTreeMap::new();
     for (from, until, amount) in intervals {
         *changes.entry(from).or_default() += i128::from(amount);
@@ -396,7 +399,7 @@ mod tests {
     #[test]
     fn amounts_are_summed_at_each_time() {
         let intervals = [(0, Some(20), 1), (10, Some(30), 2), (20, None, 4)];
-        let sums = sum_at(&[0, 10, 15, 20, 30, 40], &mut intervals.into_iter());
+        let sums = sum_at(&[0, 10, 15, 20, 30, 40], intervals.into_iter());
         assert_eq!(sums, [1, 3, 3, 6, 4, 4]);
     }
 

@@ -73,7 +73,6 @@ async fn submit_workflow(
         name: body.name,
         text: body.text,
         priority: body.priority,
-        ..Submission::default()
     };
     let id = ask_queue(&app, move |queue| queue.submit(&requester, submission)).await?;
     Ok((StatusCode::CREATED, Json(json!({ "id": id }))))
