@@ -12,20 +12,20 @@ use crate::views::{
     RunSummary, RunView, TimeView, TrafficSample, VolumeRoleView, VolumeView,
 };
 
-/// A run of so many jobs.
-pub(crate) fn example_view(jobs: u32) -> RunView {
-    let states = [
-        JobStateView::Done,
-        JobStateView::Active,
-        JobStateView::Failed,
-        JobStateView::Ready,
-        JobStateView::Waiting,
-        JobStateView::HeldBack,
-        JobStateView::Skipped,
-    ];
-    let job = |at: u32| JobView {
+const STATES: [JobStateView; 7] = [
+    JobStateView::Done,
+    JobStateView::Active,
+    JobStateView::Failed,
+    JobStateView::Ready,
+    JobStateView::Waiting,
+    JobStateView::HeldBack,
+    JobStateView::Skipped,
+];
+
+fn example_job(at: u32, jobs: u32) -> JobView {
+    JobView {
         name: format!("job.{at}"),
-        state: states[at as usize % states.len()],
+        state: STATES[at as usize % STATES.len()],
         level: u32::from(at > jobs / 2),
         pipeline: "job.0".to_owned(),
         priority: 0,
@@ -35,8 +35,11 @@ pub(crate) fn example_view(jobs: u32) -> RunView {
         started_ms: Some(10),
         ended_ms: None,
         parents: if at > jobs / 2 { vec![0] } else { Vec::new() },
-    };
-    let execution = |at: u32| ExecutionView {
+    }
+}
+
+fn example_execution(at: u32) -> ExecutionView {
+    ExecutionView {
         job: at,
         node: format!("n{}", at % 2 + 1),
         started_ms: u64::from(at) * 10,
@@ -52,8 +55,11 @@ pub(crate) fn example_view(jobs: u32) -> RunView {
         waited_ms: 1,
         read_bytes: 4_096,
         written_bytes: 10,
-    };
-    let node = |number: u32| NodeView {
+    }
+}
+
+fn example_node(number: u32) -> NodeView {
+    NodeView {
         name: format!("n{number}"),
         is_lost: false,
         slots: 2,
@@ -62,7 +68,11 @@ pub(crate) fn example_view(jobs: u32) -> RunView {
         reserved_bytes: 1_000,
         description: Some("it has 1 of 2 slots in use".to_owned()),
         presence: vec![(0, None)],
-    };
+    }
+}
+
+/// A run of so many jobs.
+pub(crate) fn example_view(jobs: u32) -> RunView {
     RunView {
         summary: RunSummary {
             id: "7".to_owned(),
@@ -80,8 +90,8 @@ pub(crate) fn example_view(jobs: u32) -> RunView {
         },
         time: TimeView::default(),
         warnings: vec!["a volume was lost".to_owned()],
-        jobs: (0..jobs).map(job).collect(),
-        executions: (0..jobs).map(execution).collect(),
+        jobs: (0..jobs).map(|at| example_job(at, jobs)).collect(),
+        executions: (0..jobs).map(example_execution).collect(),
         volumes: vec![VolumeView {
             name: "v".to_owned(),
             role: VolumeRoleView::Scratch,
@@ -99,7 +109,7 @@ pub(crate) fn example_view(jobs: u32) -> RunView {
             ended_ms: Some(60),
             bytes: Some(77),
         }],
-        nodes: vec![node(1), node(2)],
+        nodes: vec![example_node(1), example_node(2)],
         failures: vec![FailureView {
             job: "job.2".to_owned(),
             node: "n1".to_owned(),

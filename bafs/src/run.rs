@@ -39,7 +39,7 @@ use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
-use crate::page::{self, OwnRun};
+use crate::page;
 use crate::plan;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
@@ -441,13 +441,7 @@ pub(crate) async fn run_on_cluster(
         earlier_work: way.earlier_work.clone(),
         cancel_handle: way.cancel.clone(),
     };
-    let shown_run = OwnRun {
-        journal: &way.journal,
-        logs: way.logs.as_deref(),
-        cancel: way.cancel.clone(),
-        client: client.clone(),
-    };
-    let page = page::show_own_run(way.page.as_deref(), shown_run)?;
+    let page = page::show_own_run(way.page.as_deref(), &options, client.clone())?;
     let display = ProgressDisplay::start(way.output, client);
     let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
     let progress = |progress: &Progress| {
@@ -516,13 +510,7 @@ async fn run_on_existing_cluster(
     };
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
     let client = ClusterClient::connect(identity_dir, catalog)?;
-    let shown_run = OwnRun {
-        journal: &options.journal,
-        logs: options.log_directory.as_deref(),
-        cancel: cancel.clone(),
-        client: client.clone(),
-    };
-    let page = page::show_own_run(args.page.page.as_deref(), shown_run)?;
+    let page = page::show_own_run(args.page.page.as_deref(), &options, client.clone())?;
     let display = ProgressDisplay::start(output, client);
     let left_ms = volume_lifetime_left_ms(&options.settings);
     let hear = |asked: StopSignal| {

@@ -255,7 +255,7 @@ fn check_value(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<
             .iter()
             .any(fits)
             .then_some(())
-            .ok_or(format!("{at}: fits nothing"));
+            .ok_or_else(|| format!("{at}: fits nothing"));
     }
     let kind = match value {
         Value::Null => "null",

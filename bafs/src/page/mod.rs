@@ -10,7 +10,6 @@ mod queue_source;
 mod run_view;
 mod traffic_meter;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use bafs_api::{PageServer, start_server};
 use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::ErrorCode;
 use bafs_queue::Requester;
-use bafs_sched::driver::CancelHandle;
+use bafs_sched::driver::RunOptions;
 use serde_json::json;
 
 use self::connection_file::ConnectionFile;
@@ -52,29 +51,21 @@ pub(crate) async fn show_page(args: &PageArgs, output: Printer) -> Result<()> {
     Ok(())
 }
 
-/// What a run needs to be shown by its own process.
-pub(crate) struct OwnRun<'r> {
-    /// Its journal, which need not exist yet.
-    pub(crate) journal: &'r Path,
-    /// Directory of what its jobs print.
-    pub(crate) logs: Option<&'r Path>,
-    /// Cancels it.
-    pub(crate) cancel: CancelHandle,
-    /// The cluster that it uses.
-    pub(crate) client: ClusterClient,
-}
-
 /// Shows a run of this process at an address, and says how to open it; nothing without an address.
-pub(crate) fn show_own_run(address: Option<&str>, run: OwnRun<'_>) -> Result<Option<RunPage>> {
+pub(crate) fn show_own_run(
+    address: Option<&str>,
+    run: &RunOptions,
+    client: ClusterClient,
+) -> Result<Option<RunPage>> {
     let Some(address) = address else {
         return Ok(None);
     };
     let place = FollowedPlace {
         id: None,
-        journal: run.journal.to_owned(),
-        logs: run.logs.map(Path::to_owned),
-        cancel: Some(run.cancel),
-        traffic: TrafficMeter::start(run.client),
+        journal: run.journal.clone(),
+        logs: run.log_directory.clone(),
+        cancel: Some(run.cancel_handle.clone()),
+        traffic: TrafficMeter::start(client),
     };
     let page = RunPage::start(address, place)?;
     print_notice(&page.describe(&page.create_login_link()));
