@@ -205,6 +205,16 @@ pub enum UserCommand {
         /// Any job of it.
         job: JobIndex,
     },
+    /// No job of it starts until it is released; those that run go on.
+    Hold {
+        /// Any job of it; nothing for all pipelines.
+        job: Option<JobIndex>,
+    },
+    /// Its jobs may start again.
+    Release {
+        /// Any job of it; nothing for all pipelines, those that were held one by one too.
+        job: Option<JobIndex>,
+    },
 }
 
 /// What matters to the core about a live node.

@@ -4,14 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
+use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
+
+pub use crate::verification::{DecisionDifference, verify_decisions};
 
 use crate::describe::{describe_end, format_seconds};
 use crate::io::journal::History;
 use crate::{
-    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, Scheduler, StrategySelector,
-    UserCommand,
+    Action, CopyDecision, CopyOutcome, Event, NodeInfo, Outcome, RecordedStep, Scheduler,
+    StrategySelector, UserCommand,
 };
 
 /// One thing that happened or was decided.
@@ -31,68 +34,12 @@ pub fn replay_history(
     history: History,
     selector: &dyn StrategySelector,
 ) -> (Vec<HistoryLine>, Scheduler) {
-    let first = history.began_at();
     let mut teller = HistoryWriter::new(history.header.new_scheduler(selector));
-    for step in history.steps {
-        teller.at_ms = step.at.ms_since(first);
-        teller.write_event(&step.event);
-        teller.scheduler.redo(&step.changes);
-        for action in &step.actions {
-            teller.write_action(action);
-        }
-        teller.write_copy_decisions();
-        teller.write_warnings();
-        teller.write_strategy_changes();
+    for step in &history.steps {
+        teller.step(step);
     }
     teller.scheduler.finish_redo();
     (teller.lines, teller.scheduler)
-}
-
-/// A step after which this program decides other than the one that wrote the journal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DecisionDifference {
-    /// When, in milliseconds since the run's first fact.
-    pub at_ms: u64,
-    /// The fact.
-    pub event: Event,
-    /// What the journal says was to be done.
-    pub recorded: Vec<Action>,
-    /// What this program would do.
-    pub decided: Vec<Action>,
-}
-
-/// Decides again with the events of a journal, and answers the first step at which that differs:
-/// what comes later follows from it. With the selector of the run.
-pub fn verify_decisions(
-    history: &History,
-    selector: &dyn StrategySelector,
-) -> Option<DecisionDifference> {
-    let fresh = || {
-        let mut scheduler = history.header.new_scheduler(selector);
-        scheduler.start_recording();
-        scheduler
-    };
-    let mut scheduler = fresh();
-    for step in &history.steps {
-        // Another scheduler took up the run, with what was kept.
-        if matches!(step.event, Event::SchedulerResumed { .. }) {
-            let mut resumed = fresh();
-            resumed.redo(&scheduler.snapshot());
-            resumed.finish_redo();
-            scheduler = resumed;
-        }
-        let mut decided = Vec::new();
-        scheduler.step(step.at, step.event.clone(), &mut decided);
-        if decided != step.actions {
-            return Some(DecisionDifference {
-                at_ms: step.at.ms_since(history.began_at()),
-                event: step.event.clone(),
-                recorded: step.actions.clone(),
-                decided,
-            });
-        }
-    }
-    None
 }
 
 /// What a job waits for, or why it never ran, or what a node has left, at the end of what was
@@ -120,8 +67,10 @@ pub fn describe_status(scheduler: &Scheduler, name: &str) -> Option<String> {
     Some(format!("node {name}: {has}"))
 }
 
-struct HistoryWriter {
+/// Follows a core through its journal, and tells what happens.
+pub(crate) struct HistoryWriter {
     scheduler: Scheduler,
+    began: Option<Time>,
     at_ms: u64,
     lines: Vec<HistoryLine>,
     listed: BTreeSet<ServerId>,
@@ -139,9 +88,10 @@ struct HistoryWriter {
 }
 
 impl HistoryWriter {
-    fn new(scheduler: Scheduler) -> Self {
+    pub(crate) fn new(scheduler: Scheduler) -> Self {
         Self {
             scheduler,
+            began: None,
             at_ms: 0,
             lines: Vec::new(),
             listed: BTreeSet::new(),
@@ -153,6 +103,25 @@ impl HistoryWriter {
             warnings_written: 0,
             strategy_changes_written: 0,
         }
+    }
+
+    /// Takes the next step.
+    pub(crate) fn step(&mut self, step: &RecordedStep) {
+        let began = *self.began.get_or_insert(step.at);
+        self.at_ms = step.at.ms_since(began);
+        self.write_event(&step.event);
+        self.scheduler.redo(&step.changes);
+        for action in &step.actions {
+            self.write_action(action);
+        }
+        self.write_copy_decisions();
+        self.write_warnings();
+        self.write_strategy_changes();
+    }
+
+    /// What was told since the last time.
+    pub(crate) fn take_lines(&mut self) -> Vec<HistoryLine> {
+        std::mem::take(&mut self.lines)
     }
 
     fn add_line(&mut self, about: &[&str], text: String) {
@@ -321,11 +290,30 @@ impl HistoryWriter {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 self.add_line(&names, text);
             }
+            Some(UserCommand::Hold { job: None }) => {
+                self.add_line(&[], "the user holds the run".to_owned());
+            }
+            Some(UserCommand::Release { job: None }) => {
+                self.add_line(&[], "the user releases the run".to_owned());
+            }
+            Some(UserCommand::Hold { job: Some(job) }) if job.as_usize() < jobs => {
+                self.write_held(job, "holds");
+            }
+            Some(UserCommand::Release { job: Some(job) }) if job.as_usize() < jobs => {
+                self.write_held(job, "releases");
+            }
             _ => self.add_line(
                 &[],
                 "the scheduler ignores an unknown command of the user".to_owned(),
             ),
         }
+    }
+
+    fn write_held(&mut self, job: JobIndex, what: &str) {
+        let names = self.pipeline_job_names(job);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let text = format!("the user {what} the pipeline of job {}", self.job_name(job));
+        self.add_line(&names, text);
     }
 
     fn write_nodes(&mut self, nodes: &[NodeInfo], missed: &[ServerId]) {

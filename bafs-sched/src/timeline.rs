@@ -4,6 +4,7 @@
 mod observer;
 
 use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::message::JobOutcome;
 use bafs_proto::time::Time;
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::Serialize;
@@ -11,7 +12,7 @@ use serde::Serialize;
 use crate::io::journal::History;
 use crate::{JobState, Outcome, Progress, Space, StrategySelector};
 
-use observer::Observer;
+pub(crate) use observer::Observer;
 
 /// A run as intervals. All times are milliseconds since its first fact.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -95,6 +96,9 @@ pub struct ExecutionRecord {
     pub outcome: ExecutionOutcome,
     /// How it ended, in a few words; empty while it runs.
     pub end_description: String,
+    /// What its node reported of its end, if it did.
+    #[serde(skip)]
+    pub reported: Option<JobOutcome>,
     /// Wall time that the node reports.
     pub wall_ms: u64,
     /// CPU time that the node reports.
@@ -212,7 +216,7 @@ pub struct CopyDecisionRecord {
 /// Reads a run's intervals from its journal, with the selector of the run.
 pub fn build_timeline(history: History, selector: &dyn StrategySelector) -> Timeline {
     let scheduler = history.header.new_scheduler(selector);
-    let mut observer = Observer::new(scheduler, history.began_at());
+    let mut observer = Observer::new(scheduler);
     for step in history.steps {
         observer.step(step);
     }

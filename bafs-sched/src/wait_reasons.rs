@@ -34,7 +34,9 @@ impl State {
                     "it failed; the scheduler retries it in {seconds} s"
                 ))
             }
-            (Phase::Running, JobState::Ready) => Some(self.lacking(job)),
+            (Phase::Running, JobState::Ready) => {
+                Some(self.describe_hold(job).unwrap_or_else(|| self.lacking(job)))
+            }
         }
     }
 
@@ -114,6 +116,16 @@ impl State {
             more => format!(" and {more} more"),
         };
         format!("it waits for {}{more} to finish", names.join(", "))
+    }
+
+    /// What the user holds, if that is why a job does not start.
+    fn describe_hold(&self, job: JobIndex) -> Option<String> {
+        let held = match (self.is_run_held(), self.is_held(job)) {
+            (true, _) => "the run: no job",
+            (false, true) => "its pipeline: no job of it",
+            (false, false) => return None,
+        };
+        Some(format!("the user holds {held} starts until it is released"))
     }
 
     fn lacking(&self, job: JobIndex) -> String {

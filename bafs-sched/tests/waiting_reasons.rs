@@ -3,7 +3,9 @@
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::replay::describe_status;
-use bafs_sched::{Event, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand};
+use bafs_sched::{
+    Action, Event, JobState, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand,
+};
 use bafs_workflow::{JobIndex, parse_workflow};
 
 #[test]
@@ -147,4 +149,79 @@ fn unfinished_jobs_report_the_cancelled_run() {
     }
     let told = describe_status(&scheduler, "a").unwrap_or_default();
     assert!(told.contains("the run was cancelled"), "{told}");
+}
+
+fn one_node_scheduler(text: &str, slots: u32) -> Scheduler {
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
+    let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
+    scheduler.start_recording();
+    let capacity = Space {
+        bytes: 100_000_000,
+        files: 1_000,
+    };
+    let nodes = vec![NodeInfo::single_group(ServerId(1), capacity, slots)];
+    command(
+        &mut scheduler,
+        0,
+        1,
+        UserCommand::Hold {
+            job: Some(JobIndex(0)),
+        },
+    );
+    scheduler.step(Time(1), Event::nodes_listed(nodes), &mut Vec::new());
+    scheduler
+}
+
+fn command(scheduler: &mut Scheduler, at: u64, count: u64, command: UserCommand) -> usize {
+    let command = Some(command);
+    let mut actions = Vec::new();
+    scheduler.step(
+        Time(at),
+        Event::CommandReceived { count, command },
+        &mut actions,
+    );
+    let is_start = |action: &&Action| matches!(action, Action::StartJob { .. });
+    actions.iter().filter(is_start).count()
+}
+
+#[test]
+fn held_pipeline_starts_after_its_release() {
+    let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\n";
+    let mut scheduler = one_node_scheduler(text, 2);
+    let states = |scheduler: &Scheduler| [0, 1].map(|job| scheduler.job_state(JobIndex(job)));
+    assert_eq!(states(&scheduler), [JobState::Ready, JobState::Active]);
+    let told = describe_status(&scheduler, "a").unwrap_or_default();
+    assert!(told.contains("the user holds its pipeline"), "{told}");
+    // It waits for the user, for however long.
+    let day_ms = 24 * 3_600_000;
+    scheduler.step(Time(day_ms), Event::Tick, &mut Vec::new());
+    assert_eq!(scheduler.outcome(), None);
+    assert_eq!(states(&scheduler)[0], JobState::Ready);
+    let release = UserCommand::Release {
+        job: Some(JobIndex(0)),
+    };
+    assert_eq!(command(&mut scheduler, day_ms + 1, 2, release), 1);
+    assert_eq!(states(&scheduler)[0], JobState::Active);
+}
+
+#[test]
+fn held_run_starts_no_job_after_recovery() {
+    let text =
+        "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\njob c {\nexecutable = x\n}\n";
+    let mut scheduler = one_node_scheduler(text, 1);
+    assert_eq!(
+        command(&mut scheduler, 2, 2, UserCommand::Hold { job: None }),
+        0
+    );
+    let mut restored = one_node_scheduler(text, 1);
+    restored.redo(&scheduler.snapshot());
+    restored.finish_redo();
+    scheduler.check_restored(&restored);
+    assert!(restored.is_run_held());
+    let told = describe_status(&restored, "c").unwrap_or_default();
+    assert!(told.contains("the user holds the run"), "{told}");
+    // The release of all is one of pipelines that were held one by one, too.
+    command(&mut restored, 3, 3, UserCommand::Release { job: None });
+    assert!(!restored.is_held(JobIndex(0)) && !restored.is_held(JobIndex(2)));
 }

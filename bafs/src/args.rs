@@ -2,6 +2,7 @@
 
 mod check;
 mod import;
+mod page;
 mod plan;
 mod policy;
 mod pool;
@@ -24,6 +25,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use check::{CheckArgs, FmtArgs};
 pub(crate) use import::{ImportCommand, ImportImageArgs};
+pub(crate) use page::{PageArgs, RunPageArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
@@ -159,6 +161,8 @@ pub(crate) enum CliCommand {
     Logs(LogsArgs),
     /// Show the progress of a run, from its journal.
     Status(StatusArgs),
+    /// Show a run in the browser, from its journal: jobs, schedule, logs, failures; steer it there.
+    Page(PageArgs),
     /// Write an HTML report of a run: schedule, space, failures, copies, use of time.
     Report(ReportArgs),
     /// Print a workflow, or the progress of a run, as a graph in the DOT language.

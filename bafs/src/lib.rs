@@ -27,6 +27,7 @@ mod logs;
 mod machine_check;
 mod metrics;
 mod output;
+mod page;
 mod plan;
 mod policies;
 mod pool;
@@ -44,6 +45,7 @@ mod sizes;
 mod status;
 pub mod svg_chart;
 mod terminal_text;
+mod traffic;
 mod units;
 mod volume;
 mod workflow_file;
@@ -179,6 +181,7 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Service(command) => {
                 return service::run_service_command(command, output).await;
             }
+            CliCommand::Page(args) => page::show_page(&args, output).await,
             CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }

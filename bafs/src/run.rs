@@ -45,6 +45,7 @@ use crate::logs;
 use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
+use crate::page;
 use crate::pool::{RunPool, RunPoolSpec, choose_address};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
@@ -82,6 +83,8 @@ pub(crate) struct ThrowAwayRun {
     pub(crate) pool: Option<RunPool>,
     /// What earlier runs of the workflow did.
     pub(crate) earlier_work: Option<EarlierWork>,
+    /// Address of its page, if it has one.
+    pub(crate) page: Option<String>,
 }
 
 /// A run that is over.
@@ -290,6 +293,7 @@ async fn run_on_throw_away_cluster(
         cancel: CancelHandle::default(),
         pool: None,
         earlier_work: start.as_ref().and_then(|start| start.work.clone()),
+        page: args.page.page.clone(),
     };
     // The cluster does not outlive this run, and so neither does its pool.
     let pool_journal = args.journal.clone();
@@ -453,6 +457,7 @@ pub(crate) async fn run_on_cluster(
         cancel_handle: way.cancel.clone(),
         limit: RunLimit::default(),
     };
+    let page = page::show_own_run(way.page.as_deref(), &options, client.clone())?;
     let display = ProgressDisplay::start(way.output, client);
     let mut jobs_until_kill = way.jobs_before_kill.map(u64::from);
     let progress = |progress: &Progress| {
@@ -466,7 +471,9 @@ pub(crate) async fn run_on_cluster(
             kill_one_node(cluster);
         }
     };
-    Ok(driver::run_workflow(workflow, options, progress).await?)
+    let report = driver::run_workflow(workflow, options, progress).await?;
+    page::finish_page(page.as_ref()).await;
+    Ok(report)
 }
 
 /// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
@@ -570,7 +577,9 @@ async fn run_on_existing_cluster(
         limit: link.as_ref().map(ServiceLink::limit).unwrap_or_default(),
     };
     let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
-    let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
+    let client = ClusterClient::connect(identity_dir, catalog)?;
+    let page = page::show_own_run(args.page.page.as_deref(), &options, client.clone())?;
+    let display = ProgressDisplay::start(output, client);
     let left_ms = volume_lifetime_left_ms(&options.settings);
     let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
@@ -592,6 +601,7 @@ async fn run_on_existing_cluster(
     let Some(report) = ended else {
         std::process::exit(130);
     };
+    page::finish_page(page.as_ref()).await;
     if let Some(programs) = programs {
         programs.stop().await;
     }

@@ -20,7 +20,8 @@ pub(crate) enum Purpose {
     Test,
     /// To run the benchmarks.
     Bench,
-    /// To test with real batch systems. Their services are not started.
+    /// To test with real batch systems, whose services are not started, and with a browser. Tests
+    /// go on without these.
     BatchSystems,
     /// To compare with other network file systems in `bench datapath`. Nothing asks for it by
     /// itself: these packages start services.
@@ -169,6 +170,12 @@ const PACKAGES: &[Package] = &[
         reason: "another FTP server, which speaks the newer commands",
         content: PackageContent::File("/usr/lib/python3/dist-packages/pyftpdlib/__main__.py"),
         first_needed_by: Purpose::Test,
+    },
+    Package {
+        name: "chromium",
+        reason: "a browser, in which the page of runs is tested",
+        content: PackageContent::Programs(&["chromium"]),
+        first_needed_by: Purpose::BatchSystems,
     },
     Package {
         name: "python3-pip",

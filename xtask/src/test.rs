@@ -11,6 +11,9 @@ use crate::programs::{self, BuildProfile};
 use crate::totals::{self, TestTotals};
 use crate::{setup, shell, skips, suites};
 
+/// The tests of the page, in a browser, and of what else uses the HTTP API. It says what it skips.
+const PAGE_TESTS: &str = "integrations/page/run.sh";
+
 /// What is left to say when the tests have run.
 pub(crate) struct TestSummary {
     /// The last lines of the runners, as they printed them.
@@ -70,6 +73,7 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     if arguments.is_empty() {
         // Arguments choose among the tests of the runner; doc tests have no say in that.
         commands.push(shell::cargo_command(&["test", "--doc", "--workspace"]));
+        commands.push(Command::new(shell::checkout_root().join(PAGE_TESTS)));
     }
     for mut command in commands {
         command

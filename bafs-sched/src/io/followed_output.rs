@@ -1,7 +1,8 @@
 //! Jobs whose output somebody follows while they run: who follows asks by a file, and the run
 //! answers by files. Both are in the directory `followed` of the run's logs.
 //!
-//! A request is named for the process that asks, has the name of the job, and counts for ten
+//! A request is named for the process that asks (and numbered if it follows several jobs), has the
+//! name of the job, and counts for ten
 //! seconds. An answer has the name of the log that the attempt will have.
 
 use std::collections::BTreeSet;
@@ -39,10 +40,22 @@ impl FollowRequest {
     /// # Errors
     /// What the disk answers.
     pub fn send(logs: &Path, job: &str) -> io::Result<Self> {
+        Self::send_as(logs, job, std::process::id().to_string())
+    }
+
+    /// Asks for the output of a job as one of several that this process follows.
+    ///
+    /// # Errors
+    /// What the disk answers.
+    pub fn send_numbered(logs: &Path, job: &str, number: u64) -> io::Result<Self> {
+        Self::send_as(logs, job, format!("{}-{number}", std::process::id()))
+    }
+
+    fn send_as(logs: &Path, job: &str, name: String) -> io::Result<Self> {
         let directory = logs.join(DIRECTORY);
         create_directory(&directory)?;
         let request = Self {
-            path: directory.join(std::process::id().to_string()),
+            path: directory.join(name),
             job: job.to_owned(),
         };
         request.repeat()?;

@@ -24,7 +24,8 @@
 //! * [`Journal::append_snapshot`] writes a snapshot, then its offset. An offset that points to
 //!   nothing whole is not believed: the file is read from its start.
 //! * [`Journal::begin_epoch`] begins another run behind the last one. Readers read the last run.
-//! * [`read_history`] reads all of a journal that another process may be writing.
+//! * [`read_history`] reads all of a journal that another process may be writing, and
+//!   [`JournalFollower`] what came since it last looked.
 //!
 //! **Crashes.** A frame is written as a whole, so only the last one can be incomplete. Nothing was
 //! done yet because of it, and it is cut off. A frame with a wrong digest in the middle is damage.
@@ -45,6 +46,7 @@
 //! **Security.** Only the owner may read the file, because it contains the environments of jobs.
 
 mod creation;
+mod follower;
 mod format;
 mod pipeline;
 
@@ -61,6 +63,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
 use self::creation::{create_journal, lock_error, lock_file};
+pub use self::follower::{JournalFollower, JournalNews};
 use self::format::{
     FRAME_HEAD_BYTES, FrameContent, Layout, PayloadForm, begin_journal, damaged, decode_content,
     decode_frame, decode_payload, encode_frame, epoch_fields, payload_bytes, read_frames,
@@ -449,10 +452,13 @@ impl OpenedFile<'_> {
         self.read(at, at.saturating_add((FRAME_HEAD_BYTES + payload) as u64))
     }
 
+    fn read_layout(&self) -> Result<Layout> {
+        read_layout(&self.read(0, START_BYTES as u64)?)
+    }
+
     /// The header, and where it ends.
     fn read_start(&self) -> Result<(Layout, JournalHeader, u64)> {
-        let start = self.read(0, START_BYTES as u64)?;
-        let layout = read_layout(&start)?;
+        let layout = self.read_layout()?;
         let frame = self.read_frame(layout.header as u64)?;
         let (header, end) = decode_header(&frame, layout)?;
         Ok((layout, header, end as u64))

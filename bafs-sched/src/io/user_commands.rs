@@ -34,6 +34,10 @@ pub fn send_command(journal: &Path, header: &JournalHeader, command: UserCommand
             format!("{run} prefer {} {priority}\n", name(job))
         }
         UserCommand::Cancel { job } => format!("{run} cancel {}\n", name(job)),
+        UserCommand::Hold { job: Some(job) } => format!("{run} hold {}\n", name(job)),
+        UserCommand::Hold { job: None } => format!("{run} hold\n"),
+        UserCommand::Release { job: Some(job) } => format!("{run} release {}\n", name(job)),
+        UserCommand::Release { job: None } => format!("{run} release\n"),
     };
     let mut options = OpenOptions::new();
     let open = options
@@ -84,14 +88,19 @@ pub(crate) fn read_commands(
 
 fn parse_command(line: &str, workflow: &Workflow) -> Option<UserCommand> {
     let mut words = line.split(' ');
-    let (verb, name) = (words.next()?, words.next()?);
-    let job = find_job(workflow, name)?;
-    match (verb, words.next()) {
-        ("prefer", Some(priority)) => Some(UserCommand::SetPriority {
+    let (verb, name) = (words.next()?, words.next());
+    let job = match name {
+        Some(name) => Some(find_job(workflow, name)?),
+        None => None,
+    };
+    match (verb, job, words.next()) {
+        ("prefer", Some(job), Some(priority)) => Some(UserCommand::SetPriority {
             job,
             priority: priority.parse().ok()?,
         }),
-        ("cancel", None) => Some(UserCommand::Cancel { job }),
+        ("cancel", Some(job), None) => Some(UserCommand::Cancel { job }),
+        ("hold", job, None) => Some(UserCommand::Hold { job }),
+        ("release", job, None) => Some(UserCommand::Release { job }),
         _ => None,
     }
 }

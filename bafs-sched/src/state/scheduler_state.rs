@@ -471,6 +471,16 @@ impl State {
         actions
     }
 
+    /// Jobs that failed for good so far, in the order of their failing.
+    pub fn failures(&self) -> &[JobFailure] {
+        &self.failures
+    }
+
+    /// What else went wrong so far.
+    pub fn messages(&self) -> &[String] {
+        &self.messages
+    }
+
     /// Numbers for a progress display.
     pub fn progress(&self) -> Progress {
         let totals = self.graph.totals;

@@ -12,6 +12,10 @@ pub(crate) struct Steering {
     pub(crate) count: u64,
     pub(crate) priority: Table<u32, i32>,
     pub(crate) given_up: Keys<u32>,
+    /// Pipelines of which no job starts.
+    pub(crate) held: Keys<u32>,
+    /// Whether no job of any pipeline starts.
+    pub(crate) is_run_held: bool,
 }
 
 whole_rows!(i32);
@@ -19,8 +23,8 @@ whole_rows!(i32);
 kept! {
     /// What was written of what users asked.
     SteeringChanges of Steering;
-    values { count: u64 }
-    tables { priority: Table<u32, i32>, given_up: Keys<u32> }
+    values { count: u64, is_run_held: bool }
+    tables { priority: Table<u32, i32>, given_up: Keys<u32>, held: Keys<u32> }
     indexed {}
     parts {}
     rebuilt {}

@@ -20,9 +20,11 @@ use crate::{
 const PAGE_BYTES: u64 = 4_096;
 
 /// Follows a core through its journal, and notes when what began and ended.
-pub(super) struct Observer {
+#[derive(Clone)]
+pub(crate) struct Observer {
     scheduler: Scheduler,
-    began: Time,
+    /// When the first step was; before it nothing.
+    began: Option<Time>,
     at_ms: u64,
     executions: Vec<ExecutionRecord>,
     volumes: Vec<VolumeRecord>,
@@ -40,11 +42,11 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// Observes a core without any fact yet, in a run that began at `began`.
-    pub(super) fn new(scheduler: Scheduler, began: Time) -> Self {
+    /// Observes a core without any fact yet.
+    pub(crate) fn new(scheduler: Scheduler) -> Self {
         Self {
             scheduler,
-            began,
+            began: None,
             at_ms: 0,
             executions: Vec::new(),
             volumes: Vec::new(),
@@ -59,10 +61,16 @@ impl Observer {
         }
     }
 
+    /// The core as it is after the last step, without what is rebuilt.
+    pub(crate) fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
     /// Takes the next step, and notes what follows.
-    pub(super) fn step(&mut self, step: RecordedStep) {
+    pub(crate) fn step(&mut self, step: RecordedStep) {
+        let began = *self.began.get_or_insert(step.at);
         // Clocks of machines step back now and then; a run's time does not.
-        self.at_ms = self.at_ms.max(step.at.ms_since(self.began));
+        self.at_ms = self.at_ms.max(step.at.ms_since(began));
         self.note_event(&step.event);
         self.scheduler.redo(&step.changes);
         self.observe_state();
@@ -157,6 +165,7 @@ impl Observer {
         let sum = |of: fn(&bafs_proto::job_report::VolumeUse) -> u64| {
             report.volumes.iter().map(of).fold(0, u64::saturating_add)
         };
+        execution.reported = Some(report.outcome.clone());
         execution.wall_ms = report.wall_ms;
         execution.cpu_ms = report.cpu_ms;
         execution.waited_ms = sum(|used| used.wait_ms);
@@ -329,6 +338,7 @@ impl Observer {
             ended_ms: None,
             outcome: ExecutionOutcome::Running,
             end_description: String::new(),
+            reported: None,
             wall_ms: 0,
             cpu_ms: 0,
             waited_ms: 0,
@@ -363,7 +373,7 @@ impl Observer {
     }
 
     /// The intervals of all facts.
-    pub(super) fn finish(mut self) -> Timeline {
+    pub(crate) fn finish(mut self) -> Timeline {
         // Jobs that were rolled back and have not started again.
         for (&job, &at) in &self.completed_jobs {
             if self.scheduler.job_state(job) != JobState::Done {
@@ -381,7 +391,7 @@ impl Observer {
         Timeline {
             run: self.scheduler.run(),
             workflow: workflow.name.clone(),
-            began_at: self.began,
+            began_at: self.began.unwrap_or(Time(0)),
             wall_ms: self.at_ms,
             outcome: self.scheduler.outcome().cloned(),
             progress: self.scheduler.progress(),
@@ -425,7 +435,7 @@ impl Observer {
         };
         CopyDecisionRecord {
             volume: self.scheduler.workflow().volume(volume).name.clone(),
-            at_ms: receipt.decided_at.ms_since(self.began),
+            at_ms: receipt.decided_at.ms_since(self.began.unwrap_or(Time(0))),
             redo_ms: receipt.redo_ms,
             risk_ppm: receipt.risk_ppm,
             benefit_us: receipt.benefit_us,

@@ -153,12 +153,13 @@ impl State {
         self.look_again_soon();
     }
 
-    /// Nothing helps: waits for what others have, or for a home, or for a while, and gives up then.
+    /// Nothing helps: waits for what others have, for a home or for the user, or for a while, and
+    /// gives up then.
     fn wait_for_space(&mut self, job: Option<JobIndex>) {
         // Who waits for a home may leave room when it is back.
         let is_homeless = |job: JobIndex| View::new(self).is_homeless(job);
         let waits_for_home = self.timers.has_job(is_homeless);
-        if self.waits_for_others() || waits_for_home {
+        if self.waits_for_others() || waits_for_home || self.waits_for_user() {
             return;
         }
         let until = *self

@@ -10,8 +10,12 @@ use crate::state::ready_queue::ReadyKey;
 use crate::state::scheduler_state::State;
 
 impl State {
-    /// Puts a ready job into the queue where its data are.
+    /// Puts a ready job into the queue where its data are, unless the user holds it.
     pub(crate) fn enqueue(&mut self, job: JobIndex) {
+        if self.is_held(job) {
+            self.queues.take(job);
+            return;
+        }
         let (view, policies) = (View::new(self), self.policies());
         let need = self.need_of(job);
         let binding = policies.placement.binding(view, job, need);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{LearnedArgs, PilotArgs, PolicyArgs, PoolSize};
+use super::{LearnedArgs, PilotArgs, PolicyArgs, PoolSize, RunPageArgs};
 
 #[derive(Debug, Args)]
 #[command(
@@ -75,6 +75,8 @@ pub(crate) struct RunArgs {
     /// Publish metrics for Prometheus at this address during the run.
     #[arg(long, env = "BAFS_METRICS", value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
+    #[command(flatten)]
+    pub(crate) page: RunPageArgs,
     /// Read and write home directly, without caches and volumes, for comparison.
     #[arg(long)]
     pub(crate) remote_io: bool,

@@ -233,6 +233,7 @@ async fn measure_run(
         jobs_before_kill: args.kill_node_after.filter(|_| !remote_io),
         published_progress: PublishedProgress::default(),
         cancel: CancelHandle::default(),
+        page: None,
         pool: None,
         earlier_work: None,
     };

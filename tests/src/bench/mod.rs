@@ -17,6 +17,7 @@ pub mod measure;
 mod minimal_file_systems;
 pub mod nohang;
 pub mod options;
+pub mod page;
 mod planner;
 mod policies;
 mod profile;

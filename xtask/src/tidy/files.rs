@@ -46,10 +46,11 @@ pub(crate) fn read_all(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     for path in paths {
         // A deleted file is still listed, and a file that is not text has no style.
-        if let Ok(text) = fs::read_to_string(root.join(path)) {
+        if let Ok(bytes) = fs::read(root.join(path)) {
             files.push(SourceFile {
                 path: path.to_owned(),
-                text,
+                // Of a picture only the path counts.
+                text: String::from_utf8(bytes).unwrap_or_default(),
             });
         }
     }

@@ -106,13 +106,18 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "hyper",
-        allowed_paths: &["bafs/src/metrics/http.rs"],
-        files_max: 1,
+        allowed_paths: &["bafs/src/metrics/http.rs", "bafs-api/src/server.rs"],
+        files_max: 2,
     },
     ConfinedDependency {
         name: "hyper_util",
-        allowed_paths: &["bafs/src/metrics/http.rs"],
-        files_max: 1,
+        allowed_paths: &["bafs/src/metrics/http.rs", "bafs-api/src/server.rs"],
+        files_max: 2,
+    },
+    ConfinedDependency {
+        name: "axum",
+        allowed_paths: &["bafs-api/src/"],
+        files_max: usize::MAX,
     },
     ConfinedDependency {
         name: "prometheus_client",
@@ -176,6 +181,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-sched", &["bafs-proto", "bafs-workflow"]),
     ("bafs-sim", &["bafs-proto", "bafs-workflow", "bafs-sched"]),
     ("bafs-queue", &["bafs-proto"]),
+    ("bafs-api", &["bafs-proto", "bafs-queue"]),
     (
         "bafs",
         &[
@@ -189,6 +195,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-sched",
             "bafs-sim",
             "bafs-queue",
+            "bafs-api",
         ],
     ),
     (
@@ -204,6 +211,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-sched",
             "bafs-sim",
             "bafs-queue",
+            "bafs-api",
             "bafs",
         ],
     ),

@@ -3,6 +3,7 @@
 The module calls the program `bafs` with `--json`. docs/guide/python.md shows how to use it.
 """
 
+from . import api
 from .cluster import Cluster
 from .errors import (
     AmbiguousVolume,
@@ -58,6 +59,7 @@ __all__ = [
     "VolumeNotFound",
     "Workflow",
     "WorkflowError",
+    "api",
     "check",
     "find_program",
 ]
