@@ -93,19 +93,15 @@ impl ClusterClient {
         Ok(asked.await?)
     }
 
-    /// Makes a call with raw data, up to `tries` times while it fails transiently.
+    /// Makes a call with raw data and this token, up to `tries` times while it fails transiently.
     pub(crate) async fn call_with_body<C: Call + Clone>(
         &self,
         address: &str,
-        call: C,
-        body: Bytes,
+        token: &Token,
+        (call, body): (C, Bytes),
         tries: u32,
         ms: u64,
     ) -> Result<(C::Reply, Bytes)> {
-        let request: Request = call.clone().into();
-        let token = self
-            .bearer
-            .token_for_call(address, &request, clock::now(), ms)?;
         let mut left = tries;
         loop {
             left -= 1;
@@ -113,7 +109,7 @@ impl ClusterClient {
             let (call, body) = (call.clone(), body.clone());
             let asked = self
                 .pool
-                .call_with_body(address, &token, call, body, deadline);
+                .call_with_body(address, token, call, body, deadline);
             match asked.await {
                 Err(error) if left > 0 && error.code.class() == ErrorClass::Transient => {}
                 answer => return Ok(answer?),

@@ -7,10 +7,12 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::ids::ExtractionId;
-use bafs_proto::limits::IO_BYTES_MAX;
+use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, IO_BYTES_MAX};
 use bafs_proto::message::{BeginPut, CommitPut, ListSource, PutRange, ReadSource};
 use bafs_proto::path::{check_relative, to_bytes};
 use bafs_proto::source::{SourceEntry, SourceKind};
+use bafs_proto::time::Deadline;
+use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::VolumeSource;
 use bafs_workflow::Url;
 use bytes::Bytes;
@@ -101,24 +103,26 @@ async fn download_file(
     entry: &SourceEntry,
     target: &Path,
 ) -> Result<u64> {
+    let token = client.issue_token(Resource::Home(path.clone()), &[Right::Read])?;
     let file = File::create(target)?;
     let size = entry.identity.size;
     let mut offset = 0;
     while offset < size {
-        let length = u32::try_from(size - offset)
-            .unwrap_or(IO_BYTES_MAX)
-            .min(IO_BYTES_MAX);
+        let length =
+            u32::try_from(size - offset).map_or(IO_BYTES_MAX, |left| left.min(IO_BYTES_MAX));
         let call = ReadSource {
             path: path.clone(),
             identity: entry.identity,
             offset,
             length,
-            block_bytes: length,
+            block_bytes: BLOCK_BYTES_DEFAULT,
         };
+        let request = (call, Bytes::new());
         let (said, body) = client
-            .call_with_body(address, call, Bytes::new(), TRIES, CHUNK_TIMEOUT_MS)
+            .call_with_body(address, &token, request, TRIES, CHUNK_TIMEOUT_MS)
             .await?;
-        let is_whole = body.len() == length as usize && said.digests == [Digest::of(&body)];
+        let pieces = body.chunks(BLOCK_BYTES_DEFAULT as usize).map(Digest::of);
+        let is_whole = body.len() == length as usize && pieces.eq(said.digests);
         ensure!(is_whole, "the data of '{path}' arrived damaged");
         file.write_all_at(&body, offset)?;
         offset += u64::from(length);
@@ -133,15 +137,16 @@ pub(crate) async fn upload(client: &ClusterClient, local: &Path, url: &str) -> R
     let file = File::open(local).with_context(|| format!("open {}", local.display()))?;
     let found = file.metadata()?;
     ensure!(found.is_file(), "{} is not a file", local.display());
-    let size = found.len();
-    let extraction = ExtractionId::random();
+    let (size, extraction) = (found.len(), ExtractionId::random());
+    let token = client.issue_token(Resource::Home(path.clone()), &[Right::Read, Right::Write])?;
     let begin = BeginPut {
         extraction,
         path,
         mode: found.permissions().mode() & 0o777,
     };
-    client
-        .call_with_timeout(&address, begin, LONG_CALL_TIMEOUT_MS)
+    let long = || Deadline::after_ms(LONG_CALL_TIMEOUT_MS);
+    let pool = &client.pool;
+    pool.call_with_keepalives(&address, &token, begin, long())
         .await?;
     let (mut offset, mut digest) = (0, DigestHasher::new());
     while offset < size {
@@ -150,9 +155,9 @@ pub(crate) async fn upload(client: &ClusterClient, local: &Path, url: &str) -> R
         file.read_exact_at(&mut chunk, offset)
             .with_context(|| format!("read {}", local.display()))?;
         digest.update(&chunk);
-        let call = PutRange { extraction, offset };
+        let request = (PutRange { extraction, offset }, chunk.into());
         client
-            .call_with_body(&address, call, chunk.into(), TRIES, CHUNK_TIMEOUT_MS)
+            .call_with_body(&address, &token, request, TRIES, CHUNK_TIMEOUT_MS)
             .await?;
         offset += length;
     }
@@ -161,8 +166,8 @@ pub(crate) async fn upload(client: &ClusterClient, local: &Path, url: &str) -> R
         size,
         digest: digest.digest(),
     };
-    let receipt = client
-        .call_with_timeout(&address, commit, LONG_CALL_TIMEOUT_MS)
+    let receipt = pool
+        .call_with_keepalives(&address, &token, commit, long())
         .await?;
     ensure!(
         receipt.size == size,

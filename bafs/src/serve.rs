@@ -276,10 +276,13 @@ async fn serve_until_stopped(
     let also = metrics
         .as_ref()
         .map(|at| format!("; metrics at http://{at}/metrics"));
-    output.print_result(
+    let printed = output.print_result(
         &format!("listening at {address}{}", also.unwrap_or_default()),
         &serde_json::json!({ "listening": address, "metrics": metrics }),
-    )?;
+    );
+    if !restart::is_restarted() {
+        printed?;
+    }
     // Heard, it ends no server: a write past `ulimit -f` of whoever started it fails with EFBIG.
     let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
     let mut over = wait_for_stop(&mut server, asked, &mut upgrade, args).await;

@@ -19,7 +19,7 @@ fn run(directory: &Path, words: &[&str]) -> Result<String> {
         "bafs {words:?}: {}",
         printed_text(&output)
     );
-    Ok(printed_text(&output))
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// A directory with files, or nothing where jobs cannot run.

@@ -101,7 +101,7 @@ fn build_wheel(output: &Path, is_debug: bool) -> Result<(PathBuf, PathBuf)> {
     let mut wheels = list_wheels(output)?;
     let wheel = wheels.pop().context("maturin made no wheel")?;
     ensure!(
-        is_static(&program)?,
+        is_debug || is_static(&program)?,
         "{} needs shared libraries",
         program.display()
     );

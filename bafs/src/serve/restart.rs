@@ -10,6 +10,9 @@ use std::process::Command;
 
 use anyhow::{Context, Error, anyhow};
 
+/// Set for a server that took the place of another one.
+const RESTARTED_VARIABLE: &str = "BAFS_RESTARTED";
+
 /// What the kernel adds to the path of a program whose file was replaced.
 const REPLACED_SUFFIX: &[u8] = b" (deleted)";
 
@@ -21,11 +24,18 @@ pub(super) fn replace_process(address: &str) -> Error {
         Err(error) => return Error::new(error).context("find the program file"),
     };
     let words = listen_at(env::args_os().skip(1).collect(), address);
-    let error = Command::new(&program).args(words).exec();
+    let mut command = Command::new(&program);
+    let error = command.args(words).env(RESTARTED_VARIABLE, "1").exec();
     Err::<(), _>(error)
         .with_context(|| format!("start {} again", program.display()))
         .err()
         .unwrap_or_else(|| anyhow!("the program was not replaced"))
+}
+
+/// Whether this process took the place of another server. Who started that one may have stopped to
+/// read what it prints.
+pub(super) fn is_restarted() -> bool {
+    env::var_os(RESTARTED_VARIABLE).is_some()
 }
 
 fn strip_replaced(path: PathBuf) -> PathBuf {
