@@ -94,9 +94,7 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`);
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
-/// the source of a cache; a node says which programs it lacks.
-pub const PROTOCOL_VERSION: u32 = 21;
-/// the source of a cache; 22 = a service answers `CallQueue`.
+/// the source of a cache; 22 = a service answers `CallQueue`; a node says which programs it lacks.
 pub const PROTOCOL_VERSION: u32 = 22;
 
 /// Application-layer protocol name that both ends of a connection must offer.

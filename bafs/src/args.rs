@@ -1,6 +1,7 @@
 //! The command line: what can be said. Decides nothing.
 
 mod check;
+mod config;
 mod import;
 mod page;
 mod plan;
@@ -10,8 +11,8 @@ mod profile;
 mod renamed_variables;
 mod run;
 mod servers;
-mod sizes;
 mod service;
+mod sizes;
 mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +25,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use check::{CheckArgs, FmtArgs};
-pub(crate) use import::{ImportCommand, ImportImageArgs};
+pub(crate) use config::{CompletionsArgs, ConfigArgs, ManPagesArgs};
+pub(crate) use import::{ImportArgs, ImportCommand, ImportImageArgs, WfformatArgs};
 pub(crate) use page::{PageArgs, RunPageArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
@@ -34,11 +36,11 @@ pub(crate) use pool::{
 pub(crate) use profile::ProfileArgs;
 pub(crate) use run::{RunArgs, StartOrder};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
-pub(crate) use sizes::SizesArgs;
 pub(crate) use service::{
     LearnedArgs, LearnedCommand, QueueArgs, SchedulerArgs, ServiceArgs, ServiceCommand, SubmitArgs,
     UserAddArgs, UserCommand, UserRemoveArgs, WorkflowNumberArgs,
 };
+pub(crate) use sizes::SizesArgs;
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
@@ -58,7 +60,8 @@ fn path_text() -> impl TypedValueParser<Value = String> {
 fault; 75 the environment failed (bafs exec prints the reason to standard error); 129, \
 143 SIGHUP or SIGTERM ended bafs run, and the run can be resumed; 130 a second Ctrl-C ended it; \
 141 standard output is closed; any other code is the job's.\n\n\
-The variable in [env: BAFS_...] sets an option, too."
+The variable in [env: BAFS_...] sets an option, too, and so does the file bafs.toml (`bafs \
+config`)."
 )]
 pub(crate) struct Cli {
     /// Print results as JSON.
@@ -130,9 +133,6 @@ pub(crate) enum CliCommand {
     /// Start nodes as jobs of a batch system.
     #[command(subcommand)]
     Pool(PoolCommand),
-    /// Bring what others made into the form that BAFS uses.
-    #[command(subcommand)]
-    Import(ImportCommand),
     #[command(flatten)]
     Service(ServiceCommand),
     /// Check a workflow file, and the files that it names, without running it.
@@ -167,6 +167,16 @@ pub(crate) enum CliCommand {
     Report(ReportArgs),
     /// Print a workflow, or the progress of a run, as a graph in the DOT language.
     Graph(GraphArgs),
+    /// Make a workflow of a file of another workflow system, or a directory of a container image.
+    #[command(subcommand)]
+    Import(ImportCommand),
+    /// Show the values of options and where each is from: option, environment, file or default.
+    Config(ConfigArgs),
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
+    /// Write the manual pages.
+    #[command(hide = true)]
+    ManPages(ManPagesArgs),
     /// Check this machine for missing requirements and leftovers, and repair them on request.
     Doctor(DoctorArgs),
     /// Run the agent of one job; nodes start it.
@@ -666,12 +676,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
     /// Check the servers and volumes of a cluster, too.
-    #[arg(
-        long,
-        env = "BAFS_CATALOG",
-        value_name = "HOST:PORT",
-        requires = "identity"
-    )]
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
 }
 

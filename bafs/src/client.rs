@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::attributes::Constraint;
 use bafs_proto::bearer::Bearer;
+use bafs_proto::error::ErrorClass;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, IO_BYTES_MAX};
@@ -114,20 +115,41 @@ impl ClusterClient {
                 length: u32::try_from(length)?,
                 block_bytes: BLOCK_BYTES_DEFAULT,
             };
-            let request: Request = call.clone().into();
             let ms = CALL_TIMEOUT_MS;
+            let request: Request = call.clone().into();
             let token = self
                 .bearer
                 .token_for_call(address, &request, clock::now(), ms)?;
-            let deadline = Deadline::after_ms(ms);
-            let asked = self
-                .pool
-                .call_with_body(address, &token, call, Bytes::new(), deadline);
+            let asked = self.call_with_body(address, &token, (call, Bytes::new()), 1, ms);
             let (_, part) = asked.await?;
             ensure!(!part.is_empty(), "'{path}' is shorter than its home says");
             bytes.extend_from_slice(&part);
         }
         Ok(bytes)
+    }
+
+    /// Makes a call with raw data and this token, up to `tries` times while it fails transiently.
+    pub(crate) async fn call_with_body<C: Call + Clone>(
+        &self,
+        address: &str,
+        token: &Token,
+        (call, body): (C, Bytes),
+        tries: u32,
+        ms: u64,
+    ) -> Result<(C::Reply, Bytes)> {
+        let mut left = tries;
+        loop {
+            left -= 1;
+            let deadline = Deadline::after_ms(ms);
+            let (call, body) = (call.clone(), body.clone());
+            let asked = self
+                .pool
+                .call_with_body(address, token, call, body, deadline);
+            match asked.await {
+                Err(error) if left > 0 && error.code.class() == ErrorClass::Transient => {}
+                answer => return Ok(answer?),
+            }
+        }
     }
 
     /// Live servers of a kind, or all.

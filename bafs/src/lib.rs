@@ -5,8 +5,12 @@
 mod args;
 mod beside_files;
 mod cached_data;
+mod class_ad;
 mod client;
 pub mod cluster;
+mod condor_transfer;
+mod config;
+mod config_command;
 pub mod demo;
 mod doctor;
 mod drain;
@@ -15,8 +19,10 @@ mod followed_log;
 mod grant;
 mod graph;
 mod history;
+mod home_files;
 mod home_view;
 mod image;
+mod import;
 mod init;
 mod input_file;
 mod job;
@@ -26,6 +32,7 @@ mod locked_directory;
 mod logs;
 mod machine_check;
 mod metrics;
+mod mount_helper;
 mod output;
 mod page;
 mod plan;
@@ -79,6 +86,9 @@ const EXIT_STDOUT_CLOSED: u8 = 128 + 13;
 pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
+    if let Some(code) = mount_helper::dispatch().or_else(condor_transfer::dispatch) {
+        return code;
+    }
     let cli = Cli::from_process();
     let filter =
         EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
@@ -139,9 +149,12 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Profile(args) => return profile::run_profile(&args, output),
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => return workflow_file::check_workflow(&args, output),
-        CliCommand::Import(command) => image::run_import(&command, output)?,
         CliCommand::Fmt(args) => return workflow_format::run(&args, output),
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
+        CliCommand::Import(command) => return import::run_import(&command, output),
+        CliCommand::Config(args) => config_command::show_config(&args, output)?,
+        CliCommand::Completions(args) => config_command::print_completions(&args)?,
+        CliCommand::ManPages(args) => config_command::write_man_pages(&args, output)?,
         CliCommand::Policies => policies::run(output)?,
         CliCommand::Prefer(args) => run_control::prefer_pipeline(&args, output)?,
         CliCommand::Cancel(args) => run_control::cancel_pipeline(&args, output)?,

@@ -205,6 +205,9 @@ fn failed_job_guide_works_as_written() -> Result<()> {
 fn containers_guide_works_as_written() -> Result<()> {
     let page = "../guide/containers.md";
     run_tutorial("containers_guide_works_as_written", page, 0)
+}
+
+#[test]
 fn profile_guide_works_as_written() -> Result<()> {
     let page = "../guide/profile.md";
     run_tutorial("profile_guide_works_as_written", page, 2)

@@ -19,7 +19,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde_json::json;
 
-use crate::args::{ImportCommand, ImportImageArgs};
+use crate::args::ImportImageArgs;
 use crate::output::{Printer, print_notice};
 use crate::units::format_bytes;
 
@@ -43,14 +43,8 @@ const MOUNT_POINTS: [(&str, u32); 5] = [
 /// Files in whose place a job sees those of its node.
 const FILE_MOUNT_POINTS: [&str; 2] = ["etc/resolv.conf", "etc/hosts"];
 
-/// Runs the command.
-pub(crate) fn run_import(command: &ImportCommand, output: Printer) -> Result<()> {
-    match command {
-        ImportCommand::Image(args) => import_image(args, output),
-    }
-}
-
-fn import_image(args: &ImportImageArgs, output: Printer) -> Result<()> {
+/// Unpacks an image into a directory.
+pub(crate) fn import_image(args: &ImportImageArgs, output: Printer) -> Result<()> {
     let ImportImageArgs {
         archive, directory, ..
     } = args;

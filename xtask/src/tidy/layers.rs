@@ -99,10 +99,11 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     ConfinedDependency {
         name: "toml",
         allowed_paths: &[
+            "bafs/src/config.rs",
             "bafs-sim/src/planner/environment.rs",
             "bafs-server/src/home_clients/settings.rs",
         ],
-        files_max: 2,
+        files_max: 3,
     },
     ConfinedDependency {
         name: "hyper",
@@ -182,9 +183,11 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-sim", &["bafs-proto", "bafs-workflow", "bafs-sched"]),
     ("bafs-queue", &["bafs-proto"]),
     ("bafs-api", &["bafs-proto", "bafs-queue"]),
+    ("bafs-import", &["bafs-workflow"]),
     (
         "bafs",
         &[
+            "bafs-import",
             "bafs-profile",
             "bafs-proto",
             "bafs-engine",
@@ -212,6 +215,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-sim",
             "bafs-queue",
             "bafs-api",
+            "bafs-import",
             "bafs",
         ],
     ),

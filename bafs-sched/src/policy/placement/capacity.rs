@@ -4,7 +4,8 @@
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use super::{Placement, Policy, View};
+use super::placement_policy::Placement;
+use crate::policy::{Policy, View};
 use crate::space::Space;
 use crate::state::planned_volumes::Create;
 

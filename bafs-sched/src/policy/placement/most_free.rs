@@ -4,7 +4,8 @@
 use bafs_proto::ids::ServerId;
 use bafs_workflow::JobIndex;
 
-use super::{Placement, Policy, View};
+use super::placement_policy::Placement;
+use crate::policy::{Policy, View};
 use crate::space::Space;
 
 /// Nodes that are tried.
