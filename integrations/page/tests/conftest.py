@@ -188,7 +188,7 @@ def open_page(browser: Browser, link: str, **options: Any) -> Page:
     complaints: list[str] = []
     # The program that serves a page ends with its run.
     is_wrong = lambda it: it.type == "error" and "ERR_CONNECTION" not in it.text
-    page.on("console", lambda it: complaints.append(it.text) if is_wrong(it) else None)
+    page.on("console", lambda it: complaints.append(f"{it.text} {it.location}") if is_wrong(it) else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.complaints = complaints  # type: ignore[attr-defined]
     page.goto(link)
