@@ -283,6 +283,7 @@ mod tests {
         Requester {
             user: "ann".to_owned(),
             is_operator: false,
+            sees_others: false,
         }
     }
 

@@ -111,7 +111,9 @@ async fn get_description(_: Parameters<NoParameters>) -> Response {
 
 async fn get_session(
     State(app): State<App>,
-    Caller(Requester { user, is_operator }): Caller,
+    Caller(Requester {
+        user, is_operator, ..
+    }): Caller,
     _: Parameters<NoParameters>,
 ) -> Json<serde_json::Value> {
     Json(json!({

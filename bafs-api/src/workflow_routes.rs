@@ -1,5 +1,6 @@
 //! Routes of the queue of workflows, where the program has one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
@@ -31,6 +32,10 @@ pub(crate) fn router() -> Router<App> {
 struct SubmissionBody {
     name: String,
     text: String,
+    #[serde(default)]
+    files: BTreeMap<String, String>,
+    #[serde(default)]
+    key: String,
     #[serde(default, deserialize_with = "read_integer")]
     priority: i32,
 }
@@ -72,6 +77,8 @@ async fn submit_workflow(
     let submission = Submission {
         name: body.name,
         text: body.text,
+        files: body.files,
+        key: body.key,
         priority: body.priority,
     };
     let id = ask_queue(&app, move |queue| queue.submit(&requester, submission)).await?;

@@ -129,6 +129,7 @@ fn requester(user: &str) -> Requester {
     Requester {
         user: user.to_owned(),
         is_operator: false,
+        sees_others: false,
     }
 }
 

@@ -232,6 +232,7 @@ mod tests {
         let requester = |user: &str| Requester {
             user: user.to_owned(),
             is_operator: false,
+            sees_others: false,
         };
         let code = |user: &str, run: &str| {
             let viewed = source.view_run(&requester(user), run);

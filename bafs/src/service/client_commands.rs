@@ -197,7 +197,7 @@ fn report_failure(error: Error, output: Printer) -> Result<ExitCode> {
 async fn submit(args: SubmitArgs, output: Printer) -> Result<()> {
     let client = ServiceClient::connect(&args.service)?;
     let homes = match &client.catalog {
-        Some(catalog) => HomeView::of_cluster(&args.service.identity, catalog)?,
+        Some(catalog) => HomeView::of_cluster(&args.service.identity, catalog, &args.workflow)?,
         None => HomeView::from_environment(&args.workflow),
     };
     let read = || read_submission(&args.workflow, &homes, args.priority);

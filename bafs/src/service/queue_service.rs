@@ -264,14 +264,19 @@ impl QueueService {
     // -------------------------------------------------------------------- workflows
 
     /// Lists a home with the rights of a user.
-    fn list_home(&self, user: &str, url: &Url, depth: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list_home(
+        &self,
+        user: &str,
+        (url, depth): (&Url, usize),
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         let identity = self
             .user_identity(user)
             .map_err(|error| format!("{error:#}"))?;
-        let homes = HomeView::of_cluster(&identity, &self.catalog);
+        let homes = HomeView::of_cluster(&identity, &self.catalog, Path::new(""));
         homes
             .map_err(|error| format!("{error:#}"))?
-            .list(url, depth)
+            .list(url, depth, enters)
     }
 
     /// Writes the files of a submission where nobody looks for them yet.
@@ -317,7 +322,9 @@ impl QueueControl for QueueService {
         if let Some(known) = known {
             return Ok(known);
         }
-        let list = |url: &Url, depth| self.list_home(user, url, depth);
+        let list = |url: &Url, depth: usize, enters: &dyn Fn(&str) -> bool| {
+            self.list_home(user, (url, depth), enters)
+        };
         let mut workflow = parse_submission(&submission, &list)?;
         check_home_rights(&workflow, &homes)?;
         LearnedStore::new(self.learned_path()).fill_unknown(&mut workflow);

@@ -41,17 +41,24 @@ impl Sources for RecordedFiles<'_> {
         Ok(text)
     }
 
-    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
-        list_home(directory, depth_max, |url, depth| {
-            self.homes.list(url, depth)
-        })
+    fn list(
+        &self,
+        directory: &str,
+        depth_max: usize,
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
+        list_home(directory, |url| self.homes.list(url, depth_max, enters))
     }
 }
+
+/// Lists a place at a home down to some levels, at least in the directories that a function names.
+type ListHome<'l> =
+    dyn Fn(&Url, usize, &dyn Fn(&str) -> bool) -> Result<Vec<ListedEntry>, String> + 'l;
 
 /// Knows the files of a submission only.
 struct SubmittedFiles<'s> {
     files: &'s BTreeMap<String, String>,
-    list: &'s dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+    list: &'s ListHome<'s>,
 }
 
 impl Sources for SubmittedFiles<'_> {
@@ -64,21 +71,25 @@ impl Sources for SubmittedFiles<'_> {
         }
     }
 
-    fn list(&self, directory: &str, depth_max: usize) -> Result<Vec<ListedEntry>, String> {
-        list_home(directory, depth_max, self.list)
+    fn list(
+        &self,
+        directory: &str,
+        depth_max: usize,
+        enters: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
+        list_home(directory, |url| (self.list)(url, depth_max, enters))
     }
 }
 
 fn list_home(
     directory: &str,
-    depth_max: usize,
-    list: impl Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+    list: impl Fn(&Url) -> Result<Vec<ListedEntry>, String>,
 ) -> Result<Vec<ListedEntry>, String> {
     if !directory.contains("://") {
         return Err("a service lists homes only; name the files by a URL of a home".to_owned());
     }
     let url: Url = directory.parse().map_err(|error| format!("{error}"))?;
-    list(&url, depth_max)
+    list(&url)
 }
 
 /// Files of a submission are below its workflow, or one could replace files of the service.
@@ -126,7 +137,7 @@ pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> R
 /// `Malformed` with the first errors; `TooLarge`.
 pub(super) fn parse_submission(
     submission: &Submission,
-    list: &dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+    list: &ListHome<'_>,
 ) -> bafs_proto::Result<Workflow> {
     let malformed = |text: String| Error::new(ErrorCode::Malformed, text);
     let name = submission.name.as_str();
@@ -178,7 +189,7 @@ pub(super) fn parse_submission(
 mod tests {
     use super::*;
 
-    fn no_listing(_: &Url, _: usize) -> Result<Vec<ListedEntry>, String> {
+    fn no_listing(_: &Url, _: usize, _: &dyn Fn(&str) -> bool) -> Result<Vec<ListedEntry>, String> {
         Err("nothing".to_owned())
     }
 
