@@ -83,15 +83,11 @@ pub(crate) fn parse_dag(text: &str) -> Result<Dag, ImportError> {
         let statement = words.next().unwrap_or_default().to_ascii_lowercase();
         let rest: Vec<&str> = words.collect();
         let is_block = rest.last() == Some(&"{");
-        let mut block = String::new();
-        if is_block {
-            while at < lines.len() && lines[at].1 != "}" {
-                block.push_str(&lines[at].1);
-                block.push('\n');
-                at += 1;
-            }
-            at += 1;
-        }
+        let block = if is_block {
+            take_block(&lines, &mut at)
+        } else {
+            String::new()
+        };
         if let Some((_, why)) = REFUSED_STATEMENTS
             .iter()
             .find(|(name, _)| *name == statement)
@@ -145,6 +141,18 @@ pub(crate) fn parse_dag(text: &str) -> Result<Dag, ImportError> {
         apply_statement(&mut dag, &index, line, &statement, text, &rest)?;
     }
     Ok(dag)
+}
+
+/// The lines of a description between braces.
+fn take_block(lines: &[(usize, String)], at: &mut usize) -> String {
+    let mut block = String::new();
+    while *at < lines.len() && lines[*at].1 != "}" {
+        block.push_str(&lines[*at].1);
+        block.push('\n');
+        *at += 1;
+    }
+    *at += 1;
+    block
 }
 
 fn parse_node(line: usize, rest: &[&str], inline: Option<String>) -> Result<Node, ImportError> {

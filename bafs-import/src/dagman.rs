@@ -154,6 +154,12 @@ fn build_task(
         add_output(graph, &mut task, &join_paths(&directory, path), &local)?;
         task.streams[at] = Some(local);
     }
+    read_resources(&mut task, submission);
+    Ok(task)
+}
+
+/// Processors, memory, disk space and retries.
+fn read_resources(task: &mut Task, submission: &Submission) {
     let cpus = submission
         .get("request_cpus")
         .and_then(|text| text.parse().ok());
@@ -165,7 +171,6 @@ fn build_task(
         .get("max_retries")
         .and_then(|text| text.parse().ok());
     task.retries = retries.unwrap_or(0);
-    Ok(task)
 }
 
 /// Standard input of a job is empty in BAFS: a shell redirects it.

@@ -99,7 +99,7 @@ pub(crate) fn parse_size(text: &str, unit_bytes: u64) -> Option<u64> {
         _ => return None,
     };
     let bytes = number * factor as f64;
-    (bytes >= 0.0 && bytes < 1e18).then_some(bytes as u64)
+    (0.0..1e18).contains(&bytes).then_some(bytes as u64)
 }
 
 #[cfg(test)]

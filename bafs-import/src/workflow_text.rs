@@ -163,7 +163,7 @@ impl Writer<'_> {
             }
             let name = names.name(&format!("out.{}", self.jobs[index]));
             let size = self.scratch_bytes(task);
-            let size = size.map_or("unknown".to_owned(), |bytes| format!("{bytes} B"));
+            let size = size.map_or_else(|| "unknown".to_owned(), |bytes| format!("{bytes} B"));
             self.line(&format!("volume {name} scratch {size}"));
             let files = task
                 .outputs

@@ -86,7 +86,7 @@ impl AdReader<'_> {
             let blanks = self.rest().len() - self.rest().trim_start().len();
             self.at += blanks;
             if self.rest().starts_with("//") {
-                self.at += self.rest().find('\n').unwrap_or(self.rest().len());
+                self.at += self.rest().find('\n').unwrap_or_else(|| self.rest().len());
             } else if self.rest().starts_with("/*") {
                 let end = self.rest().find("*/").ok_or("a comment never ends")?;
                 self.at += end + 2;
@@ -132,7 +132,7 @@ impl AdReader<'_> {
         let end = self
             .rest()
             .find(|c| !is_part(c))
-            .unwrap_or(self.rest().len());
+            .unwrap_or_else(|| self.rest().len());
         if end == 0 {
             return Err(format!("no attribute name at byte {}", self.at));
         }

@@ -31,7 +31,7 @@ fn prepare(test: &str, files: &[(&str, &str)]) -> Result<Option<tempfile::TempDi
     let directory = tempfile::tempdir()?;
     for (name, text) in files {
         let path = directory.path().join(name);
-        fs::create_dir_all(path.parent().unwrap_or(directory.path()))?;
+        fs::create_dir_all(path.parent().unwrap_or_else(|| directory.path()))?;
         fs::write(&path, text)?;
         if text.starts_with("#!") {
             let mut chmod = Command::new("chmod");
