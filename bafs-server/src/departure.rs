@@ -23,6 +23,7 @@ struct DepartureState {
     /// When it ends, if it knows.
     end: Option<Deadline>,
     is_draining: bool,
+    is_restarting: bool,
 }
 
 /// When a node leaves. Clones are the same.
@@ -39,6 +40,7 @@ impl Departure {
         let state = DepartureState {
             end: lifetime.map(Deadline::after),
             is_draining: false,
+            is_restarting: false,
         };
         Self {
             state: watch::Sender::new(state),
@@ -62,6 +64,19 @@ impl Departure {
             state.end = Some(state.end.map_or(end, |known| known.earlier_of(end)));
             state.is_draining = true;
         });
+    }
+
+    /// Takes no new jobs from now on, and ends when the last one has. Its volumes stay where they
+    /// are: the same node comes back.
+    pub fn begin_restart(&self) {
+        self.state.send_modify(|state| state.is_restarting = true);
+    }
+
+    /// The slots that the node offers: none if no more jobs shall start. With those of its jobs, a
+    /// scheduler would start the next job wherever one ends.
+    pub(crate) fn offered_slots(&self, slots: u32) -> u32 {
+        let is_restarting = self.state.borrow().is_restarting;
+        if is_restarting { 0 } else { slots }
     }
 
     /// Wakes when anything of it changes.
@@ -106,22 +121,28 @@ impl Departure {
     }
 
     /// Waits for the end: the deadline, or earlier if the node drains towards one and `is_empty`
-    /// holds for a moment.
-    pub(crate) async fn wait_for_end(&self, is_empty: impl Fn() -> bool) {
-        let mut empty_ms = 0;
+    /// holds for a moment, or if it restarts and `is_idle` does.
+    pub(crate) async fn wait_for_end(
+        &self,
+        is_empty: impl Fn() -> bool,
+        is_idle: impl Fn() -> bool,
+    ) {
+        let mut done_ms = 0;
         let mut states = self.state.subscribe();
         loop {
-            let ends = states.wait_for(|state| state.end.is_some()).await;
+            let ends = states
+                .wait_for(|state| state.end.is_some() || state.is_restarting)
+                .await;
             // The sender lives as long as this departure.
             let Ok(state) = ends.map(|state| *state) else {
                 return;
             };
             let end = state.end.unwrap_or_else(|| Deadline::after(LIFETIME_MAX));
-            if end.remaining().is_zero() || empty_ms >= EMPTY_MS {
+            if end.remaining().is_zero() || done_ms >= EMPTY_MS {
                 return;
             }
-            if !state.is_draining {
-                empty_ms = 0;
+            if !state.is_draining && !state.is_restarting {
+                done_ms = 0;
                 tokio::select! {
                     () = tokio::time::sleep(end.remaining()) => {}
                     _ = states.changed() => {}
@@ -129,7 +150,12 @@ impl Departure {
                 continue;
             }
             tokio::time::sleep(Duration::from_millis(LOOK_MS).min(end.remaining())).await;
-            empty_ms = if is_empty() { empty_ms + LOOK_MS } else { 0 };
+            let is_done = match state.is_restarting {
+                true => is_idle(),
+                // A node that only drains stays until somebody ends it.
+                false => state.end.is_some() && is_empty(),
+            };
+            done_ms = if is_done { done_ms + LOOK_MS } else { 0 };
         }
     }
 }
@@ -148,7 +174,7 @@ mod tests {
         let lifetime = departure.lifetime();
         assert_eq!((lifetime.left_ms, lifetime.is_draining), (None, true));
         assert!(!departure.interrupts_jobs());
-        let ended = departure.wait_for_end(|| true);
+        let ended = departure.wait_for_end(|| true, || true);
         let limit = Duration::from_millis(2 * EMPTY_MS);
         assert!(tokio::time::timeout(limit, ended).await.is_err());
     }
@@ -168,7 +194,7 @@ mod tests {
         let departure = Departure::new(None, Duration::from_secs(600));
         departure.begin_end();
         assert!(departure.interrupts_jobs());
-        let ended = departure.wait_for_end(|| true);
+        let ended = departure.wait_for_end(|| true, || true);
         let limit = Duration::from_millis(10 * EMPTY_MS);
         assert!(tokio::time::timeout(limit, ended).await.is_ok());
     }
@@ -177,7 +203,7 @@ mod tests {
     async fn end_comes_with_the_deadline() {
         let departure = Departure::new(None, Duration::from_millis(300));
         departure.begin_end();
-        let ended = departure.wait_for_end(|| false);
+        let ended = departure.wait_for_end(|| false, || false);
         let limit = Duration::from_secs(20);
         assert!(tokio::time::timeout(limit, ended).await.is_ok());
     }
@@ -188,5 +214,19 @@ mod tests {
         departure.begin_end();
         let left_ms = departure.lifetime().left_ms.expect("an end");
         assert!(left_ms <= 5_000, "{left_ms}");
+    }
+
+    #[tokio::test]
+    async fn restarting_node_waits_for_its_jobs() {
+        let departure = Departure::new(None, GRACE);
+        departure.begin_restart();
+        assert_eq!(departure.lifetime(), Lifetime::default());
+        assert_eq!(departure.offered_slots(8), 0);
+        let limit = Duration::from_millis(2 * EMPTY_MS);
+        let busy = departure.wait_for_end(|| false, || false);
+        assert!(tokio::time::timeout(limit, busy).await.is_err());
+        let idle = departure.wait_for_end(|| false, || true);
+        assert!(tokio::time::timeout(limit, idle).await.is_ok());
+        assert!(!departure.interrupts_jobs());
     }
 }

@@ -133,6 +133,16 @@ impl RunningServer {
         })
     }
 
+    /// Asks the server to end when it may be started again under its address without harm; answers
+    /// whether it needs time for that.
+    pub fn begin_restart(&self) -> bool {
+        let departure = self.departure.as_ref();
+        departure.is_some_and(|leaving| {
+            leaving.departure.begin_restart();
+            true
+        })
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address

@@ -1,5 +1,7 @@
 //! `bafs home`, `bafs catalog`, `bafs node`: a server until it is told to stop.
 
+mod restart;
+
 use std::io;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ use bafs_server::start_error::{StartError, StartErrorCause};
 use bafs_workflow::{Url, parse_duration};
 use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, UsageError};
 use crate::init;
@@ -265,6 +267,7 @@ async fn serve_until_stopped(
 ) -> Result<()> {
     // Before anybody is told that it listens, and may want it to end.
     let asked = wait_for_stop_signal();
+    let mut upgrade = signal(SignalKind::user_defined2())?;
     let address = server.address().to_string();
     let metrics = match &args.metrics {
         Some(at) => Some(metrics::start_endpoint(at, server.read_metrics())?.to_string()),
@@ -273,20 +276,24 @@ async fn serve_until_stopped(
     let also = metrics
         .as_ref()
         .map(|at| format!("; metrics at http://{at}/metrics"));
-    output.print_result(
+    let printed = output.print_result(
         &format!("listening at {address}{}", also.unwrap_or_default()),
         &serde_json::json!({ "listening": address, "metrics": metrics }),
-    )?;
+    );
+    if !restart::is_restarted() {
+        printed?;
+    }
     // Heard, it ends no server: a write past `ulimit -f` of whoever started it fails with EFBIG.
     let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
-    let mut over = wait_for_stop(&mut server, asked, args).await;
+    let mut over = wait_for_stop(&mut server, asked, &mut upgrade, args).await;
     if matches!(over, ServerStop::Asked(StopSignal::Terminate)) && server.begin_end() {
         // A second signal ends it at once.
-        over = wait_for_stop(&mut server, wait_for_stop_signal(), args).await;
+        over = wait_for_stop(&mut server, wait_for_stop_signal(), &mut upgrade, args).await;
     }
     server.stop().await;
     match over {
         ServerStop::Ended(Some(why)) => Err(why.into()),
+        ServerStop::Upgrade => Err(restart::replace_process(&address)),
         ServerStop::Ended(None) | ServerStop::Asked(_) => Ok(()),
     }
 }
@@ -294,18 +301,34 @@ async fn serve_until_stopped(
 async fn wait_for_stop(
     server: &mut RunningServer,
     asked: impl Future<Output = StopSignal>,
+    upgrade: &mut Signals,
     args: &ServerArgs,
 ) -> ServerStop {
-    tokio::select! {
-        signal = asked => ServerStop::Asked(signal),
-        () = wait_for_stdin_end(), if args.until_stdin_closes => ServerStop::Ended(None),
-        fault = server.wait_for_end() => ServerStop::Ended(fault),
+    tokio::pin!(asked);
+    let mut is_upgrading = false;
+    loop {
+        tokio::select! {
+            signal = &mut asked => return ServerStop::Asked(signal),
+            () = wait_for_stdin_end(), if args.until_stdin_closes => return ServerStop::Ended(None),
+            fault = server.wait_for_end() => return match (fault, is_upgrading) {
+                (None, true) => ServerStop::Upgrade,
+                (fault, _) => ServerStop::Ended(fault),
+            },
+            Some(()) = upgrade.recv() => {
+                is_upgrading = server.begin_restart();
+                if !is_upgrading {
+                    return ServerStop::Upgrade;
+                }
+            }
+        }
     }
 }
 
 /// Why a server stops.
 enum ServerStop {
     Asked(StopSignal),
+    /// To start again from the program file, which may be a newer one.
+    Upgrade,
     /// By itself, or with the process that started it; perhaps by a fault.
     Ended(Option<bafs_proto::Error>),
 }

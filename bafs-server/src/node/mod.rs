@@ -335,7 +335,8 @@ impl Node {
 
     /// Waits until the node has to end.
     async fn wait_for_end(self: Arc<Self>) {
-        self.departure.wait_for_end(|| self.is_empty()).await;
+        let is_idle = || self.executor.running_jobs() == 0;
+        self.departure.wait_for_end(|| self.is_empty(), is_idle).await;
     }
 
     /// What the node says of itself.
@@ -352,7 +353,7 @@ impl Node {
             capacity_files: capacity.files,
             free_bytes: free.bytes,
             free_files: free.files,
-            slots: self.config.slots,
+            slots: self.departure.offered_slots(self.config.slots),
             jobs: self.executor.running_jobs(),
             caches: self.caches.adverts(),
             attributes: self.attributes.clone(),
