@@ -1,6 +1,8 @@
 //! The command line: what can be said. Decides nothing.
 
 mod check;
+mod config;
+mod import;
 mod plan;
 mod policy;
 mod pool;
@@ -19,6 +21,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use check::{CheckArgs, FmtArgs};
+pub(crate) use config::{CompletionsArgs, ConfigArgs, ManPagesArgs};
+pub(crate) use import::{ImportArgs, ImportCommand, WfformatArgs};
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use policy::PolicyArgs;
 pub(crate) use pool::{
@@ -45,7 +49,8 @@ fn path_text() -> impl TypedValueParser<Value = String> {
 fault; 75 the environment failed (bafs exec prints the reason to standard error); 129, \
 143 SIGHUP or SIGTERM ended bafs run, and the run can be resumed; 130 a second Ctrl-C ended it; \
 141 standard output is closed; any other code is the job's.\n\n\
-The variable in [env: BAFS_...] sets an option, too."
+The variable in [env: BAFS_...] sets an option, too, and so does the file bafs.toml (`bafs \
+config`)."
 )]
 pub(crate) struct Cli {
     /// Print results as JSON.
@@ -143,6 +148,16 @@ pub(crate) enum CliCommand {
     Report(ReportArgs),
     /// Print a workflow, or the progress of a run, as a graph in the DOT language.
     Graph(GraphArgs),
+    /// Make a workflow of a file of another workflow system.
+    #[command(subcommand)]
+    Import(ImportCommand),
+    /// Show the values of options and where each is from: option, environment, file or default.
+    Config(ConfigArgs),
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
+    /// Write the manual pages.
+    #[command(hide = true)]
+    ManPages(ManPagesArgs),
     /// Check this machine for missing requirements and leftovers, and repair them on request.
     Doctor(DoctorArgs),
     /// Run the agent of one job; nodes start it.
@@ -642,12 +657,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
     /// Check the servers and volumes of a cluster, too.
-    #[arg(
-        long,
-        env = "BAFS_CATALOG",
-        value_name = "HOST:PORT",
-        requires = "identity"
-    )]
+    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
     pub(crate) catalog: Option<String>,
 }
 

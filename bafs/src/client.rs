@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use bafs_proto::attributes::Constraint;
 use bafs_proto::bearer::Bearer;
+use bafs_proto::error::ErrorClass;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{Advert, Call, ListVolumes, QueryServers, Request, Role, ServerKind};
@@ -16,6 +17,7 @@ use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{VolumeSource, VolumeState, VolumeStatus};
 use bafs_server::clock;
 use bafs_workflow::{Scheme, Url};
+use bytes::Bytes;
 
 use crate::args::ClientArgs;
 use crate::init;
@@ -89,6 +91,30 @@ impl ClusterClient {
             .pool
             .call_with_keepalives(address, &token, call, deadline);
         Ok(asked.await?)
+    }
+
+    /// Makes a call with raw data and this token, up to `tries` times while it fails transiently.
+    pub(crate) async fn call_with_body<C: Call + Clone>(
+        &self,
+        address: &str,
+        token: &Token,
+        (call, body): (C, Bytes),
+        tries: u32,
+        ms: u64,
+    ) -> Result<(C::Reply, Bytes)> {
+        let mut left = tries;
+        loop {
+            left -= 1;
+            let deadline = Deadline::after_ms(ms);
+            let (call, body) = (call.clone(), body.clone());
+            let asked = self
+                .pool
+                .call_with_body(address, token, call, body, deadline);
+            match asked.await {
+                Err(error) if left > 0 && error.code.class() == ErrorClass::Transient => {}
+                answer => return Ok(answer?),
+            }
+        }
     }
 
     /// Live servers of a kind, or all.

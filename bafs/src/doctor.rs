@@ -12,7 +12,7 @@ use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_server::clock;
 use bafs_server::home_server::{UnfinishedUpload, list_unfinished_uploads};
 
-use crate::args::DoctorArgs;
+use crate::args::{DoctorArgs, UsageError};
 use crate::client::{ClusterClient, is_node_identity};
 use crate::output::Printer;
 
@@ -33,6 +33,11 @@ pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
     } else {
         RepairMode::ReportOnly
     };
+    if args.catalog.is_some() && args.identity.is_none() {
+        return Err(UsageError::from_reason(
+            "--catalog needs --identity, a directory that `bafs init` created",
+        ));
+    }
     let mut checks = check_host();
     checks.extend(check_mounts(treatment));
     if let Some(store) = &args.store {

@@ -4,7 +4,11 @@
 
 mod args;
 mod cached_data;
+mod class_ad;
 mod client;
+mod condor_transfer;
+mod config;
+mod config_command;
 pub mod cluster;
 pub mod demo;
 mod doctor;
@@ -14,7 +18,9 @@ mod followed_log;
 mod grant;
 mod graph;
 mod history;
+mod home_files;
 mod home_view;
+mod import;
 mod init;
 mod input_file;
 mod job;
@@ -23,6 +29,7 @@ mod locked_directory;
 mod logs;
 mod machine_check;
 mod metrics;
+mod mount_helper;
 mod output;
 mod plan;
 mod policies;
@@ -71,6 +78,9 @@ const EXIT_STDOUT_CLOSED: u8 = 128 + 13;
 pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
+    if let Some(code) = mount_helper::dispatch().or_else(condor_transfer::dispatch) {
+        return code;
+    }
     let cli = Cli::from_process();
     let filter =
         EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
@@ -132,6 +142,10 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Check(args) => return workflow_file::check_workflow(&args, output),
         CliCommand::Fmt(args) => return workflow_format::run(&args, output),
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
+        CliCommand::Import(command) => return import::run_import(&command, output),
+        CliCommand::Config(args) => config_command::show_config(&args, output)?,
+        CliCommand::Completions(args) => config_command::print_completions(&args)?,
+        CliCommand::ManPages(args) => config_command::write_man_pages(&args, output)?,
         CliCommand::Policies => policies::run(output)?,
         CliCommand::Prefer(args) => run_control::prefer_pipeline(&args, output)?,
         CliCommand::Cancel(args) => run_control::cancel_pipeline(&args, output)?,

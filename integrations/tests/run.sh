@@ -62,6 +62,9 @@ make_environment() {
         skipped="everything: PyPI gives no packages (the reason is above)"
         finish 77
     fi
+    # Without these, the tests of other formats say that they are skipped.
+    "$environment/bin/pip" install --quiet --disable-pip-version-check \
+        --requirement "$here/requirements-formats.txt" || :
     site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     for package in python snakemake-executor-plugin-bafs snakemake-storage-plugin-bafs; do
         echo "$integrations/$package/src"

@@ -7,6 +7,7 @@
 mod bench;
 mod ci;
 mod demo;
+mod dist;
 mod house;
 mod measurements;
 mod programs;
@@ -45,6 +46,8 @@ enum XtaskCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Make what users install: static program, wheel, Debian package.
+    Dist(dist::DistArguments),
     /// Run everything that must pass before a change lands.
     Ci,
     /// Check the rules that the compiler does not know.
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         XtaskCommand::Demo { arguments } => demo::replace_this_process(&arguments),
         XtaskCommand::Test { arguments } => test::run_and_print(&arguments),
+        XtaskCommand::Dist(arguments) => dist::run_dist(&arguments),
         XtaskCommand::Ci => ci::run_ci(),
         XtaskCommand::Tidy => tidy::run_tidy(),
         XtaskCommand::Prose { arguments } => tidy::run_prose(&arguments),

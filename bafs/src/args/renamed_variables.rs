@@ -1,9 +1,11 @@
 //! Environment variables that were renamed. An old name sets its option if the new name is unset,
 //! until version 0.2. Help texts and the reference show only the new names.
 
+use clap::error::ContextKind;
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
-use super::Cli;
+use super::{Cli, EXIT_USAGE_ERROR};
+use crate::config::Configuration;
 
 /// New and old name of each renamed variable.
 const RENAMED_VARIABLES: [(&str, &str); 1] = [("BAFS_OPERATION_TIMEOUT", "BAFS_OP_DEADLINE")];
@@ -12,11 +14,30 @@ impl Cli {
     /// Parses the arguments of this process and its environment. Exits on a usage error.
     pub(crate) fn from_process() -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some();
-        let mut command = accept_old_variables(Self::command(), &is_set);
-        let mut matches = command.clone().get_matches();
+        let command = accept_old_variables(Self::command(), &is_set);
+        let files = Configuration::load(&command).unwrap_or_else(|why| {
+            eprintln!("bafs: {why}");
+            std::process::exit(EXIT_USAGE_ERROR.into())
+        });
+        let mut command = files.set_defaults(command);
+        let mut matches = command
+            .clone()
+            .try_get_matches()
+            .unwrap_or_else(|error| exit_with_source(&error, &files));
         Self::from_arg_matches_mut(&mut matches)
             .unwrap_or_else(|error| error.format(&mut command).exit())
     }
+}
+
+/// Prints why the words are refused, with the file if the refused value is from there.
+fn exit_with_source(error: &clap::Error, files: &Configuration) -> ! {
+    let text = |kind| error.get(kind).map(ToString::to_string);
+    let refused = text(ContextKind::InvalidArg).zip(text(ContextKind::InvalidValue));
+    let file = refused.and_then(|(option, value)| files.file_of_value(&option, &value));
+    if let Some(file) = file {
+        eprintln!("bafs: {}: this value may be from there:", file.display());
+    }
+    error.exit()
 }
 
 /// Lets options of the command and of its subcommands read old variables where only these are set.

@@ -98,10 +98,11 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     ConfinedDependency {
         name: "toml",
         allowed_paths: &[
+            "bafs/src/config.rs",
             "bafs-sim/src/planner/environment.rs",
             "bafs-server/src/home_clients/settings.rs",
         ],
-        files_max: 2,
+        files_max: 3,
     },
     ConfinedDependency {
         name: "hyper",
@@ -148,9 +149,11 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-workflow", &["bafs-proto"]),
     ("bafs-sched", &["bafs-proto", "bafs-workflow"]),
     ("bafs-sim", &["bafs-proto", "bafs-workflow", "bafs-sched"]),
+    ("bafs-import", &["bafs-workflow"]),
     (
         "bafs",
         &[
+            "bafs-import",
             "bafs-proto",
             "bafs-engine",
             "bafs-tree",
@@ -172,6 +175,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "bafs-workflow",
             "bafs-sched",
             "bafs-sim",
+            "bafs-import",
             "bafs",
         ],
     ),
