@@ -132,7 +132,7 @@ impl QueueJournal {
             file.sync_all()?;
             fs::rename(&draft, path)?;
             let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
-            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+            File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()?;
             Ok(file)
         };
         let file = written().map_err(|error| io_error("write", path, &error))?;

@@ -103,16 +103,7 @@ impl NodeQuotas {
         let (mut kept_bytes, mut kept_slots) = self.sum_granted();
         for server in scheduler.live_nodes() {
             let known = self.by_server.entry(server).or_default();
-            let is_alone = known.other_quotas.is_empty() && known.refusal.is_none();
-            let pause_ms = if is_alone {
-                UNSHARED_NODE_INTERVAL_MS
-            } else {
-                SHARED_NODE_INTERVAL_MS
-            };
-            let is_early = known
-                .requested_at
-                .is_some_and(|at| tick.ms_since(at) < pause_ms);
-            if is_early || known.is_requesting {
+            if !known.is_due(tick) {
                 continue;
             }
             let (Some(demand), Some(node)) =
@@ -274,6 +265,19 @@ impl NodeQuotas {
 }
 
 impl KnownQuota {
+    /// Whether the node is to be asked now.
+    fn is_due(&self, tick: Time) -> bool {
+        let is_alone = self.other_quotas.is_empty() && self.refusal.is_none();
+        let pause_ms = match is_alone {
+            true => UNSHARED_NODE_INTERVAL_MS,
+            false => SHARED_NODE_INTERVAL_MS,
+        };
+        let is_early = self
+            .requested_at
+            .is_some_and(|at| tick.ms_since(at) < pause_ms);
+        !is_early && !self.is_requesting
+    }
+
     /// What others want of the node, and this run.
     fn list_claims(&self, own: QuotaClaim) -> Vec<QuotaClaim> {
         let others = self.other_quotas.iter().map(|other| QuotaClaim {

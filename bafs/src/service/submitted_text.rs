@@ -112,7 +112,7 @@ pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> R
         .context("the name of the workflow is no UTF-8")?;
     let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
     let sources = RecordedFiles {
-        directory: directory.unwrap_or(Path::new(".")),
+        directory: directory.unwrap_or_else(|| Path::new(".")),
         homes,
         files: RefCell::default(),
     };
