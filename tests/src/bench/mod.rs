@@ -105,9 +105,13 @@ pub const ALL: &[Benchmark] = &[
         name: "root",
         description: "an environment as the root of 32 jobs behind a slow link, beside a copy",
         run: root::run,
+    },
+    Benchmark {
         name: "profile",
         description: "roles and figures of `bafs profile` beside lists by hand and the thesis",
         run: profile::run,
+    },
+    Benchmark {
         name: "service",
         description: "a queue of 10,000 workflows of 100 users while the service is killed",
         run: service::run,
