@@ -6,8 +6,8 @@
 //! ```text
 //! bafs exec   enter_private()     own mounts; FUSE sessions go on Sandbox::mount_point()
 //!   │ one socket pair: order, requests, reports; its end is the agent's death
-//!   └ bafs job-init outer         makes mount, process and IPC name spaces; waits
-//!       └ bafs job-init inner     process 1: builds the root, gives up rights, reaps
+//!   └ outer stage                 makes mount, process and IPC name spaces; waits
+//!       └ inner stage             process 1: builds the root, gives up rights, reaps
 //!           └ the job
 //! ```
 //!
@@ -44,6 +44,7 @@
 mod check;
 mod control;
 mod executable;
+mod forked_process;
 mod job_user;
 mod limits;
 mod mount_layout;
@@ -61,6 +62,7 @@ mod stages;
 mod temporary_directories;
 
 pub use check::{Check, CheckStatus, check_host};
+pub use forked_process::ReservedStage;
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
 pub use mount_point_holder::DirectoryRemover;
 pub use outcome::{JobUsage, NotStarted, NotStartedReason, SandboxOutcome, SandboxReport};
@@ -70,5 +72,5 @@ pub use plan::{
 };
 pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
-pub use stages::{dispatch_job_init, job_init_main};
+pub use stages::{dispatch_job_init, job_init_main, reserve_stage};
 pub use temporary_directories::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};
