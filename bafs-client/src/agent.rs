@@ -251,14 +251,10 @@ impl Agent {
             }
             (_, ownership) => ownership,
         };
-        Ok(Volume::new(
-            &mount.name,
-            tree,
-            mode,
-            ownership,
-            volume_status,
-            usage,
-        ))
+        Ok(
+            Volume::new(&mount.name, tree, mode, ownership, volume_status, usage)
+                .with_access_path(way),
+        )
     }
 
     /// Over what the server of a volume is reached, for people: its lease goes there at least.

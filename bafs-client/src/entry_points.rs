@@ -30,7 +30,9 @@ use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::mount_watchdog::MountWatchdog;
-use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
+use crate::sandbox::{
+    NotStartedReason, Privilege, ReservedStage, Sandbox, enter_private, reserve_stage,
+};
 use crate::signals::{SignalOrigin, StopSignal, StopSignals};
 use crate::tree;
 use crate::volume::Volume;
@@ -113,6 +115,7 @@ pub fn agent_main(
     let end = read_spec(&mut input).and_then(|spec| {
         let privilege = entered.map_err(|error| unsupported_error(&error))?;
         let identity = Identity::load(identity_dir, Role::Agent)?;
+        let stage = reserve_stage().map_err(|error| unsupported_error(&error))?;
         let runtime = build_runtime()?;
         let (kill, command) = watch::channel(StopRequest::None);
         // A thread, as a read of standard input cannot be cancelled.
@@ -126,14 +129,12 @@ pub fn agent_main(
             });
         watching.map_err(|error| unsupported_error(&error))?;
         runtime.spawn(print_keepalives());
-        Ok(runtime.block_on(serve_job(
-            spec,
-            &identity,
-            privilege,
-            JobIo::Captured,
-            command,
-            (options, temporary, output_prefix.map(Path::to_owned)),
-        )))
+        let places = (options, temporary, output_prefix.map(Path::to_owned));
+        runtime.block_on(async {
+            let pool = build_pool(&identity)?;
+            let (rights, io) = ((privilege, stage), JobIo::Captured);
+            Ok(serve_job(spec, pool, rights, io, command, places).await)
+        })
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment_failure(error, None));
     if let Some(prefix) = output_prefix
@@ -155,7 +156,8 @@ pub fn agent_main(
     }
 }
 
-/// `bafs exec`: runs a job on this terminal and ends as the job ended.
+/// `bafs exec`: runs a job on this terminal and ends as the job ended. The job is what `prepare`
+/// gives, which may ask servers by the same connections as the job's volumes later.
 ///
 /// A signal that asks this process to end is passed on to every process of the job; what of it goes
 /// on for ten seconds is killed, and all of it when somebody asks again after a second. Ctrl-C the
@@ -165,40 +167,49 @@ pub fn agent_main(
 /// or cannot be executed; 75 when the environment failed, which standard error tells as `format`
 /// says.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn exec_main(
-    spec: JobSpec,
+///
+/// # Errors
+/// What `prepare` fails with.
+pub fn exec_main<E>(
+    prepare: impl AsyncFnOnce(Pool) -> std::result::Result<JobSpec, E>,
     identity: Identity,
     options: AgentOptions,
     temporary: Option<TemporaryLocation>,
     format: FailureFormat,
-) -> ExitCode {
+) -> std::result::Result<ExitCode, E> {
     let mut asked = StopSignal::Terminate;
     let end = enter_private()
         .map_err(|error| unsupported_error(&error))
         .and_then(|privilege| {
+            let stage = reserve_stage().map_err(|error| unsupported_error(&error))?;
             let runtime = build_runtime()?;
             runtime.block_on(async {
                 let command = watch_stop_signals()?;
                 let (wished, io) = (command.clone(), JobIo::Inherited);
                 let chosen = (options, temporary.clone(), None);
-                let end = serve_job(spec, &identity, privilege, io, command, chosen).await;
+                let pool = build_pool(&identity)?;
+                let spec = match prepare(pool.clone()).await {
+                    Ok(spec) => spec,
+                    Err(refusal) => return Ok(Err(refusal)),
+                };
+                let end = serve_job(spec, pool, (privilege, stage), io, command, chosen).await;
                 if let StopRequest::AlreadySignaled(heard)
                 | StopRequest::Terminate(heard)
                 | StopRequest::Kill(heard) = *wished.borrow()
                 {
                     asked = heard;
                 }
-                Ok(end)
+                Ok(Ok(end))
             })
         });
     if let Some(temporary) = temporary {
         temporary.remove_all();
     }
-    let end = end.unwrap_or_else(|error| JobEnd::environment_failure(error, None));
+    let end = end.unwrap_or_else(|error| Ok(JobEnd::environment_failure(error, None)))?;
     for warning in &end.warnings {
         print_error(&format!("bafs: {warning}"));
     }
-    match end.report.outcome {
+    Ok(match end.report.outcome {
         JobOutcome::Exited(code) => ExitCode::from(code as u8),
         JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
         JobOutcome::Killed => ExitCode::from(asked.exit_code() as u8),
@@ -212,7 +223,7 @@ pub fn exec_main(
         JobOutcome::EnvironmentFailed(error) => {
             report_environment_failure(&error, end.lost_volume.as_deref(), format)
         }
-    }
+    })
 }
 
 /// `bafs mount`: shows a volume on a directory of this host until somebody unmounts it, this
@@ -246,23 +257,22 @@ type JobPlaces = (AgentOptions, Option<TemporaryLocation>, Option<PathBuf>);
 
 async fn serve_job(
     spec: JobSpec,
-    identity: &Identity,
-    privilege: Privilege,
+    pool: Pool,
+    (privilege, stage): (Privilege, ReservedStage),
     io: JobIo,
     request: watch::Receiver<StopRequest>,
     (choices, temporary, output_prefix): JobPlaces,
 ) -> JobEnd {
-    let prepared = build_pool(identity).and_then(|pool| {
-        let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported_error(&error))?;
-        let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
-        agent.options = choices;
-        agent.temporary = temporary;
-        agent.output_prefix = output_prefix;
-        Ok((agent, sandbox))
-    });
-    match prepared {
-        Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, request).await,
-        Err(error) => JobEnd::environment_failure(error, None),
+    let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
+    agent.options = choices;
+    agent.temporary = temporary;
+    agent.output_prefix = output_prefix;
+    match Sandbox::prepare(privilege) {
+        Ok(sandbox) => {
+            let sandbox = sandbox.with_reserved_stage(stage);
+            run_job(&agent, &sandbox, spec, io, request).await
+        }
+        Err(error) => JobEnd::environment_failure(unsupported_error(&error), None),
     }
 }
 

@@ -46,9 +46,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::job_report::VolumeUse;
-use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
+use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec, MountSpec};
 use bafs_proto::path::is_program_place;
 use bafs_proto::{Error, ErrorCode};
+use futures_util::future::try_join_all;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -273,60 +274,64 @@ struct JobVolume {
     keep_ms: u64,
 }
 
+/// Opens and mounts all volumes at once: each waits for its server several times.
 async fn mount_volumes(
     agent: &Agent,
     sandbox: &Sandbox,
     spec: &JobSpec,
     losses: mpsc::UnboundedSender<VolumeLoss>,
 ) -> Result<Vec<JobVolume>, VolumeLoss> {
-    let mut bound = Vec::new();
-    for mount in &spec.mounts {
-        let failed = |error| VolumeLoss {
-            volume: mount.name.clone(),
-            error,
-        };
-        let unable = |error: &dyn std::fmt::Display| {
-            let text = format!("volume {}: {error}", mount.name);
-            failed(Error::new(ErrorCode::Unsupported, text))
-        };
-        let volume = Arc::new(
-            agent
-                .open_volume(mount, losses.clone())
-                .await
-                .map_err(failed)?,
-        );
-        let (mounted, source) = match volume.directory() {
-            Some(directory) => (None, directory.to_owned()),
-            None => {
-                let directory = sandbox.mount_point().map_err(|error| unable(&error))?;
-                let mounted = mount_volume(&volume, directory.clone())
-                    .await
-                    .map_err(failed)?;
-                agent.explain(&mount.name, mounted.transport());
-                let file = match volume.is_single_file() {
-                    true => Some(SINGLE_FILE_NAME.to_owned()),
-                    false => volume.only_file().filter(|_| is_program_place(&mount.path)),
-                };
-                let source = file.map_or_else(|| directory.clone(), |file| directory.join(file));
-                (Some(mounted), source)
-            }
-        };
-        let access = volume.mode().access;
-        let path = mount.path.clone().into();
-        let bind = VolumeBind {
-            name: mount.name.clone(),
-            source,
-            path,
-            access,
-        };
-        bound.push(JobVolume {
-            volume,
-            mount: mounted,
-            binding: bind,
-            keep_ms: mount.lifetime_ms_min,
-        });
-    }
-    Ok(bound)
+    let opening = spec.mounts.iter().map(|mount| {
+        let losses = losses.clone();
+        async move {
+            let opened = open_job_volume(agent, sandbox, mount, losses).await;
+            opened.map_err(|error| VolumeLoss {
+                volume: mount.name.clone(),
+                error,
+            })
+        }
+    });
+    // The first failure gives up the others.
+    try_join_all(opening).await
+}
+
+/// Opens and mounts one volume.
+async fn open_job_volume(
+    agent: &Agent,
+    sandbox: &Sandbox,
+    mount: &MountSpec,
+    losses: mpsc::UnboundedSender<VolumeLoss>,
+) -> Result<JobVolume, Error> {
+    let volume = Arc::new(agent.open_volume(mount, losses).await?);
+    let (mounted, source) = match volume.directory() {
+        Some(directory) => (None, directory.to_owned()),
+        None => {
+            let directory = sandbox.mount_point().map_err(|error| {
+                let text = format!("volume {}: {error}", mount.name);
+                Error::new(ErrorCode::Unsupported, text)
+            })?;
+            let mounted = mount_volume(&volume, directory.clone()).await?;
+            agent.explain(&mount.name, mounted.transport());
+            let file = match volume.is_single_file() {
+                true => Some(SINGLE_FILE_NAME.to_owned()),
+                false => volume.only_file().filter(|_| is_program_place(&mount.path)),
+            };
+            let source = file.map_or_else(|| directory.clone(), |file| directory.join(file));
+            (Some(mounted), source)
+        }
+    };
+    let binding = VolumeBind {
+        name: mount.name.clone(),
+        source,
+        path: mount.path.clone().into(),
+        access: volume.mode().access,
+    };
+    Ok(JobVolume {
+        volume,
+        mount: mounted,
+        binding,
+        keep_ms: mount.lifetime_ms_min,
+    })
 }
 
 async fn mount_volume(volume: &Arc<Volume>, directory: PathBuf) -> Result<FuseMount, Error> {
@@ -601,7 +606,7 @@ async fn release_volume(job_volume: JobVolume) -> (VolumeUse, Option<VolumeLoss>
     }
     // The job is dead: nothing has to wait for a server that is away.
     volume.stop_waiting();
-    let (held, is_changed) = (volume.current_stat().await, volume.is_changed().await);
+    let (held, is_changed) = tokio::join!(volume.current_stat(), volume.is_changed());
     volume.close(job_volume.keep_ms).await;
     // The next writer may take the volume after its unmount, but not before all has arrived.
     let loss = volume.health().loss().cloned();

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use nix::libc;
+use nix::unistd::{ForkResult, Pid};
 
 /// Marks every open descriptor from `first` upwards as closed on the next `exec`.
 ///
@@ -32,6 +34,61 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Closes every open descriptor from `first` upwards, in a process that was just made by [`fork`]:
+/// none of its owners there is used or dropped any more.
+pub(crate) fn close_from(first: u32) -> io::Result<()> {
+    // SAFETY: the call takes three integers and touches no memory of ours. The owners of what it
+    // closes are of the process that was copied, and stay unused in the copy.
+    let answer = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+    if answer == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Makes a copy of this process, which has the calling thread only. Gives its number to the
+/// caller, and nothing to the copy.
+///
+/// The copy must end with `exit`, and wait for no other thread of this process.
+pub(crate) fn fork() -> nix::Result<Option<Pid>> {
+    // SAFETY: callers have one thread, or a second one that only waits for a socket and a clock.
+    // The C library makes its allocator whole again in the copy.
+    match unsafe { nix::unistd::fork() }? {
+        ForkResult::Parent { child } => Ok(Some(child)),
+        ForkResult::Child => Ok(None),
+    }
+}
+
+/// Has lists of processes show these words for this process, as far as those fit that it was
+/// started with. It must have one thread, and must not ask for its arguments any more.
+pub(crate) fn set_process_title(words: &[&str]) -> io::Result<()> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // proc_pid_stat(5): the second field is in brackets and may hold anything; 48 and 49 are where
+    // the arguments begin and end.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let mut addresses = fields.split_whitespace().skip(45);
+    let mut next = || addresses.next().and_then(|text| text.parse::<usize>().ok());
+    let (Some(start), Some(end)) = (next(), next()) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let length = end.saturating_sub(start);
+    if start == 0 || length == 0 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut title = words.join("\0").into_bytes();
+    title.truncate(length - 1);
+    // SAFETY: the kernel says that these bytes hold the arguments of this process, which it wrote
+    // there at its start; they are writable and stay mapped. No other thread reads them now, and
+    // they end with a zero byte as before.
+    unsafe {
+        let area = start as *mut u8;
+        std::ptr::write_bytes(area, 0, length);
+        std::ptr::copy_nonoverlapping(title.as_ptr(), area, title.len());
+    }
+    Ok(())
 }
 
 /// Blocks of so many bytes are taken from the kernel, and given back to it, one by one. Smaller

@@ -115,6 +115,10 @@ pub(crate) const REPORT_RUNS_MAX: usize = 20_000;
 /// more nobody knows. A look takes a tenth of a second.
 pub(crate) const COMPARED_FILES_MAX: u64 = 50_000;
 
+/// Directories of a volume that are watched for reads; of more nobody knows. Each takes a
+/// kilobyte of the kernel's memory.
+pub(crate) const WATCHED_DIRECTORIES_MAX: usize = 4_096;
+
 /// Time of a change is told in ticks of the kernel, of 10 ms at the most: what a job does is told
 /// apart from what was done before.
 pub(crate) const FILE_TIME_TICK: Duration = Duration::from_millis(12);
@@ -175,6 +179,13 @@ pub(crate) const BATCHES_MAX: usize = 8;
 
 /// Pages of a directory that are read to know all its names; a larger one is left to the server.
 pub(crate) const DIRECTORY_PAGES_MAX: usize = 8;
+
+/// Names of a directory that are remembered while a program reads it.
+pub(crate) const STREAM_NAMES_MAX: usize = 1 << 16;
+
+/// Files of one volume that a listing looks up for the kernel, before that asks for them. Each may
+/// cost the node a descriptor.
+pub(crate) const LISTED_FILES_MAX: usize = 8_192;
 
 /// Names of one volume that are known by their directories, at about 60 bytes.
 pub(crate) const CACHED_NAMES_MAX: usize = 1 << 20;

@@ -344,6 +344,7 @@ impl VolumeUsage {
             call_ms_max: self.longest_call_ms.load(Ordering::Relaxed),
             wait_ms: to_ms(self.lock_waiting().total),
             no_space_errors: self.refused_for_space.load(Ordering::Relaxed),
+            access_path: String::new(),
             inputs: None,
         }
     }
@@ -363,11 +364,17 @@ impl VolumeUsage {
 
 /// A report of a volume where nobody counts operations, if that is so: all that is known is whether
 /// anything differs from what it was.
-pub fn without_counts(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
+pub fn without_counts(
+    used: VolumeUse,
+    is_changed: Option<bool>,
+    first_read: Option<String>,
+) -> VolumeUse {
     match is_changed {
         Some(is_changed) => VolumeUse {
             has_no_counts: true,
             changes: u64::from(is_changed),
+            read_opens: u64::from(first_read.is_some()),
+            first_read_path: first_read.unwrap_or_default(),
             ..used
         },
         None => used,

@@ -48,6 +48,8 @@ pub struct Volume {
     tree: Tree,
     mode: VolumeMode,
     ownership: Ownership,
+    /// How it is reached, for people.
+    access_path: String,
     health: VolumeHealth,
     usage: VolumeUsage,
     set_id_files: SetIdFiles,
@@ -73,10 +75,19 @@ impl Volume {
             tree,
             mode,
             ownership,
+            access_path: String::new(),
             health,
             usage,
             set_id_files: SetIdFiles::default(),
             has_failed_background_write: AtomicBool::new(false),
+        }
+    }
+
+    /// The same volume, with how it is reached and why not in a faster way, for people.
+    pub fn with_access_path(self, access_path: String) -> Self {
+        Self {
+            access_path,
+            ..self
         }
     }
 
@@ -110,16 +121,18 @@ impl Volume {
     /// The job is over: whoever reads from here on does so for us.
     pub fn stop_counting_reads(&self) {
         self.usage.stop_counting_reads();
+        self.tree.stop_watching_reads();
     }
 
     /// As [`Self::usage`], with what `Self::held` and [`Self::is_changed`] answered.
     pub fn usage_with(&self, final_stat: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
         let used = VolumeUse {
+            access_path: self.access_path.clone(),
             inputs: self.tree.observed_inputs(),
             ..self.usage.report(&self.name, final_stat, describe)
         };
-        without_counts(used, is_changed)
+        without_counts(used, is_changed, self.tree.first_read())
     }
 
     /// Whether anything differs from what it was before the job, where nobody counts operations.

@@ -55,6 +55,9 @@ pub struct VolumeUse {
     /// Calls that failed because the volume had no space left, for bytes or for files.
     #[serde(default)]
     pub no_space_errors: u64,
+    /// How the agent reached the volume, and why not in a faster way, for people.
+    #[serde(default)]
+    pub access_path: String,
     /// What the job saw of the source that the volume shows; nothing when nobody knows exactly:
     /// then it may have seen all of it.
     #[serde(default)]

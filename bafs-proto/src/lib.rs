@@ -29,6 +29,7 @@
 //! Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
 pub mod advert;
+pub mod agent_order;
 pub mod attributes;
 pub mod bearer;
 pub mod block_calls;
@@ -94,7 +95,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// say until when they live, drain, and tell the jobs that their end interrupts (`NodeLeaving`);
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
-/// the source of a cache; 22 = a service answers `CallQueue`; a node says which programs it lacks.
+/// the source of a cache, and how they reached each volume; 22 = a service answers `CallQueue`; a
+/// node says which programs it lacks.
 pub const PROTOCOL_VERSION: u32 = 22;
 
 /// Application-layer protocol name that both ends of a connection must offer.

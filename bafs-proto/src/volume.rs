@@ -62,7 +62,8 @@ pub enum ReplacementPolicy {
     Mru,
 }
 
-/// How the limit of a scratch volume is enforced.
+/// How the limit of a scratch volume is enforced. Where its owner says nothing, its size decides:
+/// [`LimitKind::for_size`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LimitKind {
@@ -75,10 +76,16 @@ pub enum LimitKind {
 }
 
 /// Least margin of a watched volume, in bytes: what a fast disk takes until a job is ended.
-const MARGIN_BYTES_MIN: u64 = 256 << 20;
+const MARGIN_BYTES_MIN: u64 = 64 << 20;
 
-/// Least margin of a watched volume, in files.
+/// Least margin of a watched volume, in files: so many more were made until a job was ended.
 const MARGIN_FILES_MIN: u64 = 10_000;
+
+/// Least size of a volume of which a tenth is a whole margin, in bytes.
+pub const WATCHED_BYTES_MIN: u64 = 10 * MARGIN_BYTES_MIN;
+
+/// Least number of files of such a volume: what one of that size has by default, one per 16 KiB.
+pub const WATCHED_FILES_MIN: u64 = WATCHED_BYTES_MIN >> 14;
 
 /// Description of a volume, as its creator asks for it. The server reserves its size in bytes and
 /// files before it makes the volume.
@@ -112,6 +119,15 @@ impl VolumeSpec {
 }
 
 impl LimitKind {
+    /// How the limit of a scratch volume is kept that may hold so many bytes and files: watched
+    /// where a tenth more bytes are margin enough, exactly where that would be a larger part of it.
+    pub fn for_size(bytes: u64, files: u64) -> Self {
+        match bytes >= WATCHED_BYTES_MIN && files >= WATCHED_FILES_MIN {
+            true => Self::Watched,
+            false => Self::Exact,
+        }
+    }
+
     /// Bytes and files to reserve for a volume that may hold so many.
     pub fn reservation(self, bytes: u64, files: u64) -> (u64, u64) {
         match self {
@@ -178,6 +194,23 @@ pub struct VolumeStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unspecified_limits_add_at_most_a_tenth() {
+        for (bytes, files, expected) in [
+            (1_000_000, 1_024, LimitKind::Exact),
+            (WATCHED_BYTES_MIN - 1, 1 << 30, LimitKind::Exact),
+            (1 << 50, WATCHED_FILES_MIN - 1, LimitKind::Exact),
+            (WATCHED_BYTES_MIN, WATCHED_FILES_MIN, LimitKind::Watched),
+            (1 << 50, 1 << 30, LimitKind::Watched),
+        ] {
+            let kind = LimitKind::for_size(bytes, files);
+            assert_eq!(kind, expected, "{bytes} bytes, {files} files");
+            let (reserved, places) = kind.reservation(bytes, files);
+            assert!(reserved <= bytes + bytes / 10);
+            assert!(places <= files + (files / 10).max(MARGIN_FILES_MIN));
+        }
+    }
 
     #[test]
     fn volume_limits_match_their_reservation() {

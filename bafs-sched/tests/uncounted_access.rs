@@ -156,7 +156,7 @@ fn full_disk_under_watched_volumes_blames_no_job() {
         ..uncounted_use(1)
     };
     let said = "head: error writing 'standard output': No space left on device";
-    for (used, tail) in [(full(0), ""), (full(100 * MB), said)] {
+    for (used, tail) in [(full(0), ""), (full(50 * MB), said)] {
         let mut run = UncountedRun::new(&CHAIN_WORKFLOW.replace("\nretry = 1", ""));
         run.end_job("a", 1, tail, &used);
         let told = run.warning_texts();

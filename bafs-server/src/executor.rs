@@ -32,6 +32,7 @@
 
 mod agent;
 mod agent_log;
+mod agent_process;
 mod job_limits;
 mod job_processes;
 mod program_search;
@@ -114,12 +115,15 @@ pub struct ExecutorConfig {
     pub temporary_quota: TemporaryQuota,
     /// When the node leaves.
     pub departure: Departure,
+    /// Whether agents are copies of one process, which `agent --spawner` starts: they start faster.
+    pub copies_agents: bool,
 }
 
 /// Starts the jobs of this node, and keeps the reports of those that ended.
 #[derive(Debug)]
 pub struct Executor {
     config: ExecutorConfig,
+    spawner: agent_process::AgentSpawner,
     state: Mutex<ExecutorState>,
     changed: watch::Sender<u64>,
     /// Whether a job failed on a full disk.
@@ -171,6 +175,7 @@ impl Executor {
         let changed = watch::Sender::new(0);
         Ok(Arc::new(Self {
             config,
+            spawner: agent_process::AgentSpawner::default(),
             state: Mutex::new(state),
             changed,
             full_disk: DiskFullFlag::default(),
@@ -229,7 +234,10 @@ impl Executor {
         let task = tokio::spawn(async move {
             let accompanying = this.clone();
             let report = errors::run_in_task("the supervision of a job", async move {
-                Ok(agent::run_job(&accompanying.config, &call, killed).await)
+                let Executor {
+                    config, spawner, ..
+                } = &*accompanying;
+                Ok(agent::run_job(config, spawner, &call, killed).await)
             });
             let report = report.await;
             let report =

@@ -29,6 +29,7 @@ fn leaving_executor(directory: &Path, script: &str, departure: Departure) -> Arc
     std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("script");
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
     let config = ExecutorConfig {
+        copies_agents: false,
         slots: 2,
         program,
         identity: "/some/identity".into(),

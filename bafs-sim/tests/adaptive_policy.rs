@@ -56,7 +56,7 @@ fn one_large_volume_does_not_inflate_remaining_need() {
     let volume = |at| if at == 0 { 100 } else { 1 };
     let jobs = (0..100).map(|at| {
         format!(
-            "volume v{at} scratch {} GB\njob j{at} {{\nexecutable = x\nruntime = 1000 s\n}}\n\
+            "volume v{at} scratch {} GB exact\njob j{at} {{\nexecutable = x\nruntime = 1000 s\n}}\n\
              mount v{at} j{at} /v\n",
             volume(at)
         )
@@ -228,7 +228,7 @@ fn run_keeps_the_simulated_plan_while_nodes_leave() {
 /// for the job that needs the database.
 fn volume_or_database(small: &str, runtime: &str) -> Workflow {
     let text = format!(
-        "volume db cache bafs://home/db 8 GB\nvolume v scratch 8 GB\nvolume s scratch {small}\n\
+        "volume db cache bafs://home/db 8 GB\nvolume v scratch 8 GB exact\nvolume s scratch {small}\n\
          volume t scratch 1 MB\n\
          job reads {{\nexecutable = x\n{runtime}\n}}\n\
          job writes {{\nexecutable = x\nruntime = 60 s\n}}\n\

@@ -76,8 +76,8 @@ fn unequal_volumes(volumes_mb: &[u64], batch_mb: u64) -> Shape {
     let mut text = format!("volume db cache bafs://home/db {batch_mb} MB\n");
     for (at, size) in volumes_mb.iter().enumerate() {
         text += &format!(
-            "job j{at} {{\nexecutable = x\nruntime = 60 s\n}}\nvolume v{at} scratch {size} MB\n\
-             mount v{at} j{at} /v\nmount db j{at} /db\n"
+            "job j{at} {{\nexecutable = x\nruntime = 60 s\n}}\n\
+             volume v{at} scratch {size} MB exact\nmount v{at} j{at} /v\nmount db j{at} /db\n"
         );
     }
     let none = |_: &str| Err("no files".to_owned());
@@ -130,7 +130,7 @@ fn volume_placement_respects_file_counts() {
 /// short it may leave a volume without a place that exists.
 #[test]
 fn batch_data_with_many_files_are_not_certain() {
-    let text = "volume c cache bafs://home/c 1 GB files 60000\nvolume v scratch 1 GB files 50000\n\
+    let text = "volume c cache bafs://home/c 1 GB files 60000\nvolume v scratch 1 GB exact files 50000\n\
                 job a {\nexecutable = x\nruntime = 100 s\n}\nmount c a /c\nmount v a /v\n\
                 volume w scratch 1 MB files 1000\n\
                 job b {\nexecutable = x\nruntime = 100 s\n}\nmount c b /c\nmount w b /v\n";

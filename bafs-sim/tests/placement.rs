@@ -102,7 +102,7 @@ fn jobs_awaiting_a_large_node_block_no_others() {
 fn only_fitting_node_keeps_room_for_wide_jobs() {
     let job = |name: &str, cpus: u32, volume: &str, megabytes: u32| {
         format!(
-            "volume {volume} scratch {megabytes} MB\n\
+            "volume {volume} scratch {megabytes} MB exact\n\
              job {name} {{\nexecutable = x\nrequest_cpus = {cpus}\n}}\n\
              mount {volume} {name} /{volume}\nmount {volume} last /{volume}\n\
              parent {name} child last\n"

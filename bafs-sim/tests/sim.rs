@@ -491,7 +491,7 @@ fn random_reader_workflow() -> Workflow {
             let cache = rng.next_below(3);
             text += &format!(
                 "job j{part}x{job} {{\nexecutable = x\nruntime = {runtime} s\n}}\n\
-                 volume v{part}x{job} scratch {size} MB\n\
+                 volume v{part}x{job} scratch {size} MB exact\n\
                  mount v{part}x{job} j{part}x{job} /out\n\
                  mount db{cache} j{part}x{job} /db\n"
             );

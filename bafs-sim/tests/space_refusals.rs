@@ -185,8 +185,8 @@ fn full_disk_report(volume: &str) -> JobReport {
 fn writer_jobs<'a>(names: impl IntoIterator<Item = &'a str>, megabytes: u64) -> String {
     let job = |name| {
         format!(
-            "volume v{name} scratch {megabytes} MB\njob {name} {{\nexecutable = /bin/true\n}}\n\
-             mount v{name} {name} /y\n"
+            "volume v{name} scratch {megabytes} MB exact\n\
+             job {name} {{\nexecutable = /bin/true\n}}\nmount v{name} {name} /y\n"
         )
     };
     names.into_iter().map(job).collect()

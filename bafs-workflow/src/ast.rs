@@ -167,7 +167,8 @@ pub(super) struct VolumeDeclaration {
     pub(super) size_bytes: Option<u64>,
     pub(super) size_location: SourceLocation,
     pub(super) size_files: Option<u64>,
-    pub(super) limit: LimitKind,
+    /// As the workflow says; nothing where its size decides.
+    pub(super) limit: Option<LimitKind>,
 }
 
 #[derive(Debug)]

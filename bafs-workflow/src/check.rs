@@ -5,6 +5,8 @@ mod brought_volumes;
 
 use std::collections::BTreeMap;
 
+use bafs_proto::volume::LimitKind;
+
 use super::access::{JobAccess, check_access};
 use super::ast::{
     Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
@@ -192,6 +194,8 @@ impl WorkflowChecker<'_> {
                 let hint = "a size counts everything that is in the volume at one time";
                 self.diagnostics.error_hint(size_place, message, hint);
             }
+            let is_known_scratch =
+                size_bytes.is_some() && matches!(kind, VolumeKind::Scratch { .. });
             let size_bytes = size_bytes.unwrap_or(0);
             let files_most = match kind {
                 VolumeKind::Cache { .. } => CACHE_FILES_MAX,
@@ -200,6 +204,11 @@ impl WorkflowChecker<'_> {
             let size_files = size_files.unwrap_or_else(|| {
                 let files = (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN);
                 files.min(files_most)
+            });
+            // What a volume of an unknown size held past its limit would be measured too.
+            let limit = limit.unwrap_or(match is_known_scratch {
+                true => LimitKind::for_size(size_bytes, size_files),
+                false => LimitKind::Exact,
             });
             let (size_bytes, size_files) = limit.reservation(size_bytes, size_files);
             let users = vec![];

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use bafs_proto::path::{PROGRAM_DIRECTORY, SCRIPT_DIRECTORY};
-use bafs_proto::volume::LimitKind;
 
 use super::ast::{
     Declarations, Description, DescriptionEntry, DescriptionKey, JobDeclaration, Keyword,
@@ -287,7 +286,7 @@ impl<'r> DeclarationBuilder<'r> {
                     size_bytes: Some(1),
                     size_location: name_place,
                     size_files: None,
-                    limit: LimitKind::Exact,
+                    limit: None,
                 }),
             );
         Ok(())

@@ -16,7 +16,7 @@ use super::spelling::find_nearest;
 use super::url::Url;
 
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
-const VOLUME_OPTIONS: [&str; 6] = ["files", "from", "lru", "mru", "warm", "watched"];
+const VOLUME_OPTIONS: [&str; 7] = ["exact", "files", "from", "lru", "mru", "warm", "watched"];
 
 /// In the place of the size of a scratch volume: it is measured.
 const UNKNOWN_SIZE: &str = "unknown";
@@ -231,8 +231,8 @@ impl WordCursor<'_, '_> {
         &mut self,
         kind: &mut VolumeKind,
         is_known: bool,
-    ) -> (Option<u64>, LimitKind) {
-        let (mut files, mut limit) = (None, LimitKind::Exact);
+    ) -> (Option<u64>, Option<LimitKind>) {
+        let (mut files, mut limit) = (None, None);
         while let Some(word) = self.words.get(self.next).cloned() {
             self.next += 1;
             let option = word.text.to_ascii_lowercase();
@@ -247,15 +247,25 @@ impl WordCursor<'_, '_> {
                     Ok(url) => *fill = Some(url),
                     Err(ReportedError) => break,
                 },
-                ("watched", VolumeKind::Scratch { .. }) if is_known => limit = LimitKind::Watched,
+                ("exact", VolumeKind::Scratch { .. }) if limit.is_none() => {
+                    limit = Some(LimitKind::Exact);
+                }
+                ("watched", VolumeKind::Scratch { .. }) if is_known && limit.is_none() => {
+                    limit = Some(LimitKind::Watched);
+                }
+                ("exact" | "watched", VolumeKind::Scratch { .. }) if limit.is_some() => {
+                    let hint = "a limit is kept in one way: write 'exact' or 'watched'";
+                    let message = format!("'{option}' follows another word for the same");
+                    self.diagnostics.error_hint(word.location, message, hint);
+                }
                 ("watched", VolumeKind::Scratch { .. }) => {
                     let hint = "what it held past its limit would be measured too";
                     let message = "a volume whose size is 'unknown' cannot be 'watched'";
                     self.diagnostics.error_hint(word.location, message, hint);
                 }
-                ("watched", VolumeKind::Cache { .. }) => {
+                ("exact" | "watched", VolumeKind::Cache { .. }) => {
                     let hint = "a cache volume always keeps its size exactly";
-                    let message = "'watched' belongs to scratch volumes only";
+                    let message = format!("'{option}' belongs to scratch volumes only");
                     self.diagnostics.error_hint(word.location, message, hint);
                 }
                 ("lru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Lru,

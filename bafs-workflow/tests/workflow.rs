@@ -119,10 +119,33 @@ fn a_watched_volume_has_its_margin_reserved() {
     let found: Vec<_> = found
         .map(|volume| (volume.limit, volume.size_bytes, volume.size_files))
         .collect();
-    let small = 1_000_000 + (256 << 20);
+    let small = 1_000_000 + (64 << 20);
     let expected = [
         (LimitKind::Watched, 110_000_000_000, 1_100_000),
         (LimitKind::Watched, small, 1_024 + 10_000),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn large_volumes_are_watched_unless_declared_exact() {
+    let text = "volume large scratch 10 GB\nvolume exact scratch 10 GB exact\n\
+        volume small scratch 600 MB\nvolume few scratch 10 GB files 1000\n\
+        volume any scratch unknown\nvolume seen cache file:///a 10 GB\n\
+        job a {\nexecutable = x\n}\nmount large a /l\nmount exact a /e\nmount small a /s\n\
+        mount few a /f\nmount any a /u\nmount seen a /c ro";
+    let workflow = parse_text(text);
+    let found = workflow.volumes.iter();
+    let found: Vec<_> = found
+        .map(|volume| (&*volume.name, volume.limit, volume.size_bytes))
+        .collect();
+    let expected = [
+        ("large", LimitKind::Watched, 11_000_000_000),
+        ("exact", LimitKind::Exact, 10_000_000_000),
+        ("small", LimitKind::Exact, 600_000_000),
+        ("few", LimitKind::Exact, 10_000_000_000),
+        ("any", LimitKind::Exact, 0),
+        ("seen", LimitKind::Exact, 10_000_000_000),
     ];
     assert_eq!(found, expected);
 }
@@ -148,7 +171,7 @@ const FULL_LANGUAGE_SAMPLE: &str = r#"
 volume in scratch 10MB files 7 from bafs://home:9000/in//x/   # filled
 volume db cache s3://bucket/db 3.5TB mru warm files 9
 volume db2 https://h/db?v=1 1.5 GiB lru
-volume out scratch 3500GB
+volume out scratch 3500GB exact
 job a {
     executable     = ./blastp        # a comment
     arguments      = -db '/data/my db' -evalue "1e-\"5\"" \

@@ -356,14 +356,14 @@ pub(crate) struct VolumeCreateArgs {
     /// Space to reserve.
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: String,
-    /// Files to reserve.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) files: u64,
+    /// Files to reserve; by default 10,000, for a larger scratch volume one per 16 KiB of its size.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) files: Option<u64>,
     /// How the node enforces the limits. `exact` rejects writes over a limit. `watched` gives jobs
     /// on the node the directory itself, at disk speed, and kills a job over a limit (exit code
-    /// 75).
-    #[arg(long, default_value = "exact", conflicts_with = "cache")]
-    pub(crate) limit: LimitEnforcement,
+    /// 75). The default is `watched` from 672 MB and 40,960 files on, else `exact`.
+    #[arg(long, conflicts_with = "cache")]
+    pub(crate) limit: Option<LimitEnforcement>,
     /// Fill the scratch volume from this home path (a URL).
     #[arg(long, value_name = "URL", conflicts_with = "cache", value_parser = path_text())]
     pub(crate) from: Option<String>,
@@ -701,6 +701,9 @@ pub(crate) struct AgentArgs {
     /// Prefix of the files with the job's output.
     #[arg(long, alias = "printed", value_name = "PREFIX")]
     pub(crate) output_prefix: Option<PathBuf>,
+    /// Start agents on the request of a node, which standard input leads to.
+    #[arg(long, conflicts_with_all = ["temporary_directory", "output_prefix"])]
+    pub(crate) spawner: bool,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
 }

@@ -51,13 +51,18 @@ impl ClusterClient {
     pub(crate) fn connect(cluster: &Path, catalog: &str) -> Result<Self> {
         let identity = load_user_identity(cluster)?;
         let pool = Pool::new(Arc::new(Dialer::new(&identity)?));
+        Ok(Self::with_pool(identity, pool, catalog))
+    }
+
+    /// Speaks by connections of this identity that others use too.
+    pub(crate) fn with_pool(identity: Identity, pool: Pool, catalog: &str) -> Self {
         let bearer = Bearer::new(identity.token.clone(), identity.verifier.clone());
-        Ok(Self {
+        Self {
             identity,
             pool,
             catalog: catalog.to_owned(),
             bearer: Arc::new(bearer),
-        })
+        }
     }
 
     /// A token for others to use, on one thing.
@@ -201,40 +206,18 @@ impl ClusterClient {
 
     /// The volume of this id or name, and its node.
     pub(crate) async fn find_volume(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
-        let mut matching = self.find_volumes(wanted).await?;
-        if matching.len() > 1 {
-            let one = |(node, v): &(Advert, VolumeStatus)| {
-                let failed = match v.state {
-                    VolumeState::Failed => ", failed",
-                    VolumeState::Creating | VolumeState::Ready => "",
-                };
-                format!("{} (on {}{failed})", v.spec.id, node.name)
-            };
-            let all: Vec<_> = matching.iter().map(one).collect();
-            bail!(
-                "several volumes are named '{wanted}'; give the id of one: {}",
-                all.join(", ")
-            );
-        }
-        matching.pop().context("a volume was found")
+        self.list_volumes_for_search().await?.find_one(wanted)
     }
 
     /// All volumes of this id or name, with their nodes: one at least.
     pub(crate) async fn find_volumes(&self, wanted: &str) -> Result<Vec<(Advert, VolumeStatus)>> {
-        let (mut volumes, silent) = self.list_volumes().await?;
-        let id = wanted.parse::<VolumeId>().ok();
-        volumes.retain(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted);
-        if volumes.is_empty() {
-            if !silent.is_empty() {
-                bail!(
-                    "volume '{wanted}' is on no reachable node; these nodes do not answer: {}; \
-                     repeat the command when they do",
-                    silent.join("; ")
-                );
-            }
-            bail!("no volume '{wanted}' on any live node; see `bafs volume list`");
-        }
-        Ok(volumes)
+        self.list_volumes_for_search().await?.find_all(wanted)
+    }
+
+    /// Every volume, to find several in.
+    pub(crate) async fn list_volumes_for_search(&self) -> Result<VolumeListing> {
+        let (volumes, silent) = self.list_volumes().await?;
+        Ok(VolumeListing { volumes, silent })
     }
 
     /// A home URL as the wire knows it.
@@ -267,6 +250,56 @@ impl ClusterClient {
             path,
             id: Some(home.id),
         })
+    }
+}
+
+/// Every volume of a cluster, as its nodes told at one time.
+#[derive(Debug)]
+pub(crate) struct VolumeListing {
+    volumes: Vec<(Advert, VolumeStatus)>,
+    /// Nodes that did not tell theirs, with why.
+    silent: Vec<String>,
+}
+
+impl VolumeListing {
+    /// The volume of this id or name, and its node.
+    pub(crate) fn find_one(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
+        let mut matching = self.find_all(wanted)?;
+        if matching.len() > 1 {
+            let one = |(node, v): &(Advert, VolumeStatus)| {
+                let failed = match v.state {
+                    VolumeState::Failed => ", failed",
+                    VolumeState::Creating | VolumeState::Ready => "",
+                };
+                format!("{} (on {}{failed})", v.spec.id, node.name)
+            };
+            let all: Vec<_> = matching.iter().map(one).collect();
+            bail!(
+                "several volumes are named '{wanted}'; give the id of one: {}",
+                all.join(", ")
+            );
+        }
+        matching.pop().context("a volume was found")
+    }
+
+    /// All volumes of this id or name, with their nodes: one at least.
+    pub(crate) fn find_all(&self, wanted: &str) -> Result<Vec<(Advert, VolumeStatus)>> {
+        let id = wanted.parse::<VolumeId>().ok();
+        let is_meant =
+            |(_, v): &&(Advert, VolumeStatus)| Some(v.spec.id) == id || v.spec.name == wanted;
+        let volumes: Vec<_> = self.volumes.iter().filter(is_meant).cloned().collect();
+        if volumes.is_empty() {
+            let silent = &self.silent;
+            if !silent.is_empty() {
+                bail!(
+                    "volume '{wanted}' is on no reachable node; these nodes do not answer: {}; \
+                     repeat the command when they do",
+                    silent.join("; ")
+                );
+            }
+            bail!("no volume '{wanted}' on any live node; see `bafs volume list`");
+        }
+        Ok(volumes)
     }
 }
 

@@ -8,11 +8,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use bafs_client::agent::{AgentOptions, Explain, TemporaryLocation};
-use bafs_client::entry_points::{EXIT_ENVIRONMENT, EnvironmentFailure, FailureFormat};
+use bafs_client::entry_points::{EXIT_ENVIRONMENT, EnvironmentFailure, FailureFormat, exec_main};
 use bafs_client::sandbox::{self, DirectoryRemover, JobPlan, JobSession, VolumeBind};
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
-use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, JobCommand, JobLimits, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::path::ROOT_PATH;
 use bafs_proto::token::{Resource, Right};
@@ -20,7 +19,7 @@ use bafs_proto::volume::{VolumeKind, VolumeStatus};
 use bafs_server::executor::machine_memory_bytes;
 
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, UsageError};
-use crate::client::ClusterClient;
+use crate::client::{ClusterClient, load_user_identity};
 use crate::init;
 use crate::locked_directory::{LockedDirectory, TemporaryDirectoryError};
 use crate::output::Printer;
@@ -55,41 +54,45 @@ pub(crate) fn run_exec(args: &ExecArgs, output: Printer) -> Result<ExitCode> {
         .map(|text| parse_mount(text))
         .collect::<Result<Vec<_>>>()?;
     check_mount_paths(&wanted)?;
-    let prepared = prepare_job(args, &wanted).and_then(|(spec, identity)| {
-        let directory = LockedDirectory::create("exec", false)?;
-        // Also where this process is killed.
-        let remover =
-            DirectoryRemover::start(directory.path()).context("cannot start a process")?;
-        Ok((spec, identity, (directory, remover)))
-    });
-    match prepared {
-        Ok((spec, identity, (directory, remover))) => {
-            let choices = agent_choices(args.explain, args.delegate, Durability::OnSync);
-            let place = TemporaryLocation {
-                directory: directory.path().to_owned(),
-                memory_bytes: machine_memory_bytes() / 2,
-            };
-            let code =
-                bafs_client::entry_points::exec_main(spec, identity, choices, Some(place), format);
-            drop(directory);
-            drop(remover);
-            Ok(code)
-        }
+    match start_exec(args, wanted, format) {
+        Ok(code) => Ok(code),
         Err(ExecStartError { error, .. }) if UsageError::is_cause_of(&error) => Err(error),
         // 1 would be the program's own.
         Err(not_begun) => Ok(report_start_error(&not_begun, format)),
     }
 }
 
-fn prepare_job(
+fn start_exec(
     args: &ExecArgs,
-    wanted: &[MountRequest],
-) -> Result<(JobSpec, Identity), ExecStartError> {
-    let mounts = find_volumes_on_thread(&args.client, wanted)?;
+    wanted: Vec<MountRequest>,
+    format: FailureFormat,
+) -> Result<ExitCode, ExecStartError> {
+    let directory = LockedDirectory::create("exec", false)?;
+    // Also where this process is killed.
+    let remover = DirectoryRemover::start(directory.path()).context("cannot start a process")?;
+    let place = TemporaryLocation {
+        directory: directory.path().to_owned(),
+        memory_bytes: machine_memory_bytes() / 2,
+    };
+    let identity = load_user_identity(&args.client.identity)?;
+    let choices = agent_choices(args.explain, args.delegate, Durability::OnSync);
+    let user = identity.clone();
+    let prepare = async move |pool| {
+        // One connection to a node is for the search and for the volumes.
+        let client = ClusterClient::with_pool(user, pool, &args.client.catalog);
+        prepare_job(args, find_volumes(&client, &wanted).await?)
+    };
+    let code = exec_main(prepare, identity, choices, Some(place), format);
+    drop(directory);
+    drop(remover);
+    code
+}
+
+fn prepare_job(args: &ExecArgs, mounts: Vec<MountSpec>) -> Result<JobSpec, ExecStartError> {
     check_single_writer(&mounts)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
     let directory = std::env::current_dir().context("the working directory no longer exists")?;
-    let spec = JobSpec {
+    Ok(JobSpec {
         name: executable.clone(),
         command: JobCommand {
             executable: executable.clone(),
@@ -105,11 +108,7 @@ fn prepare_job(
         mounts,
         op_deadline_ms: args.operation_timeout.saturating_mul(SECOND_MS),
         limits: JobLimits::default(),
-    };
-    Ok((
-        spec,
-        init::load_identity(&args.client.identity, Role::Agent)?,
-    ))
+    })
 }
 
 fn failure_format(output: Printer) -> FailureFormat {
@@ -202,6 +201,9 @@ fn check_mount_point(directory: &Path) -> Result<()> {
 /// Runs `bafs agent`.
 pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
     let choices = agent_choices(false, args.delegate, Durability::OnSync);
+    if args.spawner {
+        return bafs_client::agent_spawner::serve_agent_orders(&args.identity, choices);
+    }
     let memory = args.shared_memory.as_deref().map(parse_bytes);
     let memory_bytes = match memory.transpose().context("--shared-memory") {
         Ok(bytes) => bytes.unwrap_or(0),
@@ -353,7 +355,10 @@ fn find_volumes_on_thread(
                 .enable_all()
                 .build()
                 .context("cannot search for volumes")?;
-            let found = runtime.block_on(find_volumes(args, wanted));
+            let found = runtime.block_on(async {
+                let client = ClusterClient::new(args)?;
+                find_volumes(&client, wanted).await
+            });
             runtime.shutdown_background();
             found
         });
@@ -364,18 +369,23 @@ fn find_volumes_on_thread(
 }
 
 async fn find_volumes(
-    args: &ClientArgs,
+    client: &ClusterClient,
     wanted: &[MountRequest],
 ) -> Result<Vec<MountSpec>, ExecStartError> {
-    let client = ClusterClient::new(args)?;
     let mut mounts = Vec::with_capacity(wanted.len());
+    let Some(first) = wanted.first() else {
+        return Ok(mounts);
+    };
+    let of = |volume: &str, error| ExecStartError {
+        volume: Some(volume.to_owned()),
+        error,
+    };
+    let listed = client.list_volumes_for_search().await;
+    let listed = listed.map_err(|error| of(&first.volume, error))?;
     for want in wanted {
-        let found = client.find_volume(&want.volume).await;
-        let (node, status) = found.map_err(|error| ExecStartError {
-            volume: Some(want.volume.clone()),
-            error,
-        })?;
-        mounts.push(resolve_mount(&client, &node, &status, want)?);
+        let found = listed.find_one(&want.volume);
+        let (node, status) = found.map_err(|error| of(&want.volume, error))?;
+        mounts.push(resolve_mount(client, &node, &status, want)?);
     }
     Ok(mounts)
 }

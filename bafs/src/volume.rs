@@ -27,6 +27,10 @@ use crate::units::parse_bytes;
 
 const HOUR_MS: u64 = 3600 * 1000;
 
+/// Files of a volume of which the command says nothing: one for so many bytes, and the least.
+const BYTES_PER_FILE_DEFAULT: u64 = 16 << 10;
+const FILES_DEFAULT_MIN: u64 = 10_000;
+
 /// Time for calls that move the bytes of a volume, in milliseconds.
 const TRANSFER_TIMEOUT_MS: u64 = 24 * HOUR_MS;
 
@@ -67,17 +71,25 @@ async fn create_volume(args: VolumeCreateArgs, output: Printer) -> Result<()> {
             },
         },
     };
+    let size_bytes = requested_size(&args)?;
+    let by_size = match &kind {
+        VolumeKind::Scratch { .. } => size_bytes / BYTES_PER_FILE_DEFAULT,
+        VolumeKind::Cache { .. } => 0,
+    };
+    let size_files = args.files.unwrap_or(by_size.max(FILES_DEFAULT_MIN));
+    let limit = match (&kind, args.limit) {
+        (VolumeKind::Scratch { .. }, Some(LimitEnforcement::Watched)) => LimitKind::Watched,
+        (VolumeKind::Scratch { .. }, None) => LimitKind::for_size(size_bytes, size_files),
+        (VolumeKind::Cache { .. }, _) | (_, Some(LimitEnforcement::Exact)) => LimitKind::Exact,
+    };
     let spec = VolumeSpec {
         id: VolumeId::random(),
         name: args.name.clone(),
         owner: owner_name(),
         kind,
-        size_bytes: requested_size(&args)?,
-        size_files: args.files,
-        limit: match args.limit {
-            LimitEnforcement::Exact => LimitKind::Exact,
-            LimitEnforcement::Watched => LimitKind::Watched,
-        },
+        size_bytes,
+        size_files,
+        limit,
         lifetime_ms: args.lifetime_hours.saturating_mul(HOUR_MS),
     };
     let status = create_on_node(&client, &node, spec).await?;

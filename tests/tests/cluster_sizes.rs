@@ -268,7 +268,7 @@ fn cluster_blames_no_job_for_a_full_disk() -> Result<()> {
 #[test]
 fn cluster_refuses_watched_volumes_without_margin_space() -> Result<()> {
     let name = "cluster_refuses_watched_volumes_without_margin_space";
-    let Some(world) = start_cluster(name, &["100MB"])? else {
+    let Some(world) = start_cluster(name, &["80MB"])? else {
         return Ok(());
     };
     let create = [
@@ -277,7 +277,7 @@ fn cluster_refuses_watched_volumes_without_margin_space() -> Result<()> {
     let mut command: Command = world.bafs_command(&[&create[..], &["--size", "16MB"]].concat());
     let told = printed_text(&command.output().context("it says why")?);
     ensure!(
-        told.contains("needs 284435456 bytes (with the margin"),
+        told.contains("needs 83108864 bytes (with the margin"),
         "{told}"
     );
     Ok(())

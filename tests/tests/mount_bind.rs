@@ -98,13 +98,58 @@ fn mount_bind_reserves_a_margin() -> Result<()> {
     let Some(world) = start_cluster("mount_bind_reserves_a_margin")? else {
         return Ok(());
     };
-    // 1 GB less twice 20 MB and 256 MiB: a third one has no room for its margin.
-    create_volume(&world, "w", "20MB", "1000")?;
-    create_volume(&world, "x", "20MB", "1000")?;
+    // 1 GB less eleven times 20 MB and 64 MiB: a twelfth one has no room for its margin.
+    for number in 1..11 {
+        create_volume(&world, &format!("w{number}"), "20MB", "1000")?;
+    }
     ensure!(
-        create_volume(&world, "y", "20MB", "1000").is_err(),
-        "a fourth one"
+        create_volume(&world, "x", "20MB", "1000").is_err(),
+        "a twelfth one"
     );
+    Ok(())
+}
+
+#[test]
+fn mount_bind_is_the_default_of_large_volumes() -> Result<()> {
+    let name = "mount_bind_is_the_default_of_large_volumes";
+    let Some(world) = exec_job::start_cluster(name, "5GB")? else {
+        return Ok(());
+    };
+    let create = ["volume", "create", "--node", "n1", "--size"];
+    let make = |more: &[&str]| world.run_json(&[&create[..], more].concat());
+    make(&["700MB", "v"])?;
+    check_job(&world, "echo x > /vol/f; ls /vol", "f")?;
+    world.run_json(&["volume", "delete", "v"])?;
+    make(&["700MB", "v", "--limit", "exact"])?;
+    exec_job::check_job(&world, &[], "as its owner asked for", "ls /vol", "")?;
+    world.run_json(&["volume", "delete", "v"])?;
+    make(&["600MB", "v"])?;
+    exec_job::check_job(&world, &[], "too small to be watched", "ls /vol", "")
+}
+
+/// A limit past which a job writes as fast as it can: what it holds at its end is within the
+/// margin that is reserved for that.
+#[test]
+fn mount_bind_margin_holds_what_jobs_write() -> Result<()> {
+    let name = "mount_bind_margin_holds_what_jobs_write";
+    let Some(world) = exec_job::start_cluster(name, "5GB")? else {
+        return Ok(());
+    };
+    let create = ["volume", "create", "v", "--node", "n1", "--size", "700MB"];
+    world.run_json(&create)?;
+    let held = |field: &str| -> Result<u64> {
+        let shown = world.run_json(&["volume", "show", "v"])?;
+        shown[field].as_u64().context("a number")
+    };
+    let fill = "cd /vol; for i in 1 2; do cat /dev/zero > f$i & done; wait";
+    check_job_is_ended(&world, fill, "make it larger")?;
+    let bytes = held("used_bytes")?;
+    ensure!((700_000_000..770_000_000).contains(&bytes), "{bytes} bytes");
+    let many = "cd /vol; rm -f f*; for i in 1 2; do mkdir $i; (cd $i; seq 200000 | \
+        xargs -n 1000 touch) & done; wait";
+    check_job_is_ended(&world, many, "make it larger")?;
+    let files = held("used_files")?;
+    ensure!((42_724..52_724).contains(&files), "{files} files");
     Ok(())
 }
 

@@ -298,8 +298,14 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Peers,
     },
     Package {
+        name: "rclone",
+        reason: "a file system to compare with",
+        content: PackageContent::Programs(&["rclone"]),
+        first_needed_by: Purpose::Peers,
+    },
+    Package {
         name: "openssh-server",
-        reason: "the server of sshfs",
+        reason: "the server of sshfs and rclone",
         content: PackageContent::Programs(&["sshd"]),
         first_needed_by: Purpose::Peers,
     },

@@ -61,6 +61,11 @@ impl Delegation {
         if !lacks {
             self.learn_result((caller, op, &question), result);
         }
+        if let (FileOp::ReadDirectory { handle, cookie, .. }, Ok(FileReply::Entries(entries))) =
+            (op, &*result)
+        {
+            self.learn_page(inodes, &question, (*handle, *cookie), entries);
+        }
         let is_true = match result {
             Ok(FileReply::Attr(attr)) => !lacks && self.queries.is_current(&question, attr.ino),
             _ => true,
@@ -264,6 +269,7 @@ mod tests {
     use bafs_proto::ids::Epoch;
 
     use super::super::delegation::{Decision, DelegatedRequest};
+    use super::super::inode_map::OpenParameters;
     use super::super::operation_log::Space;
     use super::*;
 
@@ -733,5 +739,101 @@ mod tests {
             .delegation
             .set_free_space(AMPLE_SPACE, writer.delegation.query_count());
         assert!(is_answered(&writer.decide(&write(handle, 200 << 20))));
+    }
+
+    fn entry_of(name: &str, attr: Attr, cookie: u64) -> DirectoryEntry {
+        DirectoryEntry {
+            ino: attr.ino,
+            cookie,
+            name: name.into(),
+            mode: attr.mode,
+            attr: Some(attr),
+        }
+    }
+
+    /// A directory `d` of before, open, of which the program reads a page of one file and the end.
+    fn read_directory(writer: &mut Writer, is_changed: bool) -> InodeNo {
+        let seen = attr(InodeNo(20), 0o040_755, 2);
+        let directory = writer.known.record_lookup(ROOT, &b"d".to_vec(), &seen);
+        writer.delegation.metadata.store_attr(&seen);
+        writer.delegation.metadata.add_name(ROOT, &b"d".to_vec());
+        let opening = OpenParameters {
+            ino: directory,
+            flags: 0,
+            is_directory: true,
+        };
+        let handle = writer.known.add_handle(opening, HandleId(5));
+        let file = attr(InodeNo(21), 0o100_644, 1);
+        writer.known.record_lookup(directory, &b"f".to_vec(), &file);
+        for (cookie, entries) in [(0, vec![entry_of("f", file, 1)]), (1, Vec::new())] {
+            let page = FileOp::ReadDirectory {
+                handle,
+                cookie,
+                bytes_max: 4096,
+                plus: true,
+            };
+            let question = writer.ask(&page);
+            writer.receive_answer(&page, question, FileReply::Entries(entries));
+            if is_changed && cookie == 0 {
+                writer
+                    .delegation
+                    .metadata
+                    .add_name(directory, &b"g".to_vec());
+            }
+        }
+        directory
+    }
+
+    #[test]
+    fn emptied_directories_are_removed_early() {
+        let mut writer = Writer::new();
+        let directory = read_directory(&mut writer, false);
+        let remove = FileOp::RemoveDirectory {
+            parent: ROOT,
+            name: "d".into(),
+        };
+        assert!(!is_answered(&writer.decide(&remove)), "it has a file");
+        let unlink = FileOp::Unlink {
+            parent: directory,
+            name: "f".into(),
+        };
+        assert!(is_answered(&writer.decide(&unlink)));
+        assert!(is_answered(&writer.decide(&remove)));
+        let name = "d".into();
+        let again = writer.decide(&FileOp::Lookup { parent: ROOT, name });
+        assert!(matches!(again, Decision::Answer(Err(Errno(libc::ENOENT)))));
+        writer.acknowledge_all();
+        assert_eq!(writer.known.inode_by_name(ROOT, &b"d".to_vec()), None);
+    }
+
+    #[test]
+    fn directories_that_changed_while_listed_stay_unknown() {
+        let mut writer = Writer::new();
+        let directory = read_directory(&mut writer, true);
+        assert!(writer.delegation.metadata.is_worth_listing(directory));
+        let unlink = FileOp::Unlink {
+            parent: directory,
+            name: "f".into(),
+        };
+        assert!(is_answered(&writer.decide(&unlink)));
+        let (parent, name) = (ROOT, "d".into());
+        let remove = FileOp::RemoveDirectory { parent, name };
+        assert!(!is_answered(&writer.decide(&remove)));
+    }
+
+    #[test]
+    fn a_listings_reference_passes_to_the_kernel() {
+        let mut writer = Writer::new();
+        let file = attr(InodeNo(30), 0o100_644, 1);
+        let ino = writer.known.record_lookup(ROOT, &b"f".to_vec(), &file);
+        writer.delegation.metadata.add_name(ROOT, &b"f".to_vec());
+        writer.delegation.metadata.store_attr(&file);
+        assert!(writer.delegation.metadata.add_listed(ROOT, ino));
+        let (parent, name) = (ROOT, "f".into());
+        assert!(is_answered(
+            &writer.decide(&FileOp::Lookup { parent, name })
+        ));
+        assert_eq!(writer.known.forget(ino, 1), Some((file.ino, 1)));
+        assert!(writer.delegation.metadata.take_all_listed(ROOT).is_empty());
     }
 }

@@ -20,6 +20,7 @@
 //! | create, make directory | the name is known to be free, and the caller owns what it makes |
 //! | write | the file is regular, without set-id bits |
 //! | unlink | the session holds the file, and the log has not touched the name |
+//! | remove directory | the same, and all names in it are known, which are none |
 //! | rename | the file has one name, and the new name is free |
 //! | change of mode or times | size, owner and set-id bits stay |
 //! | open | the mode permits it, and a descriptor is left |
@@ -39,7 +40,7 @@
 //!
 //! The choice is recorded in `docs/decisions/0018-write-delegation.md`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::file_op::{
     Attr, AttrChange, ByName, Caller, Errno, FileOp, FileReply, FileResult, FileTime, S_IFMT,
@@ -50,6 +51,7 @@ use bafs_proto::limits::NAME_BYTES_MAX;
 use bytes::Bytes;
 use nix::libc;
 
+use super::delegated_directories::DirectoryStream;
 use super::inflight_queries::InflightQueries;
 use super::inode_map::{InodeMap, OpenParameters};
 use super::metadata_cache::MetadataCache;
@@ -118,6 +120,8 @@ pub struct Delegation {
     /// How a new file and a new directory look.
     pub(super) new_file_attr: Option<Attr>,
     pub(super) new_directory_attr: Option<Attr>,
+    /// Directories that programs read from the start, as far as they have come.
+    pub(super) streams: BTreeMap<HandleId, DirectoryStream>,
 }
 
 /// An operation and all that a decision about it needs.
@@ -167,6 +171,10 @@ impl Delegation {
                 let removed = self.unlink(inodes, request, *parent, name);
                 removed.unwrap_or_else(|| self.query_after_log())
             }
+            FileOp::RemoveDirectory { parent, name } => {
+                let removed = self.remove_directory(inodes, request, *parent, name);
+                removed.unwrap_or_else(|| self.query_after_log())
+            }
             FileOp::Rename {
                 parent,
                 name,
@@ -205,10 +213,16 @@ impl Delegation {
             | FileOp::GetXattr { ino, .. }
             | FileOp::ListXattr { ino }
             | FileOp::OpenDirectory { ino } => self.query_about(&[*ino]),
-            FileOp::Read { handle, .. } => match inodes.open_parameters(*handle) {
-                Some(OpenParameters { ino, .. }) => self.query_about(&[ino]),
-                None => self.query_after_log(),
-            },
+            FileOp::ReleaseDirectory { handle } => {
+                self.end_stream(*handle);
+                self.query_after_log()
+            }
+            FileOp::Read { handle, .. } | FileOp::ReadDirectory { handle, .. } => {
+                match inodes.open_parameters(*handle) {
+                    Some(OpenParameters { ino, .. }) => self.query_about(&[ino]),
+                    None => self.query_after_log(),
+                }
+            }
             _ => self.query_after_log(),
         }
     }
@@ -218,7 +232,7 @@ impl Delegation {
     }
 
     /// The server is asked as soon as it knows all about these files.
-    fn query_about(&self, files: &[InodeNo]) -> Decision {
+    pub(super) fn query_about(&self, files: &[InodeNo]) -> Decision {
         let busy = files
             .iter()
             .filter_map(|ino| self.log.last_position_of(*ino))
@@ -244,7 +258,10 @@ impl Delegation {
         if let Some(ino) = ino.filter(|_| is_there != Some(false))
             && let Some(attr) = self.metadata.attr(ino)
         {
-            inodes.count_lookup(ino);
+            // The reference of a listing becomes the kernel's.
+            if !self.metadata.take_listed(ino) {
+                inodes.count_lookup(ino);
+            }
             return Decision::Answer(Ok(FileReply::Attr(attr)));
         }
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
@@ -563,7 +580,9 @@ impl Delegation {
             inodes.set_birth(ino, attr.btime_ns);
         }
         match &entry.op {
-            FileOp::Unlink { parent, name } => inodes.remove_name(*parent, name),
+            FileOp::Unlink { parent, name } | FileOp::RemoveDirectory { parent, name } => {
+                inodes.remove_name(*parent, name)
+            }
             FileOp::Rename {
                 parent,
                 name,

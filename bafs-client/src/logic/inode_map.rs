@@ -449,6 +449,15 @@ impl InodeMap {
         self.is_deferred(handle).then_some(promised)
     }
 
+    /// Whether an operation reads by such a handle a file that the present session has.
+    pub fn is_deferred_read(&self, op: &FileOp) -> bool {
+        let FileOp::Read { handle, .. } = op else {
+            return false;
+        };
+        let open = self.handles.get(handle);
+        open.is_some_and(|open| self.is_deferred(*handle) && self.is_present(open.ino))
+    }
+
     /// Whether operations name a handle to the present session by the number of
     /// [`Self::open_numbered`], so that the session must open it so.
     pub fn is_numbered_open(&self, given: HandleId) -> bool {

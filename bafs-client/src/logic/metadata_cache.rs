@@ -25,6 +25,10 @@ pub struct MetadataCache {
     oversized_directories: BTreeSet<InodeNo>,
     /// Directories that are being listed.
     inflight_listings: BTreeMap<InodeNo, DirectoryListings>,
+    /// Files that a listing gave a reference which the kernel does not have, by their directories,
+    listed_files: BTreeMap<InodeNo, BTreeSet<InodeNo>>,
+    /// and their directories.
+    listing_directories: BTreeMap<InodeNo, InodeNo>,
     /// Files without capabilities, for which the kernel asks before each write.
     files_without_capabilities: BTreeSet<InodeNo>,
 }
@@ -57,6 +61,8 @@ impl Default for MetadataCache {
             names_max: CACHED_NAMES_MAX,
             oversized_directories: BTreeSet::new(),
             inflight_listings: BTreeMap::new(),
+            listed_files: BTreeMap::new(),
+            listing_directories: BTreeMap::new(),
             files_without_capabilities: BTreeSet::new(),
         }
     }
@@ -199,6 +205,50 @@ impl MetadataCache {
             .map(|names| names.contains(name))
     }
 
+    /// Whether a directory surely has no names.
+    pub fn is_known_empty(&self, directory: InodeNo) -> bool {
+        let names = self.complete_directories.get(&directory);
+        let is_own = |name: &ByName| matches!(&name[..], b"." | b"..");
+        names.is_some_and(|names| names.iter().all(is_own))
+    }
+
+    /// How many files have a reference of a listing.
+    pub fn listed_count(&self) -> usize {
+        self.listing_directories.len()
+    }
+
+    /// A listing of a directory gave a file a reference. Whether it had none of a listing before.
+    pub fn add_listed(&mut self, directory: InodeNo, ino: InodeNo) -> bool {
+        if self.listing_directories.contains_key(&ino) {
+            return false;
+        }
+        self.listing_directories.insert(ino, directory);
+        self.listed_files.entry(directory).or_default().insert(ino)
+    }
+
+    /// The kernel gets the reference that a file has of a listing, if it has one.
+    pub fn take_listed(&mut self, ino: InodeNo) -> bool {
+        let Some(directory) = self.listing_directories.remove(&ino) else {
+            return false;
+        };
+        if let Some(files) = self.listed_files.get_mut(&directory) {
+            files.remove(&ino);
+            if files.is_empty() {
+                self.listed_files.remove(&directory);
+            }
+        }
+        true
+    }
+
+    /// The files in a directory that have a reference of a listing; they lose it.
+    pub fn take_all_listed(&mut self, directory: InodeNo) -> BTreeSet<InodeNo> {
+        let files = self.listed_files.remove(&directory).unwrap_or_default();
+        for ino in &files {
+            self.listing_directories.remove(ino);
+        }
+        files
+    }
+
     /// Whether it is worth to look at all names of a directory.
     pub fn is_worth_listing(&self, directory: InodeNo) -> bool {
         !self.complete_directories.contains_key(&directory)
@@ -212,17 +262,24 @@ impl MetadataCache {
         listings.change_count
     }
 
+    /// A listing of a directory is given up.
+    pub fn cancel_listing(&mut self, directory: InodeNo) {
+        if let Some(listings) = self.inflight_listings.get_mut(&directory) {
+            listings.inflight -= 1;
+            if listings.inflight == 0 {
+                self.inflight_listings.remove(&directory);
+            }
+        }
+    }
+
     /// A directory was listed whole, or has too many names for that. They count if none of them
     /// changed since the listing began.
     pub fn end_listing(&mut self, directory: InodeNo, begun: u64, names: Option<BTreeSet<ByName>>) {
         let mut changes = begun;
         if let Some(listings) = self.inflight_listings.get_mut(&directory) {
             changes = listings.change_count;
-            listings.inflight -= 1;
-            if listings.inflight == 0 {
-                self.inflight_listings.remove(&directory);
-            }
         }
+        self.cancel_listing(directory);
         match names {
             Some(names) if self.name_count + names.len() <= self.names_max => {
                 if changes == begun && !self.complete_directories.contains_key(&directory) {

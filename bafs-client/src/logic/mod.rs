@@ -1,6 +1,7 @@
 //! What the agent decides without waiting: no clock, no file, no network.
 
 pub mod attribute_updates;
+mod delegated_directories;
 mod delegated_opens;
 mod delegated_renames;
 mod delegated_space;

@@ -237,7 +237,9 @@ pub fn marker_name(op: &FileOp) -> Option<(InodeNo, &ByName, bool)> {
         FileOp::Create { parent, name, .. } | FileOp::MakeDirectory { parent, name, .. } => {
             Some((*parent, name, true))
         }
-        FileOp::Unlink { parent, name } => Some((*parent, name, false)),
+        FileOp::Unlink { parent, name } | FileOp::RemoveDirectory { parent, name } => {
+            Some((*parent, name, false))
+        }
         _ => None,
     }
 }

@@ -20,6 +20,8 @@ pub struct RecoverySearch<'a> {
     creators: BTreeMap<InodeNo, usize>,
     /// What renames the names that entries make.
     renamers: BTreeMap<(InodeNo, &'a ByName), usize>,
+    /// What removes directories.
+    removers: BTreeMap<InodeNo, usize>,
     /// All before this one have run,
     executed: usize,
     /// and none from here on.
@@ -49,12 +51,17 @@ impl<'a> RecoverySearch<'a> {
             FileOp::Rename { parent, name, .. } => Some(((*parent, name), at)),
             _ => None,
         });
+        let removers = places.clone().filter_map(|(at, entry)| match entry.op {
+            FileOp::RemoveDirectory { .. } => entry.files[1].map(|directory| (directory, at)),
+            _ => None,
+        });
         let makers = places.filter_map(|(at, entry)| entry.created.0.map(|ino| (ino, at)));
         Self {
             entries,
             marker_entries: named.map(|(at, _)| at).collect(),
             creators: makers.collect(),
             renamers: renamers.collect(),
+            removers: removers.collect(),
             executed: 0,
             not_executed: entries.len(),
         }
@@ -77,12 +84,18 @@ impl<'a> RecoverySearch<'a> {
         {
             look = self.probe_at(*renamer)?;
         }
-        // A directory that may not be there yet is looked for first; who made it comes before.
-        while let Some(maker) = self.creators.get(&look.parent)
-            && *maker >= self.executed
-            && *maker < look.entry_index
-        {
-            look = self.probe_at(*maker)?;
+        // A directory that may not be there yet, or not any more, is looked for first. Each step
+        // leads nearer to the root.
+        for _ in 0..self.entries.len() {
+            let maker = self.creators.get(&look.parent).copied();
+            let maker = maker.filter(|at| (self.executed..look.entry_index).contains(at));
+            let remover = self.removers.get(&look.parent).copied();
+            let remover =
+                remover.filter(|at| (look.entry_index + 1..self.not_executed).contains(at));
+            let Some(other) = remover.or(maker) else {
+                break;
+            };
+            look = self.probe_at(other)?;
         }
         Some(look)
     }
@@ -148,8 +161,8 @@ mod tests {
         }
     }
 
-    /// Directories below each other, files in them, names that go or become others, and operations
-    /// on none.
+    /// Directories below each other, files in them, names that go or become others, directories of
+    /// before that are emptied and removed, and operations on none.
     fn random_log(
         rng: &mut SeededNumbers,
         length: usize,
@@ -158,11 +171,19 @@ mod tests {
         let (mut entries, mut there) = (Vec::new(), BTreeSet::new());
         // Files under names that may still become others.
         let mut files = Vec::new();
+        let mut old_directories = Vec::new();
+        for number in 0..3 {
+            let (ino, name) = (InodeNo(10 + number), format!("old-{number}").into_bytes());
+            let inner: Vec<ByName> = (0..4).map(|it| vec![b'a' + it]).collect();
+            there.insert((InodeNo::ROOT, name.clone()));
+            there.extend(inner.iter().map(|file| (ino, file.clone())));
+            old_directories.push((ino, name, inner));
+        }
         for number in 0..length {
             let parent = directories[rng.below(directories.len())];
             let name = number.to_string().into_bytes();
             let ino = InodeNo(100 + number as u64);
-            entries.push(match rng.below(7) {
+            entries.push(match rng.below(8) {
                 0 | 1 => {
                     files.push((parent, name.clone()));
                     let (mode, flags) = (0o644, 0);
@@ -197,6 +218,23 @@ mod tests {
                     };
                     entry(op, None)
                 }
+                6 if !old_directories.is_empty() => {
+                    let at = rng.below(old_directories.len());
+                    let (parent, _, inner) = &mut old_directories[at];
+                    match inner.pop() {
+                        Some(name) => {
+                            let parent = *parent;
+                            entry(FileOp::Unlink { parent, name }, None)
+                        }
+                        None => {
+                            let (ino, name, _) = old_directories.swap_remove(at);
+                            let parent = InodeNo::ROOT;
+                            let files = [Some(parent), Some(ino), None];
+                            let removal = entry(FileOp::RemoveDirectory { parent, name }, None);
+                            LogEntry { files, ..removal }
+                        }
+                    }
+                }
                 _ => entry(FileOp::StatFs, None),
             });
         }
@@ -225,8 +263,13 @@ mod tests {
                 let made = entries[..ran]
                     .iter()
                     .any(|it| it.created.0 == Some(look.parent));
-                let is_before = look.parent == InodeNo::ROOT;
-                assert!(made || is_before, "seed {seed}: no such directory yet");
+                let is_before = look.parent.0 < 100;
+                let is_removed = entries[..ran].iter().any(|it| {
+                    let removes = matches!(it.op, FileOp::RemoveDirectory { .. });
+                    removes && it.files[1] == Some(look.parent)
+                });
+                let is_there = (made || is_before) && !is_removed;
+                assert!(is_there, "seed {seed}: no such directory");
                 search.record_probe(look, there.contains(&(look.parent, look.name.clone())));
                 looks += 1;
             }

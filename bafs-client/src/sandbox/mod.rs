@@ -6,8 +6,8 @@
 //! ```text
 //! bafs exec   enter_private()     own mounts; FUSE sessions go on Sandbox::mount_point()
 //!   │ one socket pair: order, requests, reports; its end is the agent's death
-//!   └ bafs job-init outer         makes mount, process and IPC name spaces; waits
-//!       └ bafs job-init inner     process 1: builds the root, gives up rights, reaps
+//!   └ outer stage                 makes mount, process and IPC name spaces; waits
+//!       └ inner stage             process 1: builds the root, gives up rights, reaps
 //!           └ the job
 //! ```
 //!
@@ -45,6 +45,7 @@ mod check;
 mod completed_environment;
 mod control;
 mod executable;
+mod forked_process;
 mod image_root;
 mod job_user;
 mod limits;
@@ -64,6 +65,7 @@ mod temporary_directories;
 mod user_names;
 
 pub use check::{Check, CheckStatus, check_host};
+pub use forked_process::ReservedStage;
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
 pub use mount_point_holder::DirectoryRemover;
 pub use outcome::{JobUsage, NotStarted, NotStartedReason, SandboxOutcome, SandboxReport};
@@ -73,5 +75,5 @@ pub use plan::{
 };
 pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
-pub use stages::{dispatch_job_init, job_init_main};
+pub use stages::{dispatch_job_init, job_init_main, reserve_stage};
 pub use temporary_directories::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};

@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
 
+use super::forked_process::{LinkedProcess, ReservedStage, StageProcess, fork_child};
 use super::limits::PLAN_BYTES_MAX;
 use super::mount_points::{MountPoints, is_needed};
 use super::plan::{JobPlan, VolumeBind};
@@ -33,12 +34,18 @@ struct HolderTask {
 
 /// Keeps the mount points of a job until it is dropped.
 #[derive(Debug)]
-pub(super) struct MountPointHolder(Child);
+pub(super) struct MountPointHolder {
+    _process: LinkedProcess,
+}
 
 impl MountPointHolder {
     /// Has the mount points made that the host lacks, if it lacks any. What cannot be made is left
-    /// to a stand-in.
-    pub(super) fn start(plan: &JobPlan, base: &Path) -> io::Result<Option<Self>> {
+    /// to a stand-in. A reserved process starts the keeper faster.
+    pub(super) fn start(
+        plan: &JobPlan,
+        base: &Path,
+        reserved: Option<&ReservedStage>,
+    ) -> io::Result<Option<Self>> {
         // Nothing of the host is a mount point in another root.
         if plan.root().is_some() {
             return Ok(None);
@@ -57,70 +64,60 @@ impl MountPointHolder {
         ) {
             return Ok(None);
         }
-        let mut child = Command::new(OWN_EXECUTABLE)
-            .arg0("bafs")
-            .args([SUBCOMMAND, HOLDER])
-            .env_clear()
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
+        let (task, mut input) = io::pipe()?;
+        let (mut output, ready) = io::pipe()?;
+        let child = match reserved {
+            Some(reserved) => {
+                reserved.start_holder(task, ready)?;
+                None
+            }
+            None => {
+                let spawned = Command::new(OWN_EXECUTABLE)
+                    .arg0("bafs")
+                    .args([SUBCOMMAND, HOLDER])
+                    .env_clear()
+                    .stdin(task)
+                    .stdout(ready)
+                    .stderr(Stdio::null())
+                    .spawn()?;
+                Some(StageProcess::Spawned(spawned))
+            }
+        };
         let mut line = serde_json::to_vec(&wanted)?;
         line.push(b'\n');
-        if let Some(input) = &mut child.stdin {
-            input.write_all(&line)?;
-        }
-        if let Some(output) = child.stdout.take() {
-            // It ends with the process, too.
-            BufReader::new(output).read_line(&mut String::new())?;
-        }
-        Ok(Some(Self(child)))
-    }
-}
-
-impl Drop for MountPointHolder {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        if let Err(error) = self.0.wait() {
-            tracing::debug!(%error, "mount points of a job may remain on the host");
-        }
+        input.write_all(&line)?;
+        // It ends with the process, too.
+        let _ = output.read(&mut [0])?;
+        Ok(Some(Self {
+            _process: match child {
+                Some(child) => LinkedProcess::child(input, child),
+                None => LinkedProcess::linked(input, output),
+            },
+        }))
     }
 }
 
 /// Removes a directory for temporary files when its agent has ended in any way.
 #[derive(Debug)]
-pub struct DirectoryRemover(Child);
+pub struct DirectoryRemover {
+    _process: LinkedProcess,
+}
 
 impl DirectoryRemover {
-    /// Starts the process that will remove `directory`.
+    /// Starts the process that will remove `directory`. Call it with one thread.
     ///
     /// # Errors
     /// The system gives no process.
     pub fn start(directory: &Path) -> io::Result<Self> {
-        let child = Command::new(OWN_EXECUTABLE)
-            .arg0("bafs")
-            .args([SUBCOMMAND, REMOVER])
-            .arg(directory)
-            .env_clear()
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(Self(child))
-    }
-}
-
-impl Drop for DirectoryRemover {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        if let Err(error) = self.0.wait() {
-            tracing::debug!(%error, "temporary files may remain");
-        }
+        let (until, input) = io::pipe()?;
+        let child = fork_child(REMOVER, until.into(), None, || remove_at_end(directory))?;
+        let _process = LinkedProcess::child(input, StageProcess::Forked(child));
+        Ok(Self { _process })
     }
 }
 
 /// The removing process' own part.
-pub(super) fn remove_at_end(directory: &Path) -> io::Result<()> {
+fn remove_at_end(directory: &Path) -> io::Result<()> {
     // A key that ends the program must not end this first.
     SigSet::all().thread_block()?;
     io::copy(&mut io::stdin(), &mut io::sink())?;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
+use super::forked_process::{ReservedStage, StageProcess};
 use super::limits::{KILL_GRACE, KILL_MAX, REPORT_BYTES_MAX};
 use super::mount_point_holder::MountPointHolder;
 use super::mounts;
@@ -40,6 +41,8 @@ pub struct Sandbox {
     mount_base: PathBuf,
     mount_point_count: AtomicU32,
     descriptor_limit: Option<u64>,
+    /// Becomes the outer stage of the first job.
+    reserved_stage: Mutex<Option<ReservedStage>>,
 }
 
 /// Why a job could not be started.
@@ -69,7 +72,18 @@ impl Sandbox {
             mount_base: base,
             mount_point_count: AtomicU32::new(0),
             descriptor_limit: getrlimit(Resource::Nofile).current,
+            reserved_stage: Mutex::default(),
         })
+    }
+
+    /// The same, with the process that becomes the outer stage of its first job.
+    #[must_use]
+    pub fn with_reserved_stage(self, stage: ReservedStage) -> Self {
+        let reserved_stage = Mutex::new(Some(stage));
+        Self {
+            reserved_stage,
+            ..self
+        }
     }
 
     /// A new empty directory on which to mount a volume, invisible outside this agent.
@@ -114,42 +128,38 @@ impl Sandbox {
         };
 
         let (ours, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(OWN_EXECUTABLE);
-        command
-            .arg0("bafs")
-            .args([SUBCOMMAND, OUTER, &name])
-            .env_clear()
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null());
-        if let Some((heartbeat, silence)) = watched {
-            command.arg(silence.as_millis().to_string());
-            command.stdout(OwnedFd::from(heartbeat));
-        }
         let shared = Arc::new(RunningJobState {
             socket: ours,
             progress: Mutex::default(),
             changed: Condvar::new(),
         });
+        let reserved = self.reserved_stage.lock();
+        let reserved = reserved.unwrap_or_else(PoisonError::into_inner).take();
         let (started, start_receiver) = mpsc::channel();
         let (finished, report) = oneshot::channel();
-        let watched = Arc::clone(&shared);
-        // The stages die with the thread that started them: it must be one that lives as long
-        // as the job, which a thread of an async runtime does not promise.
+        let supervisor = Arc::clone(&shared);
+        // Stages that are started anew die with the thread that started them: it must be one that
+        // lives as long as the job, which a thread of an async runtime does not promise.
         thread::Builder::new()
             .name("bafs-job".to_owned())
             .spawn(move || {
-                let spawned = command.spawn();
-                // The command still holds the stages' end of the socket.
-                drop(command);
+                let base = Path::new(&order.mount_base);
+                let hold = |reserved| MountPointHolder::start(&order.plan, base, reserved);
+                let spawned = match reserved {
+                    Some(stage) => {
+                        let points = hold(Some(&stage));
+                        let outer = stage.become_outer(theirs.into(), watched);
+                        outer.map(|outer| (outer, points))
+                    }
+                    None => spawn_outer(&name, theirs, watched).map(|outer| (outer, hold(None))),
+                };
                 match spawned {
-                    Ok(child) => {
-                        memory::restore_oom_score(child.id());
+                    Ok((outer, points)) => {
+                        memory::restore_oom_score(outer.id());
                         let _ = started.send(Ok(()));
-                        let points =
-                            MountPointHolder::start(&order.plan, Path::new(&order.mount_base));
                         // Without them the job has stand-ins, and is told so.
                         let points = points.unwrap_or_default();
-                        let report = watched.supervise(child, &order, passed);
+                        let report = supervisor.supervise(outer, &order, passed);
                         // No process of the job uses them any more.
                         drop(points);
                         // Nobody may be waiting any more.
@@ -164,6 +174,26 @@ impl Sandbox {
             report,
         })
     }
+}
+
+/// Starts the outer stage as the program anew.
+fn spawn_outer(
+    job: &str,
+    socket: UnixStream,
+    watched: Option<(UnixStream, Duration)>,
+) -> io::Result<StageProcess> {
+    let mut command = Command::new(OWN_EXECUTABLE);
+    command
+        .arg0("bafs")
+        .args([SUBCOMMAND, OUTER, job])
+        .env_clear()
+        .stdin(OwnedFd::from(socket))
+        .stdout(Stdio::null());
+    if let Some((heartbeat, silence)) = watched {
+        command.arg(silence.as_millis().to_string());
+        command.stdout(OwnedFd::from(heartbeat));
+    }
+    command.spawn().map(StageProcess::Spawned)
 }
 
 fn choose_base() -> Option<PathBuf> {
@@ -371,15 +401,21 @@ impl RunningJobState {
     }
 
     /// Accompanies the stages from the order to the last process's death.
-    fn supervise(&self, mut outer: Child, order: &JobOrder, passed: Vec<OwnedFd>) -> SandboxReport {
-        self.lock().outer_stage = open_process_descriptor(Pid::from_child(&outer));
+    fn supervise(
+        &self,
+        mut outer: StageProcess,
+        order: &JobOrder,
+        passed: Vec<OwnedFd>,
+    ) -> SandboxReport {
+        self.lock().outer_stage =
+            Pid::from_raw(outer.id() as i32).and_then(open_process_descriptor);
         // A stage that fails hangs up; its report tells more than this error.
         let _ = control::send_order(&self.socket, order, &passed);
         drop(passed);
         // Later messages are short. A stopped init that reads none must not stop the agent.
         let _ = self.socket.set_write_timeout(Some(KILL_GRACE));
         let told = self.collect_reports();
-        let _ = outer.wait();
+        outer.wait();
         let mut progress = self.lock();
         progress.outer_stage = None;
         let init = progress.init.take();

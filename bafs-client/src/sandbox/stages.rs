@@ -26,6 +26,7 @@ use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait}
 use super::completed_environment::complete_environment;
 use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
 use super::executable::{SHELL, explain_refusal, find_executable, is_same_file, is_script};
+use super::forked_process::{ReservedStage, StageProcess, StageTasks, fork_child};
 use super::image_root::enter_image_root;
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
@@ -34,7 +35,7 @@ use super::root::{RootNotes, refusal};
 use super::{job_user, mount_point_holder, probe, process_ids, root};
 use crate::heartbeat::{HeartbeatEnd, watch_heartbeat};
 use crate::own_process::{
-    HOLDER, INNER, MOUNT_WATCHDOG, OUTER, OWN_EXECUTABLE, PROBE, PROBE_MOUNT, REMOVER, SUBCOMMAND,
+    HOLDER, INNER, MOUNT_WATCHDOG, OUTER, OWN_EXECUTABLE, PROBE, PROBE_MOUNT, SUBCOMMAND,
 };
 use crate::{doctor, kernel, mount_watchdog};
 
@@ -56,11 +57,18 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
     let stage = arguments.next().unwrap_or_default();
     let job = arguments.next().unwrap_or_default();
     let ended = match stage.to_str() {
-        Some(OUTER) => run_outer_stage(&job, arguments.next().as_deref()),
+        Some(OUTER) => {
+            let silence_ms = arguments
+                .next()
+                .and_then(|text| text.to_str()?.parse().ok());
+            run_outer_stage(
+                silence_ms.map(Duration::from_millis),
+                InnerStart::Program(job),
+            )
+        }
         Some(INNER) => run_inner_stage(),
         Some(PROBE) => probe::print_verdict(),
         Some(HOLDER) => mount_point_holder::holder_main(),
-        Some(REMOVER) => mount_point_holder::remove_at_end(Path::new(&job)),
         Some(MOUNT_WATCHDOG) => {
             mount_watchdog::watchdog_main(std::iter::once(job).chain(arguments))
         }
@@ -70,35 +78,69 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
     exit(i32::from(ended.is_err()));
 }
 
+/// Makes the process that becomes the outer stage of this one's first job. Call it with one thread,
+/// after [`super::enter_private`]; the calling thread must live as long as this process.
+///
+/// # Errors
+/// The system gives no process or descriptor.
+pub fn reserve_stage() -> io::Result<ReservedStage> {
+    ReservedStage::start(StageTasks {
+        hold_mount_points: mount_point_holder::holder_main,
+        run_outer_stage: |silence| run_outer_stage(silence, InnerStart::Fork),
+    })
+}
+
+/// How the outer stage starts the inner one.
+#[derive(Debug)]
+enum InnerStart {
+    /// The program anew, of a job with this name.
+    Program(OsString),
+    /// As a copy of itself.
+    Fork,
+}
+
 /// Makes the name spaces, starts their init, and stays only as its parent.
-fn run_outer_stage(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
+fn run_outer_stage(silence: Option<Duration>, inner: InnerStart) -> io::Result<()> {
     let agent = getppid();
     // A signal to the whole process group is for agent and job to judge.
     SigSet::all().thread_block()?;
     let socket = stage_socket()?;
-    let silence_ms = silence_ms.and_then(|text| text.to_str()?.parse().ok());
-    if let Some(silence_ms) = silence_ms {
+    if let Some(silence) = silence {
         // Threads cannot be had any more once new processes go to another name space.
-        watch_agent(agent, Duration::from_millis(silence_ms))?;
+        watch_agent(agent, silence)?;
     }
     let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC;
     let made = unshare(flags).map_err(|errno| refusal("unshare mounts, processes, IPC", errno));
     let started = made.and_then(|()| {
-        Command::new(OWN_EXECUTABLE)
-            .arg0("bafs")
-            .args([OsStr::new(SUBCOMMAND), OsStr::new(INNER), job])
-            .env_clear()
-            .stdout(Stdio::null())
-            .spawn()
+        start_inner_stage(&socket, inner)
             .map_err(|error| refusal(format_args!("start init ({error})"), errno_of(&error)))
     });
     match started {
         Ok(mut child) => {
             // Fits, as the kernel's process ids have 22 bits.
             control::send_message(&socket, &StageReport::Init(child.id() as i32))?;
-            child.wait().map(drop)
+            child.wait();
+            Ok(())
         }
         Err(refusal) => control::send_message(&socket, &StageReport::NotStarted(refusal)),
+    }
+}
+
+fn start_inner_stage(socket: &UnixStream, inner: InnerStart) -> io::Result<StageProcess> {
+    match inner {
+        InnerStart::Program(job) => {
+            let spawned = Command::new(OWN_EXECUTABLE)
+                .arg0("bafs")
+                .args([OsStr::new(SUBCOMMAND), OsStr::new(INNER), &job])
+                .env_clear()
+                .stdout(Stdio::null())
+                .spawn()?;
+            Ok(StageProcess::Spawned(spawned))
+        }
+        InnerStart::Fork => {
+            let input = socket.as_fd().try_clone_to_owned()?;
+            fork_child(INNER, input, None, run_inner_stage).map(StageProcess::Forked)
+        }
     }
 }
 

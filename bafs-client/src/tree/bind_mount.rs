@@ -12,10 +12,12 @@ use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{FileOp, FileReply, FileResult, TreeStat};
 use bafs_tree::{TreeFingerprint, measure_use, tree_fingerprint};
 use rustix::fs::statfs;
+use rustix::system::uname;
 use tokio::task::JoinHandle;
 
 use super::completion::Completion;
 use super::disk_watch::DiskWatch;
+use super::read_watch::{ArmedWatches, ReadWatch, watch_directories};
 use super::remote::RemoteTree;
 use crate::errno::errno_of;
 use crate::fd_passing::HandoffConnection;
@@ -34,6 +36,8 @@ pub struct BindMountTree {
     /// How it was before the job; nothing where that takes too long to find out, or nobody can know
     /// it at all.
     initial_marks: Option<TreeFingerprint>,
+    /// Nothing where nobody can know what is read.
+    read_watch: Option<ReadWatch>,
 }
 
 /// File systems that give a file another time whenever a program writes to it by mapped memory,
@@ -54,19 +58,28 @@ impl BindMountTree {
             health.mark_lost(connection.wait_until_revoked().await);
             std::future::pending::<()>().await;
         });
-        let before = collect_marks(&directory).await;
-        if let Some(wait) = before.and_then(wait_until_distinct) {
+        let Prepared {
+            marks,
+            disk_watch,
+            armed,
+        } = prepare(&directory).await;
+        if let Some(wait) = marks.and_then(wait_until_distinct) {
             tokio::time::sleep(wait).await;
         }
-        let disk_watch = watch_disk(&directory).await;
         Self {
             directory,
             lease,
             lock: Mutex::new(lock),
             revocation_task: watching,
             disk_watch,
-            initial_marks: before,
+            initial_marks: marks,
+            read_watch: armed.and_then(ReadWatch::begin),
         }
+    }
+
+    /// Path of the first file that the job read, if it read one and that could be watched.
+    pub(super) fn first_read(&self) -> Option<String> {
+        self.read_watch.as_ref().and_then(ReadWatch::first_read)
     }
 
     /// Where the directory is.
@@ -80,6 +93,13 @@ impl BindMountTree {
             return true;
         };
         collect_marks(&self.directory).await != Some(before)
+    }
+
+    /// The job is over: who reads from here on does so for us.
+    pub(super) fn stop_watching_reads(&self) {
+        if let Some(watch) = &self.read_watch {
+            watch.stop();
+        }
     }
 
     /// Answers what the directory holds, which is counted for that; nothing else is asked here.
@@ -113,25 +133,40 @@ impl Drop for BindMountTree {
     }
 }
 
-/// Opening the directory may wait for its disk.
-async fn watch_disk(directory: &Path) -> Arc<DiskWatch> {
+/// What is known of a directory before a job works on it.
+struct Prepared {
+    marks: Option<TreeFingerprint>,
+    disk_watch: Arc<DiskWatch>,
+    armed: Option<ArmedWatches>,
+}
+
+/// Opening the directory may wait for its disk: one thread does it all.
+async fn prepare(directory: &Path) -> Prepared {
     let at = directory.to_owned();
-    let watched = tokio::task::spawn_blocking(move || DiskWatch::of_directory(&at));
-    watched
-        .await
-        .unwrap_or_else(|_| Arc::new(DiskWatch::of_nothing()))
+    let preparing = tokio::task::spawn_blocking(move || Prepared {
+        marks: read_marks(&at),
+        disk_watch: DiskWatch::of_directory(&at),
+        armed: watch_directories(&at),
+    });
+    preparing.await.unwrap_or_else(|_| Prepared {
+        marks: None,
+        disk_watch: Arc::new(DiskWatch::of_nothing()),
+        armed: None,
+    })
 }
 
 async fn collect_marks(directory: &Path) -> Option<TreeFingerprint> {
     let directory = directory.to_owned();
-    let marked = tokio::task::spawn_blocking(move || {
-        // The numbers have 32 bits, whatever the type is on this machine.
-        if !TIMED_FILE_SYSTEMS.contains(&(statfs(&directory)?.f_type as u32)) {
-            return Ok(None);
-        }
-        tree_fingerprint(&directory, COMPARED_FILES_MAX)
-    });
-    marked.await.ok()?.ok()?
+    let marked = tokio::task::spawn_blocking(move || read_marks(&directory));
+    marked.await.ok()?
+}
+
+fn read_marks(directory: &Path) -> Option<TreeFingerprint> {
+    // The numbers have 32 bits, whatever the type is on this machine.
+    let kind = statfs(directory).ok()?.f_type as u32;
+    let is_timed = TIMED_FILE_SYSTEMS.contains(&kind);
+    let marks = is_timed.then(|| tree_fingerprint(directory, COMPARED_FILES_MAX));
+    marks?.ok()?
 }
 
 /// How long to wait until a change has another time than the latest one before.
@@ -140,11 +175,26 @@ async fn collect_marks(directory: &Path) -> Option<TreeFingerprint> {
     reason = "compared with times that the kernel gives files"
 )]
 fn wait_until_distinct(before: TreeFingerprint) -> Option<Duration> {
+    if has_distinct_times() {
+        return None;
+    }
     let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     let since_ns = i128::try_from(now_ns.as_nanos()).ok()? - before.latest_change_ns;
     // Times of another clock tell nothing.
     let since = Duration::from_nanos(u64::try_from(since_ns).ok()?);
     FILE_TIME_TICK.checked_sub(since)
+}
+
+/// Whether the kernel gives a change another time than any that somebody looked at before: ext4,
+/// XFS and Btrfs do so since Linux 6.13 (`FS_MGTIME`).
+fn has_distinct_times() -> bool {
+    let told = uname();
+    let release = told.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>());
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 13),
+        _ => false,
+    }
 }
 
 /// What a directory holds, as a volume that has no room beyond it: nobody knows here how much it

@@ -37,6 +37,7 @@ mod data_path;
 mod disk_watch;
 mod inline;
 mod local;
+mod read_watch;
 mod remote;
 mod server;
 mod tree_handoff;
@@ -151,6 +152,21 @@ impl Tree {
         match self {
             Self::BindMount(tree) => Some(access == Access::ReadWrite && tree.is_changed().await),
             Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
+        }
+    }
+
+    /// Path of the first file that was read of a directory that is shown as it is, if known.
+    pub(crate) fn first_read(&self) -> Option<String> {
+        match self {
+            Self::BindMount(tree) => tree.first_read(),
+            Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
+        }
+    }
+
+    /// The job is over: who reads from here on does so for us.
+    pub(crate) fn stop_watching_reads(&self) {
+        if let Self::BindMount(tree) = self {
+            tree.stop_watching_reads();
         }
     }
 

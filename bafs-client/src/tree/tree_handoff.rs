@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use bafs_proto::fd_passing::{HandoffHeader, HandoffTarget};
+use bafs_proto::volume::{LimitKind, WATCHED_BYTES_MIN, WATCHED_FILES_MIN};
 use rustix::fs::fstat;
 
 use super::{BindMountTree, InlineTree, RemoteTree, Tree};
@@ -60,11 +61,14 @@ pub async fn take_handoff(
 /// The directory's path, if the server allows to show it and it leads there for this process too;
 /// otherwise why it is not shown, for people.
 fn check_bindable(handoff: &ReceivedHandoff, location: MountLocation) -> Result<PathBuf, String> {
-    let path = match &handoff.header {
-        HandoffHeader::Tree(header) => header.bind_path.as_deref(),
-        _ => None,
+    let (path, size) = match &handoff.header {
+        HandoffHeader::Tree(header) => (
+            header.bind_path.as_deref(),
+            (header.size_bytes, header.size_files),
+        ),
+        _ => (None, (0, 0)),
     };
-    let path = path.ok_or("its limit is kept operation by operation")?;
+    let path = path.ok_or_else(|| explain_exact_limit(size))?;
     if location != MountLocation::Job {
         return Err("only a job, which ends with its volume, gets the directory itself".to_owned());
     }
@@ -74,4 +78,17 @@ fn check_bindable(handoff: &ReceivedHandoff, location: MountLocation) -> Result<
     let handed = fstat(handed.as_fd()).map_err(|e| format!("{path}: {e}"))?;
     let is_same = found.is_dir() && (found.dev(), found.ino()) == (handed.st_dev, handed.st_ino);
     is_same.then(|| path.into()).ok_or_else(elsewhere)
+}
+
+/// Why the limit of a volume of so many bytes and files is kept exactly, for people.
+fn explain_exact_limit((bytes, files): (u64, u64)) -> String {
+    let how = "its limit is kept operation by operation";
+    match LimitKind::for_size(bytes, files) {
+        LimitKind::Watched => format!("{how}, as its owner asked for"),
+        LimitKind::Exact => format!(
+            "{how}, as it is too small to be watched: that takes {} MB and {WATCHED_FILES_MIN} \
+             files",
+            WATCHED_BYTES_MIN.div_ceil(1_000_000)
+        ),
+    }
 }

@@ -89,6 +89,17 @@ impl PacketSocket {
         Ok((Self::from_descriptor(one)?, Self::from_descriptor(other)?))
     }
 
+    /// Both ends of a connection, of which a child process gets one as its standard input. That one
+    /// waits in its system calls.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn pair_for_child() -> io::Result<(Self, OwnedFd)> {
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        rustix::fs::fcntl_setfl(&other, OFlags::empty())?;
+        Ok((Self::from_descriptor(one)?, other))
+    }
+
     fn from_descriptor(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self(UnixStream::from_std(StdStream::from(socket))?))
     }

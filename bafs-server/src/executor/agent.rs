@@ -3,17 +3,17 @@
 //! the job, so that no job outlives its node, even after `kill -9`.
 
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use bafs_proto::agent_order::AgentOrder;
 use bafs_proto::message::{JobOutcome, JobReport, StartJob};
-use bafs_proto::net::channel;
 use bafs_proto::path::ROOT_PATH;
 use bafs_proto::{Error, ErrorCode, codec};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
 
+use super::agent_process::{AgentProcess, AgentSpawner, AgentStreams};
 use super::job_limits::JobWatch;
 use super::temporary_directory::TemporaryDirectory;
 use super::unlinked_files::UnlinkedFiles;
@@ -48,15 +48,17 @@ const HEARTBEAT_TIMEOUT_MS: u64 = 30_000;
 /// Runs a job in an agent to its end. Dropping the future kills the agent.
 pub(super) async fn run_job(
     config: &ExecutorConfig,
+    spawner: &AgentSpawner,
     call: &StartJob,
     mut killed: watch::Receiver<bool>,
 ) -> JobReport {
-    let result = run_agent(config, call, &mut killed).await;
+    let result = run_agent(config, spawner, call, &mut killed).await;
     result.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)))
 }
 
 async fn run_agent(
     config: &ExecutorConfig,
+    spawner: &AgentSpawner,
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
@@ -67,12 +69,20 @@ async fn run_agent(
         name,
         config.temporary_quota.for_job(&call.job)?,
     )?;
-    let (mut child, input, output) = spawn(config, call, &temporary)?;
+    let order = AgentOrder {
+        temporary_directory: temporary.path().to_owned(),
+        shared_memory_bytes: temporary.memory_bytes(),
+        output_prefix: agent_log::output_path_prefix(&config.log_directory, call.execution),
+    };
+    let started = spawner.start(config, order).await;
+    let (child, streams) = started.map_err(|error| not_started_error(config, &error))?;
+    let AgentStreams {
+        input,
+        output,
+        errors,
+    } = streams;
     let path = config.log_directory.join(format!("{}.log", call.execution));
-    let logging = child
-        .stderr
-        .take()
-        .map(|errors| tokio::spawn(agent_log::copy_stderr(errors, path)));
+    let logging = tokio::spawn(agent_log::copy_stderr(errors, path));
     let (stop, mut stopped) = watch::channel(false);
     let unlinked = UnlinkedFiles::of_agent(child.id(), visible_paths(call));
     let watch = JobWatch {
@@ -83,10 +93,8 @@ async fn run_agent(
     let running = run_spawned(child, input, output, call, &mut stopped);
     let watched = (&temporary, unlinked, watch);
     let result = run_within_quota(running, watched, killed, &stop).await;
-    if let Some(logging) = logging {
-        // The report's reader may read the log next.
-        let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
-    }
+    // The report's reader may read the log next.
+    let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
     temporary.remove().await;
     result
 }
@@ -137,9 +145,9 @@ async fn run_within_quota(
 }
 
 async fn run_spawned(
-    mut child: Child,
-    input: ChildStdin,
-    output: ChildStdout,
+    mut child: AgentProcess,
+    input: Sender,
+    output: Receiver,
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
@@ -187,7 +195,8 @@ async fn run_spawned(
 /// How the supervision of an agent ended.
 enum AgentEnd {
     Reported(Result<JobReport, Error>),
-    Exited(ExitStatus),
+    /// With what is known of its end.
+    Exited(String),
     Killed,
     Fault(String),
 }
@@ -195,8 +204,8 @@ enum AgentEnd {
 type ReportTask = tokio::task::JoinHandle<Result<JobReport, String>>;
 
 async fn supervise(
-    child: &mut Child,
-    input: ChildStdin,
+    child: &mut AgentProcess,
+    input: Sender,
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
     reading: &mut ReportTask,
@@ -224,7 +233,7 @@ async fn supervise(
     ended
 }
 
-async fn wait_for_end(child: &mut Child, reading: &mut ReportTask) -> AgentEnd {
+async fn wait_for_end(child: &mut AgentProcess, reading: &mut ReportTask) -> AgentEnd {
     tokio::select! {
         biased;
         read = &mut *reading => match read {
@@ -245,47 +254,16 @@ async fn wait_for_end(child: &mut Child, reading: &mut ReportTask) -> AgentEnd {
     }
 }
 
-fn spawn(
-    config: &ExecutorConfig,
-    call: &StartJob,
-    temporary: &TemporaryDirectory,
-) -> Result<(Child, ChildStdin, ChildStdout), Error> {
-    let failed = |why: &dyn std::fmt::Display| {
-        let text = format!(
-            "cannot start the agent program {}: {why}; check the node's installation",
-            config.program.display()
-        );
-        Error::new(ErrorCode::ServerFault, text)
-    };
-    let memory = config.memory_bytes.map(|bytes| format!("{bytes} B"));
-    let mut child = Command::new(&config.program)
-        .arg("agent")
-        .arg("--identity")
-        .arg(&config.identity)
-        .arg("--temporary-directory")
-        .arg(temporary.path())
-        .arg("--shared-memory")
-        .arg(format!("{} B", temporary.memory_bytes()))
-        .arg("--output-prefix")
-        .arg(agent_log::output_path_prefix(&config.log_directory, call.execution))
-        .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
-        .env("BAFS_CHANNEL", channel::current_channel().name())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // Ctrl-C on the node's terminal is for the node, which ends its agents itself.
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|e| failed(&e))?;
-    match (child.stdin.take(), child.stdout.take()) {
-        (Some(input), Some(output)) => Ok((child, input, output)),
-        _ => Err(failed(&"it has no pipes")),
-    }
+fn not_started_error(config: &ExecutorConfig, why: &std::io::Error) -> Error {
+    let text = format!(
+        "cannot start the agent program {}: {why}; check the node's installation",
+        config.program.display()
+    );
+    Error::new(ErrorCode::ServerFault, text)
 }
 
 /// Writes the job as one line; the pipe stays open.
-async fn send_job(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<(), String> {
+async fn send_job(input: &mut Option<Sender>, call: &StartJob) -> Result<(), String> {
     let Some(input) = input else { return Ok(()) };
     let mut line = serde_json::to_vec(&call.job).map_err(|e| e.to_string())?;
     line.push(b'\n');
@@ -300,7 +278,7 @@ async fn send_job(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<(),
 }
 
 /// Skips the signs of life, empty lines, and reads the report.
-async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
+async fn read_report(output: Receiver) -> Result<JobReport, String> {
     let mut line = Vec::new();
     let mut output = BufReader::new(output).take(REPORT_LINE_BYTES_MAX);
     let silence = Duration::from_millis(HEARTBEAT_TIMEOUT_MS);
@@ -330,7 +308,7 @@ async fn wait_for_kill(killed: &mut watch::Receiver<bool>) {
     }
 }
 
-async fn kill_and_reap(child: &mut Child) {
+async fn kill_and_reap(child: &mut AgentProcess) {
     if let Err(error) = child.kill().await {
         tracing::warn!(%error, "agent not killed");
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use bafs_proto::ids::ExecutionId;
 use bafs_proto::limits::JOB_LOG_BYTES_MAX;
 use tokio::io::AsyncReadExt;
-use tokio::process::ChildStderr;
+use tokio::net::unix::pipe::Receiver;
 use tokio::task::spawn_blocking;
 
 use crate::clock;
@@ -29,7 +29,7 @@ const LOG_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Copies the agent's standard error to `path` until its end. The pipe is emptied even when the
 /// log cannot be written, or the agent would block.
-pub(super) async fn copy_stderr(mut errors: ChildStderr, path: PathBuf) {
+pub(super) async fn copy_stderr(mut errors: Receiver, path: PathBuf) {
     let shown = path.display().to_string();
     let opening = spawn_blocking(move || AgentLog::open(path)).await;
     let mut log = opening.map_err(io::Error::other).and_then(|opened| opened);

@@ -226,6 +226,7 @@ impl Node {
         let share = temporary_quota(&config, &store, storage.space().1).await?;
         let departure = Departure::new(config.lifetime, config.grace);
         let executor = ExecutorConfig {
+            copies_agents: true,
             departure: departure.clone(),
             slots: config.slots,
             program: config.agent_program.clone(),

@@ -6,7 +6,9 @@
 //! it outlives this server, and it ends when the agent gives it up or its process is dead, which
 //! is when none of its system calls runs any more.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -278,27 +280,30 @@ impl VolumeTree {
         self.limit
     }
 
-    /// What it may hold while the agent has it that has it now.
-    pub(super) fn allowed_limit(&self) -> Limit {
-        let hold = self.owner.try_lock();
-        match hold.as_deref() {
-            Ok(TreeOwner::Agent(away)) => away.allowed_limit,
-            _ => self.limit,
+    /// The session of the agent that has it now, and what it may hold meanwhile.
+    pub(super) fn agent_hold(&self) -> Option<(Epoch, Limit)> {
+        let hold = self.owner.try_lock().ok()?;
+        match &*hold {
+            TreeOwner::Agent(away) => Some((away.epoch, away.allowed_limit)),
+            _ => None,
         }
     }
 
-    /// Takes note of what was found in a tree that an agent has.
-    pub(super) fn note_usage(&self, used: (u64, u64)) {
+    /// Takes note of what was found in a tree that the agent of a session has.
+    pub(super) fn note_usage(&self, epoch: Epoch, used: (u64, u64)) {
         if let Ok(hold) = self.owner.try_lock()
             && let TreeOwner::Agent(away) = &*hold
+            && away.epoch == epoch
         {
             away.reported_use.set(used);
         }
     }
 
-    /// Has the session of a writer end.
-    pub(super) async fn end_writer(&self, why: Error) {
-        if let TreeOwner::Agent(away) = &*self.owner.lock().await {
+    /// Ends the session of a writer, unless a later one has the tree by now.
+    pub(super) async fn end_writer(&self, epoch: Epoch, why: Error) {
+        if let TreeOwner::Agent(away) = &*self.owner.lock().await
+            && away.epoch == epoch
+        {
             recall_tree(&away.recall, why);
         }
     }
@@ -401,9 +406,19 @@ fn is_bind_mounted(root: &Path) -> bool {
         let threads = std::fs::read_dir(process.path().join("task"));
         threads.into_iter().flatten().flatten()
     });
+    // Threads of one name space have one table; the kernel takes long to write one.
+    let mut seen = BTreeSet::new();
     threads.into_iter().any(|thread| {
-        let table = std::fs::read_to_string(thread.path().join("mountinfo"));
-        table.is_ok_and(|table| table.lines().any(|line| is_writable_mount(line, part)))
+        let name_space = std::fs::metadata(thread.path().join("ns/mnt"));
+        let name_space = name_space.ok().map(|file| file.ino());
+        if name_space.is_some_and(|known| seen.contains(&known)) {
+            return false;
+        }
+        let Ok(table) = std::fs::read_to_string(thread.path().join("mountinfo")) else {
+            return false;
+        };
+        seen.extend(name_space);
+        table.lines().any(|line| is_writable_mount(line, part))
     })
 }
 

@@ -21,8 +21,14 @@ use super::tree_owner::VolumeTree;
 use crate::clock;
 use crate::errors::{disk_error, run_blocking};
 
-/// How often the free space of the file system is looked at.
-const FREE_SPACE_POLL: Duration = Duration::from_millis(20);
+/// How often the free space of the file system is looked at for a volume near its limit,
+const FREE_SPACE_POLL: Duration = Duration::from_millis(5);
+
+/// and for one that is far from it, in milliseconds.
+const FREE_SPACE_POLL_MS_MAX: u64 = 20;
+
+/// What jobs may write in a millisecond, in bytes and files: twice what two processors wrote.
+const GROWTH_PER_MS_MAX: (u64, u64) = (8 << 20, 500);
 
 /// Shortest time between two walks of a volume whose use cannot have grown much, in milliseconds.
 const WALK_MS_MIN: u64 = 2_000;
@@ -43,14 +49,15 @@ struct VolumeUsageSample {
     /// Bytes and files.
     used: (u64, u64),
     free: (u64, u64),
+    next_look: Time,
     next_walk: Time,
     has_warned: bool,
 }
 
 impl VolumeUsageSample {
-    /// Begins one, unless one goes on.
-    fn begin(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_running, true)
+    /// Begins one, unless one goes on or it is too early.
+    fn begin(&mut self, now: Time) -> bool {
+        now >= self.next_look && !std::mem::replace(&mut self.is_running, true)
     }
 }
 
@@ -62,11 +69,12 @@ pub(super) async fn watch_usage(trees: Arc<ScratchTrees>) {
     let samples = Arc::new(VolumeUsageSamples::default());
     loop {
         tokio::time::sleep(FREE_SPACE_POLL).await;
+        let now = clock::now();
         let volumes = trees.watched_volumes();
         let ids: BTreeSet<_> = volumes.iter().map(|volume| volume.id()).collect();
         lock(&samples).retain(|id, _| ids.contains(id));
         for volume in volumes {
-            if !lock(&samples).entry(volume.id()).or_default().begin() {
+            if !lock(&samples).entry(volume.id()).or_default().begin(now) {
                 continue;
             }
             let samples = samples.clone();
@@ -93,14 +101,24 @@ fn lock(samples: &VolumeUsageSamples) -> MutexGuard<'_, BTreeMap<VolumeId, Volum
 async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Result<()> {
     let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
     let last = lock(samples).get(&id).copied().unwrap_or_default();
-    let free = free_space(&root)?;
-    let is_near = |limit: u64, used: u64, before: u64, now: u64| {
-        before.saturating_sub(now) > limit.saturating_sub(used) / 2
+    // Whoever has it when the walk is over may be another agent.
+    let Some((epoch, allowed)) = volume.agent_hold() else {
+        return Ok(());
     };
-    let grew = is_near(limit.bytes, last.used.0, last.free.0, free.0)
-        || is_near(limit.files, last.used.1, last.free.1, free.1);
+    let free = free_space(&root)?;
+    let room = Room {
+        bytes: limit.bytes.saturating_sub(last.used.0),
+        files: limit.files.saturating_sub(last.used.1),
+    };
+    let taken = Room {
+        bytes: last.free.0.saturating_sub(free.0),
+        files: last.free.1.saturating_sub(free.1),
+    };
     let start = clock::now();
-    if start < last.next_walk && !grew {
+    if start < last.next_walk && !taken.is_near(room) {
+        if let Some(sample) = lock(samples).get_mut(&id) {
+            sample.next_look = start.plus_ms(room.look_pause_ms(taken));
+        }
         return Ok(());
     }
     let used = run_blocking(move || {
@@ -108,7 +126,7 @@ async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Resu
     })
     .await?;
     let took = clock::now().ms_since(start);
-    volume.note_usage(used);
+    volume.note_usage(epoch, used);
     let percent = used.0.saturating_mul(100) / limit.bytes.max(1);
     if percent >= WARN_PERCENT && !last.has_warned {
         tracing::warn!(volume = %id, used_bytes = used.0, percent, "volume is nearly full");
@@ -120,11 +138,11 @@ async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Resu
             is_running: true,
             used,
             free,
+            next_look: Time::default(),
             next_walk: next,
             has_warned: percent >= WARN_PERCENT,
         },
     );
-    let allowed = volume.allowed_limit();
     if used.0 > allowed.bytes || used.1 > allowed.files {
         let code = if used.0 > allowed.bytes {
             ErrorCode::NoSpaceBytes
@@ -135,9 +153,32 @@ async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Resu
             "volume {id} holds {} bytes in {} files, but its limit is {} in {}; make it larger",
             used.0, used.1, limit.bytes, limit.files
         );
-        volume.end_writer(Error::new(code, text)).await;
+        volume.end_writer(epoch, Error::new(code, text)).await;
     }
     Ok(())
+}
+
+/// Bytes and files, of the room in a volume or of what the file system lost meanwhile.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    bytes: u64,
+    files: u64,
+}
+
+impl Room {
+    /// Whether a volume may have come near its limit, which had this room when so much was lost.
+    fn is_near(self, room: Self) -> bool {
+        self.bytes > room.bytes / 2 || self.files > room.files / 2
+    }
+
+    /// Time until the next look at a volume with this room, of which so much may be taken, in
+    /// milliseconds: half of what it takes to come near the limit.
+    fn look_pause_ms(self, taken: Self) -> u64 {
+        let left = |room: u64, taken: u64, per_ms: u64| (room / 2).saturating_sub(taken) / per_ms;
+        let bytes = left(self.bytes, taken.bytes, GROWTH_PER_MS_MAX.0);
+        let files = left(self.files, taken.files, GROWTH_PER_MS_MAX.1);
+        (bytes.min(files) / 2).min(FREE_SPACE_POLL_MS_MAX)
+    }
 }
 
 /// Time until the next walk, after one that took so long, both in milliseconds.
@@ -150,4 +191,21 @@ fn walk_pause_ms(took: u64) -> u64 {
 fn free_space(root: &Path) -> Result<(u64, u64)> {
     let stat = statvfs(root).map_err(|e| disk_error("store", &e.into()))?;
     Ok((stat.f_bfree.saturating_mul(stat.f_frsize), stat.f_ffree))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_near_their_limit_are_looked_at_often() {
+        let room = |bytes: u64, files: u64| Room { bytes, files };
+        let (large, files) = (room(100 << 30, 1 << 20), 1 << 20);
+        let none = room(0, 0);
+        assert_eq!(large.look_pause_ms(none), FREE_SPACE_POLL_MS_MAX);
+        assert_eq!(room(64 << 20, files).look_pause_ms(none), 2);
+        assert_eq!(room(100 << 30, 1_000).look_pause_ms(none), 0);
+        assert_eq!(large.look_pause_ms(room(50 << 30, 0)), 0);
+        assert!(room(51 << 30, 0).is_near(large) && !room(49 << 30, 0).is_near(large));
+    }
 }

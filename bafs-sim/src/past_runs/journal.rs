@@ -483,6 +483,7 @@ mod tests {
             requested_ms: 9,
             ended_ms: Some(20),
             outcome: ExecutionOutcome::Done,
+            reported: None,
             end_description: String::new(),
             wall_ms: 11,
             cpu_ms: 11,
@@ -534,7 +535,7 @@ mod tests {
     #[test]
     fn fill_size_is_measured_by_the_first_user() {
         let job = |name: &str| format!("job {name} {{\nexecutable = x\n}}\n");
-        let rest = "parent a child z\nvolume v scratch 9 GB from bafs://home/v\n\
+        let rest = "parent a child z\nvolume v scratch 9 GB exact from bafs://home/v\n\
                     mount v a /v\nmount v z /v\n";
         for (jobs, writer) in [([job("a"), job("z")], 0), ([job("z"), job("a")], 1)] {
             let none = |_: &str| Err("no files".to_owned());

@@ -410,9 +410,9 @@ mod tests {
         volume b1 cache bafs://home/b1 45 GB
         volume b2 cache bafs://home/b2 45 GB
         for i in 1..3
-          volume in$(i) scratch 1 GB from bafs://home/in$(i)
-          volume mid$(i) scratch 1 GB
-          volume out$(i) scratch 1 GB
+          volume in$(i) scratch 1 GB exact from bafs://home/in$(i)
+          volume mid$(i) scratch 1 GB exact
+          volume out$(i) scratch 1 GB exact
           job a$(i) {
             executable = a
             runtime = 60 s
@@ -482,8 +482,11 @@ mod tests {
     #[test]
     fn pipeline_holds_its_shared_volume_throughout() {
         let text = CHAIN
-            .replace("volume in$(i) scratch 1 GB from bafs://home/in$(i)", "")
-            .replace("volume out$(i) scratch 1 GB", "")
+            .replace(
+                "volume in$(i) scratch 1 GB exact from bafs://home/in$(i)",
+                "",
+            )
+            .replace("volume out$(i) scratch 1 GB exact", "")
             .replace("mount in$(i) a$(i) /in ro", "")
             .replace("mount out$(i) z$(i) /out", "");
         let canonical = CanonicalWorkload::recognise(&workflow_from_text(&text), 0.0).unwrap();
@@ -500,9 +503,9 @@ mod tests {
     #[test]
     fn shared_volume_beside_private_ones_is_not_canonical() {
         let text = "
-            volume all scratch 1 GB
+            volume all scratch 1 GB exact
             for i in 1..3
-              volume own$(i) scratch 1 GB
+              volume own$(i) scratch 1 GB exact
               job j$(i) {
                 executable = x
                 runtime = 1 s
@@ -515,7 +518,7 @@ mod tests {
         let error = CanonicalWorkload::recognise(&workflow_from_text(text), 0.0).unwrap_err();
         assert!(error.to_string().contains("neither one for all"), "{error}");
         let reversed = "
-            volume all scratch 1 GB
+            volume all scratch 1 GB exact
             job z {
               executable = x
               runtime = 1 s
@@ -556,13 +559,13 @@ mod tests {
                 "level 2 reads a cache volume of an earlier",
             ),
             (
-                "mid$(i) scratch 1 GB",
-                "mid$(i) scratch 2 GB",
+                "mid$(i) scratch 1 GB exact",
+                "mid$(i) scratch 2 GB exact",
                 "differ in bytes",
             ),
             (
-                "mid$(i) scratch 1 GB",
-                "mid$(i) scratch 1 GB files 7",
+                "mid$(i) scratch 1 GB exact",
+                "mid$(i) scratch 1 GB exact files 7",
                 "differ in bytes or files",
             ),
             (
@@ -587,7 +590,7 @@ mod tests {
             ),
             (
                 "end",
-                "end\njob more {\nexecutable = x\nruntime = 60 s\n}\nvolume m scratch 1 GB\n\
+                "end\njob more {\nexecutable = x\nruntime = 60 s\n}\nvolume m scratch 1 GB exact\n\
                  mount m more /m",
                 "has 1 jobs, the first has 2",
             ),

@@ -448,9 +448,9 @@ mod tests {
     const UNEQUAL_VOLUMES: &str = "
         volume db cache bafs://home/db 10 GB
         volume more cache bafs://home/more 5 GB
-        volume large scratch 7 GB from bafs://home/in
-        volume small scratch 2 GB
-        volume own scratch 1 GB
+        volume large scratch 7 GB exact from bafs://home/in
+        volume small scratch 2 GB exact
+        volume own scratch 1 GB exact
         job a {
           executable = x
           runtime = 10 s

@@ -43,6 +43,7 @@ impl SimulatedCluster {
                 call_ms_max: 0,
                 wait_ms: 0,
                 no_space_errors: u64::from(self.is_short(mounted)),
+                access_path: String::new(),
                 inputs: None,
             }
         };

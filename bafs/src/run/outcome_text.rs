@@ -1,5 +1,6 @@
 //! How a run ended, in words.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bafs_sched::Outcome;
@@ -9,6 +10,35 @@ use crate::failure_groups::describe_failures;
 
 /// Most warnings about declarations that a report shows.
 const WARNINGS_SHOWN_MAX: usize = 20;
+
+/// Ways to volumes, and names of volumes for each, that a report shows.
+const ACCESS_PATHS_SHOWN_MAX: usize = 8;
+const NAMES_SHOWN_MAX: usize = 3;
+
+/// How jobs reached their volumes, and why not in a faster way: a line for each way.
+fn describe_access_paths(report: &RunReport) -> String {
+    let mut by_path = BTreeMap::<&str, BTreeSet<&str>>::new();
+    let used = report.jobs.iter().flat_map(|job| &job.volumes);
+    for volume in used.filter(|volume| !volume.access_path.is_empty()) {
+        let names = by_path.entry(&volume.access_path).or_default();
+        names.insert(&volume.name);
+    }
+    let mut text = String::new();
+    for (path, names) in by_path.iter().take(ACCESS_PATHS_SHOWN_MAX) {
+        let shown: Vec<_> = names.iter().take(NAMES_SHOWN_MAX).copied().collect();
+        let more = match names.len() - shown.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let noun = if names.len() == 1 {
+            "volume"
+        } else {
+            "volumes"
+        };
+        text += &format!("\n{noun} {}{more}: {path}", shown.join(", "));
+    }
+    text
+}
 
 /// How a run ended, in words.
 pub(crate) fn describe_outcome(report: &RunReport) -> String {
@@ -30,6 +60,7 @@ pub(crate) fn describe_outcome(report: &RunReport) -> String {
     if more + report.warnings_omitted > 0 {
         text += &format!("\n{} further warnings", more + report.warnings_omitted);
     }
+    text += &describe_access_paths(report);
     if let Outcome::Failed { jobs, messages } = &report.outcome {
         text += &describe_failures(jobs);
         for message in messages {

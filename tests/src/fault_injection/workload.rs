@@ -47,7 +47,7 @@ pub struct Workload {
     pause: Duration,
 }
 
-/// Most pipelines with a watched volume: each keeps 284 MB of a node.
+/// Most pipelines with a watched volume: each keeps 83 MB of a node.
 const WATCHED_PIPELINES_MAX: u64 = 2;
 
 impl Workload {

@@ -158,6 +158,7 @@ impl SessionDelegation {
             op,
             FileOp::MakeDirectory { .. }
                 | FileOp::Unlink { .. }
+                | FileOp::RemoveDirectory { .. }
                 | FileOp::Rename { .. }
                 | FileOp::SetAttr { handle: None, .. }
         );
@@ -531,10 +532,14 @@ impl RemoteSession {
         count: u64,
     ) -> usize {
         let queued = self.forget(ino, count);
-        if !self.inode_map().has_inode(ino) {
-            state.delegation.metadata.forget(ino);
+        if self.inode_map().has_inode(ino) {
+            return queued;
         }
-        queued
+        state.delegation.metadata.forget(ino);
+        let listed = state.delegation.metadata.take_all_listed(ino);
+        let more = listed.into_iter();
+        let more = more.map(|file| self.queue_forgets(state, file, 1)).max();
+        queued.max(more.unwrap_or(0))
     }
 }
 

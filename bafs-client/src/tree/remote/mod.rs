@@ -411,7 +411,11 @@ impl RemoteSession {
     /// it changes something: then all before it had run, and what is behind may wait for it.
     async fn wait_for_missing(&self, op: &FileOp) -> bool {
         let own = self.delegation.get().filter(|_| !is_change(op));
-        let Some(own) = own.filter(|_| self.inode_map().translate(op).is_err()) else {
+        let is_missing = || {
+            let known = self.inode_map();
+            known.translate(op).is_err() && !known.is_deferred_read(op)
+        };
+        let Some(own) = own.filter(|_| is_missing()) else {
             return false;
         };
         self.wait_for_log(own).await;
@@ -431,10 +435,14 @@ impl RemoteSession {
         {
             return Ok((Ok(FileReply::Done), Bytes::new()));
         }
-        let asked = self.translate(link, op, deadline).await?;
-        let (result, body) = self
-            .run_in_session(link, caller, asked, data, deadline)
-            .await?;
+        let (result, body) = match self.open_and_read(link, op, deadline).await? {
+            Some(read) => read,
+            None => {
+                let asked = self.translate(link, op, deadline).await?;
+                self.run_in_session(link, caller, asked, data, deadline)
+                    .await?
+            }
+        };
         match result {
             Ok(FileReply::Read { length }) if length as usize != body.len() => {
                 let text = "the server's data are shorter or longer than it says";

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bafs_proto::file_op::{ByName, Caller, Errno, FileOp, FileReply};
+use bafs_proto::file_op::{ByName, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::message::{AssignedNumbers, OpenTree, TreeRef};
 use bafs_proto::time::Deadline;
@@ -267,6 +267,74 @@ impl RemoteSession {
             other => Err(file_missing(format!(
                 "a file does not open again: {other:?}"
             ))),
+        }
+    }
+
+    /// Opens a file that no session was told of, and reads it, with one call. Nothing where that
+    /// is not the case, or somebody else is about to open something.
+    pub(super) async fn open_and_read(
+        &self,
+        link: &SessionLink,
+        op: &FileOp,
+        deadline: Deadline,
+    ) -> Result<Option<(FileResult, Bytes)>, SessionFailure> {
+        let FileOp::Read {
+            handle,
+            offset,
+            length,
+        } = *op
+        else {
+            return Ok(None);
+        };
+        let Ok(_turn) = self.recovery_lock.try_lock() else {
+            return Ok(None);
+        };
+        let open = {
+            let known = self.inode_map();
+            let is_fit = known.epoch() == link.tree_session.epoch && known.is_deferred_read(op);
+            let opening = known.open_parameters(handle).filter(|_| is_fit);
+            opening
+                .zip(known.deferred_number(handle))
+                .and_then(|it| match known.route(it.0.ino) {
+                    InodeRoute::Present(ino) => Some((ino, it.0.flags, it.1)),
+                    InodeRoute::ByName(..) | InodeRoute::Unreachable => None,
+                })
+        };
+        let Some((ino, flags, number)) = open else {
+            return Ok(None);
+        };
+        let flags = flags & !ONE_TIME_FLAGS;
+        let read = FileOp::Read {
+            handle: number,
+            offset,
+            length,
+        };
+        let (sequence, after, mut given) = link.unordered_numbers();
+        given.push(AssignedNumbers {
+            op_index: 0,
+            ino: None,
+            handle: Some(number),
+        });
+        let batch = (
+            vec![FileOp::Open { ino, flags }, read],
+            (sequence, after, given),
+        );
+        let caller = Caller::default();
+        let (mut results, body) = self
+            .run_batch(link, caller, batch, &Bytes::new(), deadline)
+            .await?;
+        let read = results.pop();
+        match (results.pop(), read) {
+            (Some(Ok(FileReply::Opened { handle: opened, .. })), Some(read)) => {
+                let mut known = self.inode_map();
+                if known.epoch() != link.tree_session.epoch {
+                    return Err(SessionFailure::SessionForgotten { maybe_ran: false });
+                }
+                known.reopen(handle, opened);
+                Ok(Some((read, body)))
+            }
+            // Whoever opens it alone knows what to do.
+            _ => Ok(None),
         }
     }
 

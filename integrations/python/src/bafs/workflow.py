@@ -57,6 +57,7 @@ class Workflow:
         source: Optional[str] = None,
         files: Optional[int] = None,
         watched: bool = False,
+        exact: bool = False,
     ) -> str:
         """Declares a scratch volume, filled from the URL `source`, and returns its name."""
         words = ["volume", _word(name), "scratch", _size(size)]
@@ -64,6 +65,8 @@ class Workflow:
             words += ["files", str(files)]
         if watched:
             words.append("watched")
+        if exact:
+            words.append("exact")
         if source is not None:
             words += ["from", _word(source)]
         self._lines.append(" ".join(words))

@@ -48,13 +48,19 @@ pub(super) enum FileWork {
     Rename,
     /// Opens and reads each.
     OpenRead,
+    /// Asks for their attributes when the kernels of both sides have nothing of them,
+    StatCold,
+    /// opens and reads each then,
+    OpenReadCold,
+    /// or lists the directory and asks for the attributes of each.
+    ListCold,
     /// Removes them.
     Unlink,
 }
 
 impl FileWork {
     /// The operations to measure against peers.
-    pub(super) const COMPARED_WITH_PEERS: [Self; 8] = [
+    pub(super) const COMPARED_WITH_PEERS: [Self; 11] = [
         Self::Write,
         Self::WriteSync,
         Self::ReadCold,
@@ -62,8 +68,15 @@ impl FileWork {
         Self::Create,
         Self::Stat,
         Self::OpenRead,
+        Self::StatCold,
+        Self::OpenReadCold,
+        Self::ListCold,
         Self::Unlink,
     ];
+
+    /// Those of many small files that no kernel has in memory.
+    pub(super) const COLD_SMALL_FILES: [Self; 3] =
+        [Self::StatCold, Self::OpenReadCold, Self::ListCold];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -79,6 +92,9 @@ impl FileWork {
             Self::LookupMissing => "absent",
             Self::Rename => "rename",
             Self::OpenRead => "open+read",
+            Self::StatCold => "stat-cold",
+            Self::OpenReadCold => "open+read-cold",
+            Self::ListCold => "list+stat-cold",
             Self::Unlink => "unlink",
         }
     }
@@ -162,6 +178,11 @@ pub(in crate::bench) fn run_work_process(arguments: &[String]) -> Result<()> {
         _ => {
             let directory = directory.join("small");
             fs::create_dir_all(&directory)?;
+            if FileWork::COLD_SMALL_FILES.contains(&work) {
+                // Written pages cannot be dropped.
+                nix::unistd::sync();
+                fs::write("/proc/sys/vm/drop_caches", "3").context("caches are dropped by root")?;
+            }
             time_seconds(|| run_on_files(work, &directory, amount))?.0
         }
     };
@@ -209,7 +230,7 @@ fn run_on_files(work: FileWork, directory: &Path, files: u64) -> Result<()> {
         _ => 1,
     };
     match work {
-        FileWork::List | FileWork::ListRepeated => {
+        FileWork::List | FileWork::ListRepeated | FileWork::ListCold => {
             (0..rounds).try_for_each(|_| list_directory(directory, files))?
         }
         _ => (0..files * rounds)
@@ -230,14 +251,14 @@ fn run_on_file(work: FileWork, directory: &Path, number: u64) -> Result<()> {
                 .open(path)?
                 .write_all(&[number as u8; SMALL_FILE_BYTES])?;
         }
-        FileWork::Stat | FileWork::StatRepeated => {
+        FileWork::Stat | FileWork::StatRepeated | FileWork::StatCold => {
             let bytes = fs::metadata(&path)?.len();
             ensure!(
                 bytes == SMALL_FILE_BYTES as u64,
                 "{bytes} bytes in {path:?}"
             );
         }
-        FileWork::OpenRead => {
+        FileWork::OpenRead | FileWork::OpenReadCold => {
             let found = fs::read(&path)?;
             ensure!(
                 found == [number as u8; SMALL_FILE_BYTES],

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use super::file_work::{FileWork, MIB, parse_rate, process_arguments};
 use super::fio::{self, FileProvider, FioPattern, InitialState};
 use super::mounted_scratch::{MountedScratch, start_local_cluster};
+use super::programs::{self, PROGRAMS};
 use crate::bench::machine::SpreadDirectories;
 use crate::bench::measure::{BenchmarkVariant, Samples, run_interleaved, table_row};
 use crate::bench::minimal_file_systems::forwarding::{ForwardingMode, ForwardingMount};
@@ -175,9 +176,9 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     compare_volume(options, report, &comparison)
 }
 
-/// The same in a job, of a volume whose limit is watched: its directory itself is shown.
+/// The same in a job, of a volume that is made without options: its directory itself is shown.
 pub(super) fn run_bind_mount(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
-    let world = start_local_cluster("20GB", &["--limit", "watched"])?;
+    let world = start_local_cluster("20GB", &[], "16GB")?;
     let native = SpreadDirectories::new()?;
     let comparison = VolumeComparison {
         prefix: "direct",
@@ -189,8 +190,62 @@ pub(super) fn run_bind_mount(options: &Options, report: &mut BenchmarkReport) ->
         minimal: None,
         ring: None,
     };
-    report.print_section("a watched volume of this machine in a job, beside a plain directory");
-    compare_volume(options, report, &comparison)
+    report.print_section("a volume of this machine in a job, beside a plain directory");
+    compare_volume(options, report, &comparison)?;
+    compare_programs(options, report, &comparison, &native)
+}
+
+/// Programs in the volume and in the directory; the figures of the own node.
+fn compare_programs(
+    options: &Options,
+    report: &mut BenchmarkReport,
+    comparison: &VolumeComparison<'_>,
+    native: &SpreadDirectories,
+) -> Result<()> {
+    let inputs = native.create_directory("inputs")?;
+    programs::make_inputs(&inputs, options.choose(100, 10))?;
+    let inputs = path_text(&inputs)?;
+    report.print_line("programs: runs/s");
+    let mut rows = vec![table_row([
+        "program",
+        "volume",
+        "directory",
+        "volume / directory",
+    ])];
+    let mut ratios = Vec::new();
+    let places = [&comparison.volume, &comparison.directory];
+    let values = RefCell::new(vec![vec![Vec::new(); places.len()]; PROGRAMS.len()]);
+    let mut ways: Vec<BenchmarkVariant<'_>> = Vec::new();
+    for (place, path) in places.into_iter().enumerate() {
+        let (values, inputs) = (&values, &inputs);
+        ways.push(BenchmarkVariant::new("programs", move || {
+            for (index, work) in PROGRAMS.into_iter().enumerate() {
+                let mut shell = comparison.shell.borrow_mut();
+                let rate = programs::measure_program(&mut shell, work, path, inputs)?;
+                values.borrow_mut()[index][place].push(rate);
+            }
+            Ok(0.0)
+        }));
+    }
+    run_interleaved(options.choose(5, 2), &mut ways)?;
+    drop(ways);
+    for (work, places) in PROGRAMS.iter().zip(values.into_inner()) {
+        let found: Vec<Samples> = places.into_iter().map(Samples::new).collect();
+        let ratio = found[0].ratio_to(&found[1]);
+        let name = work.name;
+        let cells = [
+            name,
+            &found[0].to_string(),
+            &found[1].to_string(),
+            &ratio.to_string(),
+        ];
+        rows.push(table_row(cells));
+        report.add_samples(&format!("own_node_{name}"), &ratio);
+        ratios.push(ratio);
+    }
+    report.print_table(&rows);
+    report.add_figure("own_node_programs_min", programs::min_median(ratios.iter()));
+    Ok(())
 }
 
 /// The same data of a volume in write-back mode: the writes.
@@ -246,7 +301,12 @@ fn compare_volume(
         ("meta", by_directory, control),
     ] {
         let figure = format!("{}_{kind}", comparison.prefix);
-        report.add_figure(&figure, min_ratio(ratios.into_iter()));
+        let least = min_ratio(ratios.into_iter());
+        report.add_figure(&figure, least);
+        if comparison.prefix == "direct" {
+            let own = if kind == "data" { "data" } else { "names" };
+            report.add_figure(&format!("own_node_{own}_min"), least);
+        }
         report.add_figure(&(figure + CONTROL_SUFFIX), min_ratio(control.into_iter()));
     }
     if comparison.minimal.is_some() {

@@ -6,9 +6,11 @@ mod create_storm;
 mod delayed_link;
 mod file_work;
 mod fio;
+mod job_starts;
 mod local_volume;
 mod mounted_scratch;
 mod peer_file_systems;
+mod programs;
 mod remote_volume;
 mod through_agent;
 mod uring_volume;
@@ -48,6 +50,16 @@ const SUMMARY_FIGURES: &[&str] = &[
     "remote_write_vs_quinn",
     "meta_vs_min_fuse",
     "delegation_gain",
+    "small_volumes",
+    "own_node_data_min",
+    "own_node_names_min",
+    "own_node_programs_min",
+    "net_min_vs_best_peer",
+    "net_cold_small_vs_best",
+    "exec_ms_1",
+    "exec_ms_6",
+    "jobs_per_s",
+    "rsync_min",
     "peers_behind",
 ];
 
@@ -108,8 +120,19 @@ const PARTS: &[DatapathPart] = &[
     },
     DatapathPart {
         name: "bound",
-        figures: &["direct_data", "direct_meta"],
+        figures: &[
+            "direct_data",
+            "direct_meta",
+            "own_node_data_min",
+            "own_node_names_min",
+            "own_node_programs_min",
+        ],
         run: local_volume::run_bind_mount,
+    },
+    DatapathPart {
+        name: "starts",
+        figures: &["exec_ms_1", "exec_ms_6", "jobs_per_s", "small_volumes"],
+        run: job_starts::run,
     },
     DatapathPart {
         name: "cached",
@@ -133,12 +156,20 @@ const PARTS: &[DatapathPart] = &[
     },
     DatapathPart {
         name: "copies",
-        figures: &["replicate_large_vs_rsync", "extract_large_vs_rsync"],
+        figures: &[
+            "replicate_large_vs_rsync",
+            "extract_large_vs_rsync",
+            "rsync_min",
+        ],
         run: volume_copies::run,
     },
     DatapathPart {
         name: "peers",
-        figures: &["peers_behind"],
+        figures: &[
+            "peers_behind",
+            "net_min_vs_best_peer",
+            "net_cold_small_vs_best",
+        ],
         run: peer_file_systems::run,
     },
 ];

@@ -37,7 +37,7 @@ pub(super) struct MountedScratch {
 /// A cluster of one node whose door is shut, so that agents must use the network, with a volume
 /// named `work`.
 pub(super) fn start_remote_cluster(size: &str) -> Result<TestCluster> {
-    let world = start_local_cluster(size, &[])?;
+    let world = start_local_cluster(size, EXACT, size)?;
     fs::remove_file(
         world
             .cluster
@@ -48,13 +48,19 @@ pub(super) fn start_remote_cluster(size: &str) -> Result<TestCluster> {
     Ok(world)
 }
 
-/// A cluster of one node with a volume named `work`, made with these options.
-pub(super) fn start_local_cluster(size: &str, options: &[&str]) -> Result<TestCluster> {
-    let world = TestCluster::start(&[size])?;
+/// Options of a volume that needs no margin.
+const EXACT: &[&str] = &["--limit", "exact"];
+
+/// A cluster of one node of a size, with a volume named `work` of another, made with these options.
+pub(super) fn start_local_cluster(
+    node_size: &str,
+    options: &[&str],
+    volume_size: &str,
+) -> Result<TestCluster> {
+    let world = TestCluster::start(&[node_size])?;
     world.wait_for_servers(2)?;
-    // A watched volume takes a margin too.
-    let size = if options.is_empty() { size } else { "16GB" };
-    let create = ["volume", "create", "work", "--node", "n1", "--size", size];
+    let create = ["volume", "create", "work", "--node", "n1"];
+    let create = [&create[..], &["--size", volume_size]].concat();
     world.run_json(&[&create[..], &["--files", "200000"], options].concat())?;
     Ok(world)
 }
@@ -67,12 +73,12 @@ impl MountedScratch {
 
     /// Shows one as on the machine that has it.
     pub(super) fn start_local(size: &str) -> Result<Self> {
-        Self::mount_volume(start_local_cluster(size, &[])?, &[])
+        Self::mount_volume(start_local_cluster(size, EXACT, size)?, &[])
     }
 
     /// As [`Self::start_local`], and the kernel collects writes.
     pub(super) fn start_write_back(size: &str) -> Result<Self> {
-        let shown = Self::mount_volume(start_local_cluster(size, &[])?, &["--write-back"])?;
+        let shown = Self::mount_volume(start_local_cluster(size, EXACT, size)?, &["--write-back"])?;
         let said = shown.read_request_path()?;
         ensure!(
             said.contains(WRITE_BACK_MESSAGE),

@@ -34,7 +34,7 @@ struct PeerKind {
 /// Two of them refuse the address 127.0.0.1.
 const NETWORK_SETUP: &str = "ip link set lo up; ip addr add 10.99.0.1/32 dev lo; mkdir $D/mnt; ";
 
-const KINDS: [PeerKind; 3] = [
+const KINDS: [PeerKind; 4] = [
     PeerKind {
         name: "GlusterFS",
         programs: &["glusterd", "gluster", "glusterfs"],
@@ -86,6 +86,20 @@ Subsystem sftp internal-sftp\\n\" >$D/sshd.cfg
             sshfs -p 2222 -o IdentityFile=$D/key,StrictHostKeyChecking=no \
                 -o UserKnownHostsFile=/dev/null,Ciphers=aes128-gcm@openssh.com \
                 root@10.99.0.1:$D/source $D/mnt",
+    },
+    PeerKind {
+        name: "rclone",
+        programs: &["sshd", "ssh-keygen", "rclone"],
+        script: "mkdir -p $D/source /run/sshd
+            ssh-keygen -q -t ed25519 -N '' -f $D/host
+            ssh-keygen -q -t ed25519 -N '' -f $D/key
+            cp $D/key.pub $D/authorized
+            printf \"Port 2223\\nListenAddress 10.99.0.1\\nHostKey $D/host\\nPidFile $D/sshd.pid\\n\
+AuthorizedKeysFile $D/authorized\\nStrictModes no\\nPermitRootLogin yes\\nUsePAM no\\n\
+Subsystem sftp internal-sftp\\n\" >$D/sshd.cfg
+            $(command -v sshd) -f $D/sshd.cfg
+            rclone mount --config /dev/null --cache-dir $D/cache --vfs-cache-mode writes --daemon \
+                \":sftp,host=10.99.0.1,port=2223,user=root,key_file=$D/key:$D/source\" $D/mnt",
     },
 ];
 
@@ -258,6 +272,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         .filter(runs)
         .collect();
     let mut rows = vec![head];
+    let (mut least, mut least_cold) = (f64::INFINITY, f64::INFINITY);
     for (work, samples) in FileWork::COMPARED_WITH_PEERS.iter().zip(&found) {
         let mut cells = vec![work.name().to_owned()];
         cells.extend(samples.iter().map(|samples| match samples {
@@ -266,6 +281,13 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         }));
         let rate = |place: usize| samples[place].as_ref().map_or(0.0, Samples::median);
         let best = peers.iter().map(|peer| rate(*peer)).fold(0.0, f64::max);
+        if best > 0.0 {
+            let factor = rate(0) / best;
+            least = least.min(factor);
+            if FileWork::COLD_SMALL_FILES.contains(work) {
+                least_cold = least_cold.min(factor);
+            }
+        }
         for (ours, figure) in ["peer", "peer_host"].into_iter().enumerate() {
             if best > 0.0 {
                 let factor = rate(ours) / best;
@@ -276,6 +298,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         rows.push(cells);
     }
     report.print_table(&rows);
+    if least.is_finite() {
+        report.add_figure("net_min_vs_best_peer", least);
+        report.add_figure("net_cold_small_vs_best", least_cold);
+    }
     let beaten = |ours: usize| {
         let median = |row: &[Option<Samples>], place: usize| {
             row[place].as_ref().map_or(0.0, Samples::median)

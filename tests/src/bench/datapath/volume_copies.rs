@@ -50,19 +50,21 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         },
     ];
     let daemon = SshDaemon::start()?;
+    let mut least = f64::INFINITY;
     for load in &loads {
-        measure_copies(options, report, &daemon, load)?;
+        least = least.min(measure_copies(options, report, &daemon, load)?);
     }
+    report.add_figure("rsync_min", least);
     Ok(())
 }
 
-/// One load by all ways.
+/// One load by all ways; gives the least ratio to `rsync -a`.
 fn measure_copies(
     options: &Options,
     report: &mut BenchmarkReport,
     daemon: &SshDaemon,
     load: &CopyLoad,
-) -> Result<()> {
+) -> Result<f64> {
     let world = TestCluster::start(&["20GB", "20GB"])?;
     world.wait_for_servers(3)?;
     let create = ["volume", "create", "work", "--node", "n1", "--size", "5GB"];
@@ -93,7 +95,7 @@ fn measure_copies(
     let rounds = options.choose(5, 2);
     let found = run_interleaved(rounds, &mut ways)?;
     drop(ways);
-    report_ratios(report, &format!("replicate_{}", load.name), &found);
+    let replicated = report_ratios(report, &format!("replicate_{}", load.name), &found);
     report.print_section(&format!("{home}: seconds"));
     let mut round = 0;
     let mut ways = [
@@ -109,23 +111,27 @@ fn measure_copies(
     ];
     let found = run_interleaved(rounds, &mut ways)?;
     drop(ways);
-    report_ratios(report, &format!("extract_{}", load.name), &found);
-    Ok(())
+    let extracted = report_ratios(report, &format!("extract_{}", load.name), &found);
+    Ok(replicated.min(extracted))
 }
 
 /// Figures are rates over those of the others: larger than 1 is faster.
-fn report_ratios(report: &mut BenchmarkReport, figure: &str, found: &[Samples]) {
+/// Gives that of `rsync -a`.
+fn report_ratios(report: &mut BenchmarkReport, figure: &str, found: &[Samples]) -> f64 {
     let names = ["BAFS", "rsync -a", "rsync -a --fsync", "cp -a"];
     let figures = ["rsync", "rsync_fsync", "cp"];
     let mut rows = vec![table_row(["way", "s", "its time / BAFS'"])];
+    let mut least = f64::INFINITY;
     for (at, (name, samples)) in names.iter().zip(found).enumerate() {
         let ratio = samples.ratio_to(&found[0]);
         if let Some(other) = at.checked_sub(1) {
+            least = if other == 0 { ratio.median() } else { least };
             report.add_samples(&format!("{figure}_vs_{}", figures[other]), &ratio);
         }
         rows.push(table_row([name, &samples.to_string(), &ratio.to_string()]));
     }
     report.print_table(&rows);
+    least
 }
 
 fn time_replication(world: &TestCluster) -> Result<f64> {
