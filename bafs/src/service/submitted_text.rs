@@ -24,6 +24,9 @@ const TEXT_BYTES_MAX: usize = 3 << 20;
 /// Bytes of the key of a submission.
 const KEY_BYTES_MAX: usize = 64;
 
+/// Lists a place of a home down to some levels.
+pub(super) type ListHome<'l> = dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String> + 'l;
+
 /// Reads files beside a workflow, and remembers them.
 struct RecordedFiles<'w> {
     directory: &'w Path,
@@ -51,7 +54,7 @@ impl Sources for RecordedFiles<'_> {
 /// Knows the files of a submission only.
 struct SubmittedFiles<'s> {
     files: &'s BTreeMap<String, String>,
-    list: &'s dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+    list: &'s ListHome<'s>,
 }
 
 impl Sources for SubmittedFiles<'_> {
@@ -126,7 +129,7 @@ pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> R
 /// `Malformed` with the first errors; `TooLarge`.
 pub(super) fn parse_submission(
     submission: &Submission,
-    list: &dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String>,
+    list: &ListHome<'_>,
 ) -> bafs_proto::Result<Workflow> {
     let malformed = |text: String| Error::new(ErrorCode::Malformed, text);
     let name = submission.name.as_str();
