@@ -24,6 +24,9 @@ const TEXT_BYTES_MAX: usize = 3 << 20;
 /// Bytes of the key of a submission.
 const KEY_BYTES_MAX: usize = 64;
 
+/// Lists a place of a home down to some levels.
+pub(super) type ListHome<'l> = dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String> + 'l;
+
 /// Reads files beside a workflow, and remembers them.
 struct RecordedFiles<'w> {
     directory: &'w Path,

@@ -154,7 +154,7 @@ fn surplus_is_divided_between_runs() {
     let mib_s = queue.state.users()["alice"].usage.mib_s;
     assert_eq!(
         mib_s,
-        20 * GB >> 20,
+        (20 * GB) >> 20,
         "she is charged for what she asked for"
     );
 }
