@@ -5,7 +5,7 @@ use super::ast::{Keyword, Loop, Statement, SyntaxNode, Word};
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::includes::Includes;
-use super::limits::{DECLARED_BYTES_MAX, STATEMENTS_MAX};
+use super::limits::{DECLARED_BYTES_MAX, LOOP_DEPTH_MAX, STATEMENTS_MAX};
 use super::lists::{ListCall, Lists};
 use super::parse::Parser;
 use super::scope::{Value, VariableScope};
@@ -89,7 +89,8 @@ impl Expander<'_, '_> {
 
     fn expand_loop(&mut self, repeated: &Loop) -> Result<(), TooManyStatements> {
         // A slip of the pen must not fill the memory before it is found.
-        if least_statements(&repeated.items, &repeated.body) > self.statements_left {
+        if least_statements(&repeated.items, &repeated.body, LOOP_DEPTH_MAX) > self.statements_left
+        {
             return Err(self.refuse_more(repeated.location));
         }
         let items = self.scope.substitute_all(&repeated.items, self.diagnostics);
@@ -107,7 +108,8 @@ impl Expander<'_, '_> {
                 Ok(None) => self.expand_iteration(repeated, Value::Text(item.text.clone()))?,
                 Ok(Some((first, last))) => {
                     let item = std::slice::from_ref(item);
-                    if least_statements(item, &repeated.body) > self.statements_left {
+                    if least_statements(item, &repeated.body, LOOP_DEPTH_MAX) > self.statements_left
+                    {
                         return Err(self.refuse_more(repeated.location));
                     }
                     for number in first..=last {
@@ -186,8 +188,9 @@ impl Expander<'_, '_> {
 }
 
 /// Statements that a loop makes at least, its turns included: those of items that are known before
-/// variables have values.
-fn least_statements(items: &[Word], body: &[SyntaxNode]) -> u64 {
+/// variables have values. Loops more than `depth` levels below it do not count: a text with so many
+/// is refused, and to count them at each level would take the square of their number.
+fn least_statements(items: &[Word], body: &[SyntaxNode], depth: usize) -> u64 {
     let turns = items.iter().map(|item| match item.text.split_once("..") {
         _ if item.text.contains(['$', '(']) => 0,
         Some((first, last)) if item.quote.is_none() => {
@@ -200,7 +203,8 @@ fn least_statements(items: &[Word], body: &[SyntaxNode]) -> u64 {
     });
     let each = body.iter().map(|node| match node {
         SyntaxNode::Statement(_) => 1,
-        SyntaxNode::Loop(inner) => least_statements(&inner.items, &inner.body),
+        SyntaxNode::Loop(_) if depth == 0 => 0,
+        SyntaxNode::Loop(inner) => least_statements(&inner.items, &inner.body, depth - 1),
     });
     let each = each.fold(1, u64::saturating_add);
     turns.fold(0, u64::saturating_add).saturating_mul(each)

@@ -53,7 +53,12 @@ impl Sources for Beside {
         reject_description_files(path)
     }
 
-    fn list(&self, _: &str, _: usize) -> Result<Vec<ListedEntry>, String> {
+    fn list(
+        &self,
+        _: &str,
+        _: usize,
+        _: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ListedEntry>, String> {
         Ok(Vec::new())
     }
 

@@ -76,6 +76,13 @@ pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
         subjects: vec![name.clone()],
         text,
     }));
+    if told.is_empty() && scheduler.job_records().any(|record| record.job == *name) {
+        told.push(HistoryLine {
+            at_ms: 0,
+            subjects: vec![name.clone()],
+            text: format!("job '{name}' was up to date when the run began, and did not run"),
+        });
+    }
     if told.is_empty() {
         bail!(
             "the journal {} has no entry for '{name}'; name a job, volume or node of that run \

@@ -25,7 +25,8 @@ const TEXT_BYTES_MAX: usize = 3 << 20;
 const KEY_BYTES_MAX: usize = 64;
 
 /// Lists a place of a home down to some levels.
-pub(super) type ListHome<'l> = dyn Fn(&Url, usize) -> Result<Vec<ListedEntry>, String> + 'l;
+pub(super) type ListHome<'l> =
+    dyn Fn(&Url, usize, &dyn Fn(&str) -> bool) -> Result<Vec<ListedEntry>, String> + 'l;
 
 /// Reads files beside a workflow, and remembers them.
 struct RecordedFiles<'w> {
@@ -53,10 +54,6 @@ impl Sources for RecordedFiles<'_> {
         list_home(directory, |url| self.homes.list(url, depth_max, enters))
     }
 }
-
-/// Lists a place at a home down to some levels, at least in the directories that a function names.
-type ListHome<'l> =
-    dyn Fn(&Url, usize, &dyn Fn(&str) -> bool) -> Result<Vec<ListedEntry>, String> + 'l;
 
 /// Knows the files of a submission only.
 struct SubmittedFiles<'s> {
