@@ -1,6 +1,6 @@
 //! `bafs scheduler` on real processes: several users, kills, quotas, what was learned.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -236,6 +236,53 @@ fn check_rights_of_runs(service: &TestService) -> Result<()> {
     let output = run.arg(&stranger).env("BAFS_IDENTITY", narrow).output()?;
     assert_eq!(output.status.code(), Some(1), "{}", printed_text(&output));
     assert!(service.world.read_home("stranger/1").is_err());
+    Ok(())
+}
+
+/// The body of what a page answers.
+fn get_page(url: &str, cookie: &str) -> Result<String> {
+    let rest = url.strip_prefix("http://").context("a link")?;
+    let (address, path) = rest.split_once('/').context("a path")?;
+    let mut stream = std::net::TcpStream::connect(address)?;
+    write!(
+        stream,
+        "GET /{path} HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn service_page_shows_a_user_her_workflows_only() -> Result<()> {
+    let test = "cluster_service::service_page_shows_a_user_her_workflows_only";
+    let Some(service) = start_service(test, &["200MB"], &["--page"])? else {
+        return Ok(());
+    };
+    let (alice, bob) = (
+        service.add_user("alice", &["--home", "alice"])?,
+        service.add_user("bob", &["--home", "bob"])?,
+    );
+    let path = write_workflow(&service, "alice", 1, "0")?;
+    let id = service.submit(&alice, &path)?;
+    service.wait_for_state(&alice, id, "complete")?;
+    let view = |identity: &Path| -> Result<String> {
+        let opened = service.json(identity, &["queue", "--page"])?;
+        let link = opened["page"].as_str().context("a link")?;
+        let answer = get_page(link, "")?;
+        let cookie = answer
+            .lines()
+            .find_map(|line| line.strip_prefix("set-cookie: "));
+        let cookie = cookie.and_then(|it| it.split(';').next());
+        let cookie = cookie.with_context(|| answer.clone())?;
+        let again = get_page(link, "")?;
+        ensure!(!again.contains("set-cookie"), "the link opens once: {again}");
+        let base = link.split("/login").next().unwrap_or_default();
+        get_page(&format!("{base}/api/v1/workflows"), cookie)
+    };
+    let (hers, his) = (view(&alice)?, view(&bob)?);
+    ensure!(hers.contains("\"user\":\"alice\""), "{hers}");
+    ensure!(his.contains("200") && !his.contains("alice"), "{his}");
     Ok(())
 }
 

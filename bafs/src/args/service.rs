@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::page::PAGE_ADDRESS_DEFAULT;
+
 /// Commands of a service.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServiceCommand {
@@ -70,6 +72,16 @@ pub(crate) struct SchedulerArgs {
     /// Most ended workflows that are remembered.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) history_max: usize,
+    /// Serve a page with the queue and its runs, and an HTTP API, at this address of this machine;
+    /// by default any free port. `bafs queue --page` prints a link that opens it.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = PAGE_ADDRESS_DEFAULT
+    )]
+    pub(crate) page: Option<String>,
 }
 
 /// How to reach a service.
@@ -111,6 +123,11 @@ pub(crate) struct QueueArgs {
     /// Also list ended workflows.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Print a link that opens the page of the service once, instead of the list. The page is on
+    /// the machine of the service; from another one, forward its port: ssh -L PORT:127.0.0.1:PORT
+    /// HOST.
+    #[arg(long)]
+    pub(crate) page: bool,
 }
 
 #[derive(Debug, Args)]

@@ -24,6 +24,7 @@ use serde_json::json;
 use self::connection_file::ConnectionFile;
 use self::followed_run::{FollowedPlace, FollowedRun};
 use self::journal_source::JournalSource;
+pub(crate) use self::queue_source::start_queue_page;
 use self::traffic_meter::TrafficMeter;
 use crate::args::{PageArgs, UsageError};
 use crate::client::ClusterClient;

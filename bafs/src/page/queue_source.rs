@@ -31,7 +31,6 @@ const CURRENT_RUN: &str = "current";
 ///
 /// # Errors
 /// As those of [`start_server`].
-#[cfg_attr(not(test), expect(dead_code, reason = "the service will call it"))]
 pub(crate) fn start_queue_page(address: &str, queue: Arc<dyn QueueControl>) -> Result<PageServer> {
     let source = QueueSource::new(queue.clone());
     start_server(address, Arc::new(source), Some(queue))

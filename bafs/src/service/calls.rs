@@ -41,6 +41,8 @@ pub(super) enum QueueRequest {
     ListUsers,
     /// Refuses a user; answered by [`Changed`].
     RemoveUser(String),
+    /// Asks for a link to the page; answered by [`PageOpened`].
+    OpenPage,
 }
 
 /// The number of a new workflow.
@@ -55,6 +57,12 @@ pub(super) struct WorkflowPage {
     pub(super) workflows: Vec<WorkflowSummary>,
     /// Where the next page begins, if there is one.
     pub(super) next: Option<WorkflowId>,
+}
+
+/// A link that opens the page of the service once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct PageOpened {
+    pub(super) page: String,
 }
 
 /// It is done.

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::calls::{Changed, QueueRequest, Submitted, WorkflowPage};
+use super::calls::{Changed, PageOpened, QueueRequest, Submitted, WorkflowPage};
 use super::submitted_text::read_submission;
 use super::user_commands::run_user_command;
 use crate::args::{
@@ -231,6 +231,10 @@ async fn change(
 
 async fn list_queue(args: QueueArgs, output: Printer) -> Result<()> {
     let client = ServiceClient::connect(&args.service)?;
+    if args.page {
+        let opened: PageOpened = client.ask(&QueueRequest::OpenPage).await?;
+        return output.print_result(&opened.page, &opened);
+    }
     let mut workflows: Vec<WorkflowSummary> = Vec::new();
     let mut after = None;
     loop {

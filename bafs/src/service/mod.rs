@@ -42,6 +42,7 @@ use crate::client::ClusterClient;
 use crate::init;
 use crate::learned::LearnedStore;
 use crate::output::Printer;
+use crate::page::start_queue_page;
 
 /// The queue is told that time passes, and what the cluster has, so often.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
@@ -95,7 +96,11 @@ async fn run_scheduler(mut args: SchedulerArgs, output: Printer) -> Result<()> {
     service.record(QueueEvent::SettingsChanged(settings))?;
     let server_identity = init::load_identity(&args.identity, Role::Server)?;
     let listener = listen(&args, &server_identity)?;
-    let network = NetworkService::new(service.clone(), identity.verifier.clone());
+    let page = args.page.as_deref();
+    let page = page.map(|address| start_queue_page(address, service.clone()));
+    let page = page.transpose()?;
+    let page_address = page.as_ref().map(|page| page.address().to_string());
+    let network = NetworkService::new(service.clone(), identity.verifier.clone(), page);
     let figures = Arc::new(|| Metrics {
         counters: BTreeMap::new(),
         gauges: BTreeMap::new(),
@@ -103,9 +108,12 @@ async fn run_scheduler(mut args: SchedulerArgs, output: Printer) -> Result<()> {
     let server = RunningServer::start(listener, Arc::new(network), figures)?;
     let address = server.address().to_string();
     write_whole_file(&args.state.join(ADDRESS_FILE), address.as_bytes(), true)?;
+    let page_text = page_address.as_ref().map(|address| {
+        format!("\npage at http://{address}; `bafs queue --page` prints a link that opens it")
+    });
     output.print_result(
-        &format!("listening at {address}"),
-        &serde_json::json!({ "listening": address }),
+        &format!("listening at {address}{}", page_text.unwrap_or_default()),
+        &serde_json::json!({ "listening": address, "page": page_address }),
     )?;
     let ended = supervision.serve(client, &mut decided, asked).await;
     server.stop().await;

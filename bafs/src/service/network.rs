@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bafs_api::PageServer;
 use bafs_proto::message::{Reply, Request};
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::queue_call::QueueAnswer;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::calls::{
-    Changed, PAGE_WORKFLOWS, QueueRequest, Submitted, UserAdded, UserList, WorkflowPage,
+    Changed, PAGE_WORKFLOWS, PageOpened, QueueRequest, Submitted, UserAdded, UserList, WorkflowPage,
 };
 use super::queue_service::QueueService;
 
@@ -29,15 +30,22 @@ pub(super) struct NetworkService {
     queue: Arc<QueueService>,
     verifier: Verifier,
     places: Semaphore,
+    /// The page, if the service has one.
+    page: Option<PageServer>,
 }
 
 impl NetworkService {
-    pub(super) fn new(queue: Arc<QueueService>, verifier: Verifier) -> Self {
+    pub(super) fn new(
+        queue: Arc<QueueService>,
+        verifier: Verifier,
+        page: Option<PageServer>,
+    ) -> Self {
         let places = Semaphore::new(CALLS_MAX);
         Self {
             queue,
             verifier,
             places,
+            page,
         }
     }
 
@@ -123,6 +131,16 @@ impl NetworkService {
             QueueRequest::ListUsers => encode(&UserList {
                 users: queue.list_users(requester)?,
             }),
+            QueueRequest::OpenPage => {
+                let page = self.page.as_ref().ok_or_else(|| {
+                    let text = "this service has no page; its operator starts it with --page";
+                    Error::new(ErrorCode::Unsupported, text)
+                })?;
+                let link = page.access().create_login_link(requester.clone());
+                encode(&PageOpened {
+                    page: link.to_string(),
+                })
+            }
             QueueRequest::RemoveUser(name) => done(queue.remove_user(requester, &name)),
         }
     }
