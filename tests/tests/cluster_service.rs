@@ -276,7 +276,10 @@ fn service_page_shows_a_user_her_workflows_only() -> Result<()> {
         let cookie = cookie.and_then(|it| it.split(';').next());
         let cookie = cookie.with_context(|| answer.clone())?;
         let again = get_page(link, "")?;
-        ensure!(!again.contains("set-cookie"), "the link opens once: {again}");
+        ensure!(
+            !again.contains("set-cookie"),
+            "the link opens once: {again}"
+        );
         let base = link.split("/login").next().unwrap_or_default();
         get_page(&format!("{base}/api/v1/workflows"), cookie)
     };

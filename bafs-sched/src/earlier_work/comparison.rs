@@ -72,6 +72,27 @@ impl SourceListing {
         self.digest
     }
 
+    /// A volume shows a file as a directory with that file, under its name. Nothing for other
+    /// sources.
+    fn as_volume_of_file(&self, name: &str) -> Option<Self> {
+        let file = self.entries.get("");
+        let file = file.filter(|entry| entry.kind == SourceKind::File)?;
+        let entry = SourceEntry {
+            path: name.to_owned(),
+            ..file.clone()
+        };
+        let top = SourceEntry {
+            path: String::new(),
+            kind: SourceKind::Directory,
+            ..file.clone()
+        };
+        let entries = [top, entry].map(|entry| (entry.path.clone(), entry));
+        Some(Self {
+            entries: BTreeMap::from(entries),
+            digest: self.digest,
+        })
+    }
+
     /// What is directly in a directory.
     fn entries_in(&self, directory: &str) -> impl Iterator<Item = &SourceEntry> {
         let prefix = match directory.is_empty() {
@@ -99,16 +120,6 @@ impl SourceListing {
 
     /// The first path at which it is not what a job saw.
     fn find_difference(&self, seen: &ObservedInputs) -> Option<String> {
-        // A source that is a file has another name in the volume, in a directory that it has not.
-        if let Some(only) = self
-            .entries
-            .get("")
-            .filter(|it| it.kind == SourceKind::File)
-        {
-            let is_same =
-                |(_, identity): &(String, SourceIdentity)| is_same_file(identity, &only.identity);
-            return (!seen.files.iter().all(is_same)).then(String::new);
-        }
         let is_directory = |path: &String| {
             let found = self.entries.get(path);
             found.is_some_and(|entry| {
@@ -263,8 +274,11 @@ impl JobComparison<'_> {
         }
         match &record.seen {
             SeenSource::Exactly(seen) => {
-                let below = listing.find_difference(seen)?;
-                let path = match below.is_empty() {
+                let name = record.source.path.trim_end_matches('/');
+                let name = name.rsplit('/').next().unwrap_or_default();
+                let of_file = listing.as_volume_of_file(name);
+                let below = of_file.as_ref().unwrap_or(listing).find_difference(seen)?;
+                let path = match below.is_empty() || of_file.is_some() {
                     true => source,
                     false => format!("{}/{below}", source.trim_end_matches('/')),
                 };
