@@ -601,9 +601,8 @@ impl Driver {
         }
         let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
-        let is_written = self.journal.has_steps_since_snapshot();
         // A run that saw no node begins anew, whatever its journal says.
-        if is_written && self.scheduler.nodes().next().is_some() {
+        if self.journal.has_steps_since_snapshot() && self.scheduler.nodes().next().is_some() {
             self.write_snapshot()?;
         }
         if self.is_report_partial {

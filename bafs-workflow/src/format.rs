@@ -158,7 +158,7 @@ impl<'t> LineReader<'t> {
         let written = &start[..start.len() - end.len()];
         let (before, after) = self.depths(key, &words);
         self.depth = after;
-        if written.trim_end().contains('\n') {
+        if trim_continuation(written, end.is_empty()).contains('\n') {
             return self.push_continued(start, before, &inner_lines);
         }
         let kind = match key {

@@ -1,6 +1,7 @@
 //! The command line: what can be said. Decides nothing.
 
 mod check;
+mod client;
 mod config;
 mod import;
 mod page;
@@ -14,17 +15,16 @@ mod servers;
 mod service;
 mod sizes;
 mod usage_error;
+mod volume;
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use bafs_proto::attributes::Comparison;
-use bafs_proto::path::from_bytes;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use check::{CheckArgs, FmtArgs};
+pub(crate) use client::ClientArgs;
 pub(crate) use config::{CompletionsArgs, ConfigArgs, ManPagesArgs};
 pub(crate) use import::{ImportArgs, ImportCommand, ImportImageArgs, WfformatArgs};
 pub(crate) use page::{PageArgs, RunPageArgs};
@@ -42,11 +42,10 @@ pub(crate) use service::{
 };
 pub(crate) use sizes::SizesArgs;
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
-
-/// A path, or a URL with one, whose names need not be UTF-8.
-fn path_text() -> impl TypedValueParser<Value = String> {
-    OsStringValueParser::new().map(|path| from_bytes(path.as_bytes()))
-}
+pub(crate) use volume::{
+    LimitEnforcement, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
+    VolumeReplicateArgs, VolumeWarmArgs,
+};
 
 /// A distributed file system for batch jobs.
 ///
@@ -208,17 +207,6 @@ pub(crate) struct ServersArgs {
     pub(crate) comparisons: Vec<Comparison>,
 }
 
-/// How to reach a cluster.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ClientArgs {
-    /// Identity: a directory that `bafs init` or `bafs grant` created.
-    #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
-    pub(crate) identity: PathBuf,
-    /// Address of the catalog.
-    #[arg(long, env = "BAFS_CATALOG", value_name = "HOST:PORT")]
-    pub(crate) catalog: String,
-}
-
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  bafs demo\n  bafs demo --home-rate 10MB/s --nodes 8\n  \
@@ -263,151 +251,6 @@ pub(crate) struct InitArgs {
     /// Lifetime of the capability tokens, in days.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=36_500))]
     pub(crate) days: u64,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum VolumeCommand {
-    /// Create a volume on a node.
-    #[command(
-        after_help = "Example:\n  bafs volume create work --node n1 --size 10GB\n  \
-bafs volume create data --node n1 --size 10GB --cache bafs://home/db\n  \
-bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
-    )]
-    Create(VolumeCreateArgs),
-    /// List the volumes of all nodes.
-    #[command(after_help = "Example:\n  bafs volume list\n  bafs volume list --json")]
-    List(ClientArgs),
-    /// Show a volume, or all volumes with a given name.
-    #[command(after_help = "Example:\n  bafs volume show work\n  bafs volume show data --json")]
-    Show(VolumeArgs),
-    /// Delete a volume.
-    #[command(after_help = "Example:\n  bafs volume delete work")]
-    Delete(VolumeArgs),
-    /// Copy a scratch volume to another node.
-    #[command(after_help = "Example:\n  bafs volume replicate work --to n2")]
-    Replicate(VolumeReplicateArgs),
-    /// Send a file of a scratch volume home.
-    #[command(after_help = "Example:\n  bafs volume extract work out/summary \
-bafs://home/results/summary")]
-    Extract(VolumeExtractArgs),
-    /// Start a new generation of a cache volume from a new listing of its source.
-    #[command(
-        after_help = "The cache keeps the blocks of unchanged files. Jobs that use the old \
-generation exit with code 75, reason SourceChanged. The command changes one volume; repeat it for \
-each volume of a cooperative cache (warm handles all of them at once).\n\n\
-Example:\n  bafs volume invalidate data"
-    )]
-    Invalidate(VolumeArgs),
-    /// Fetch the missing blocks of a cache volume in the background; reads of jobs go first.
-    #[command(
-        after_help = "The command warms the whole cooperative cache: each member node fetches its \
-own share. A node whose source lacks the path fetches nothing. bafs volume show prints the \
-progress. With --wait, the command fails (exit code 1) if some blocks do not fit.\n\n\
-Example:\n  bafs volume warm data --path nr --pin --wait"
-    )]
-    Warm(VolumeWarmArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct VolumeWarmArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Id or name of the volume, or name of a cooperative cache.
-    pub(crate) volume: String,
-    /// Fetch only this file or directory, a path relative to the root of the volume.
-    #[arg(long, default_value = "", hide_default_value = true, value_parser = path_text())]
-    pub(crate) path: String,
-    /// Pin the blocks: the cache does not evict them until you unpin them.
-    #[arg(long)]
-    pub(crate) pin: bool,
-    /// Unpin the blocks, so that the cache may evict them; fetch nothing.
-    #[arg(long, conflicts_with_all = ["pin", "wait"])]
-    pub(crate) unpin: bool,
-    /// Wait until all blocks are fetched; fail if some do not fit.
-    #[arg(long)]
-    pub(crate) wait: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct VolumeArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Id or name of the volume.
-    pub(crate) volume: String,
-}
-
-/// How a node enforces the limits of a scratch volume.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum LimitEnforcement {
-    Exact,
-    Watched,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct VolumeCreateArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Name of the volume, without '/'. Names need not be unique; if several volumes have this
-    /// name, other commands need the id.
-    pub(crate) name: String,
-    /// Name or address of the node.
-    #[arg(long)]
-    pub(crate) node: String,
-    /// Space to reserve.
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) size: String,
-    /// Files to reserve; by default 10,000, for a larger scratch volume one per 16 KiB of its size.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) files: Option<u64>,
-    /// How the node enforces the limits. `exact` rejects writes over a limit. `watched` gives jobs
-    /// on the node the directory itself, at disk speed, and kills a job over a limit (exit code
-    /// 75). The default is `watched` from 672 MB and 40,960 files on, else `exact`.
-    #[arg(long, conflicts_with = "cache")]
-    pub(crate) limit: Option<LimitEnforcement>,
-    /// Fill the scratch volume from this home path (a URL).
-    #[arg(long, value_name = "URL", conflicts_with = "cache", value_parser = path_text())]
-    pub(crate) from: Option<String>,
-    /// Create a cache volume for this home path (a URL).
-    #[arg(long, value_name = "URL", value_parser = path_text())]
-    pub(crate) cache: Option<String>,
-    /// Cooperative cache to join; defaults to the volume's name. Volumes with the same cooperative
-    /// cache and source share blocks.
-    #[arg(long, requires = "cache")]
-    pub(crate) cooperative: Option<String>,
-    /// Delete the volume after this many hours without use.
-    #[arg(
-        long,
-        alias = "hours",
-        default_value_t = 24,
-        value_parser = clap::value_parser!(u64).range(1..=87_600)
-    )]
-    pub(crate) lifetime_hours: u64,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct VolumeReplicateArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Id or name of the volume.
-    pub(crate) volume: String,
-    /// Name or address of the node for the copy.
-    #[arg(long)]
-    pub(crate) to: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct VolumeExtractArgs {
-    #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    /// Id or name of the volume.
-    pub(crate) volume: String,
-    /// Path of the file in the volume. A set has files, directories such as `out/`, and patterns
-    /// such as `*.txt`.
-    #[arg(value_name = "PATH", required = true, num_args = 1.., value_parser = path_text())]
-    pub(crate) paths: Vec<String>,
-    /// URL of the target at home. That of a set ends with `/`.
-    #[arg(value_parser = path_text())]
-    pub(crate) target: String,
 }
 
 #[derive(Debug, Args)]

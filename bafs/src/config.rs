@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command};
@@ -219,15 +220,18 @@ fn home_directory() -> Option<PathBuf> {
 /// The text of a file; nothing if there is none, unless the user named it.
 fn read_file(file: &Path) -> Result<Option<String>, String> {
     let is_named = env::var_os(FILE_VARIABLE).is_some();
-    let size = fs::metadata(file).map(|found| found.len());
-    if size.is_ok_and(|bytes| bytes > FILE_BYTES_MAX) {
+    let failed = |error| format!("cannot read {}: {error}", file.display());
+    // Who acts for another user may keep a `HOME` that is closed to this one.
+    let is_absence = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::PermissionDenied);
+    let found = match fs::metadata(file) {
+        Ok(found) => found,
+        Err(error) if !is_named && is_absence(error.kind()) => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    if found.len() > FILE_BYTES_MAX {
         return Err(format!("{} is larger than 1 MiB", file.display()));
     }
-    match fs::read_to_string(file) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if !is_named && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(format!("cannot read {}: {error}", file.display())),
-    }
+    fs::read_to_string(file).map(Some).map_err(failed)
 }
 
 /// Whether a file may set an option: it has a long name and is not the program's own.

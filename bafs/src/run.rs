@@ -1,5 +1,6 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
+mod cluster_spec;
 mod home_state;
 mod local_report;
 mod outcome_text;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
@@ -30,6 +31,7 @@ use bafs_sched::{
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
+use self::cluster_spec::build_cluster_spec;
 pub(crate) use self::outcome_text::describe_outcome;
 pub(crate) use self::run_lock::is_run_locked;
 use self::run_start::{RunSetting, prepare_run, serve_programs};
@@ -37,7 +39,7 @@ use self::service_link::ServiceLink;
 use self::strategy_plan::{build_strategy_selector, plan_from_learned};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
-use crate::cluster::{Cluster, ClusterSpec};
+use crate::cluster::Cluster;
 use crate::home_view::HomeView;
 use crate::init;
 use crate::learned;
@@ -46,15 +48,11 @@ use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
 use crate::page;
-use crate::pool::{RunPool, RunPoolSpec, choose_address};
+use crate::pool::{RunPool, RunPoolSpec};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
-use crate::units::{parse_bytes, parse_rate_limit};
 use crate::workflow_file;
 use crate::workflow_findings::find_missing_programs;
-
-/// Nodes of a throw-away cluster: each is a process, with a store of its own.
-const LOCAL_NODES_MAX: u32 = 256;
 
 /// Space of each node of a throw-away cluster when nobody says otherwise.
 const NODE_SIZE_DEFAULT: &str = "10 GB";
@@ -366,61 +364,6 @@ async fn close_pool(pool: Option<&RunPool>) {
         && let Err(error) = pool.close().await
     {
         print_notice(&format!("{error:#}"));
-    }
-}
-
-/// The throw-away cluster that is asked for.
-fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
-    let refused = |why: String| UsageError::from_reason(format!("--local {nodes}: {why}"));
-    if args.local == Some(0) {
-        return Err(refused("a cluster needs a node".to_owned()));
-    }
-    if nodes > LOCAL_NODES_MAX {
-        let most = format!("one machine runs {LOCAL_NODES_MAX} nodes at most");
-        return Err(refused(most));
-    }
-    let size = args
-        .node_size
-        .clone()
-        .unwrap_or_else(|| NODE_SIZE_DEFAULT.to_owned());
-    let size_bytes = parse_bytes(&size).context("--node-size")?;
-    parse_rate_limit(args.home_rate.as_deref())?;
-    let file = args.workflow.canonicalize()?;
-    let beside = || {
-        file.parent()
-            .map(Path::to_owned)
-            .context("a file has a directory")
-    };
-    let export = match &args.export {
-        Some(directory) => serve::resolve_export(directory)?,
-        None => beside()?,
-    };
-    let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
-    warn_of_small_disk(nodes, size_bytes);
-    let listen_host = args
-        .pool
-        .map(|_| choose_address(args.pool_address.as_deref()));
-    Ok(ClusterSpec {
-        listen_host,
-        program: std::env::current_exe().context("cannot find the bafs program")?,
-        export,
-        home_rate: args.home_rate.clone(),
-        node_sizes: vec![size; nodes as usize],
-        slots: cores.div_ceil(nodes.max(1)),
-        has_metrics: false,
-        is_kept: false,
-    })
-}
-
-/// Tells of nodes that offer more than the disk has where their stores will be. Each would say so
-/// in its own log only.
-fn warn_of_small_disk(nodes: u32, size_bytes: u64) {
-    let place = std::env::temp_dir();
-    let all = serve::disk_bytes(&place);
-    let told =
-        all.and_then(|all| local_report::oversubscription_message(nodes, size_bytes, &place, all));
-    if let Some(told) = told {
-        eprintln!("warning: {told}");
     }
 }
 

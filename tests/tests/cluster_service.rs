@@ -240,13 +240,14 @@ fn check_rights_of_runs(service: &TestService) -> Result<()> {
 }
 
 /// The body of what a page answers.
-fn get_page(url: &str, cookie: &str) -> Result<String> {
+fn get_page(url: &str, (cookie, token): (&str, &str)) -> Result<String> {
     let rest = url.strip_prefix("http://").context("a link")?;
     let (address, path) = rest.split_once('/').context("a path")?;
     let mut stream = std::net::TcpStream::connect(address)?;
     write!(
         stream,
-        "GET /{path} HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n"
+        "GET /{path} HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\nx-bafs-token: {token}\r\n\
+         Connection: close\r\n\r\n"
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -269,19 +270,22 @@ fn service_page_shows_a_user_her_workflows_only() -> Result<()> {
     let view = |identity: &Path| -> Result<String> {
         let opened = service.json(identity, &["queue", "--page"])?;
         let link = opened["page"].as_str().context("a link")?;
-        let answer = get_page(link, "")?;
+        let answer = get_page(link, ("", ""))?;
         let cookie = answer
             .lines()
             .find_map(|line| line.strip_prefix("set-cookie: "));
         let cookie = cookie.and_then(|it| it.split(';').next());
         let cookie = cookie.with_context(|| answer.clone())?;
-        let again = get_page(link, "")?;
+        let token = answer.split("#token=").nth(1);
+        let token = token.and_then(|rest| rest.split('"').next());
+        let token = token.with_context(|| answer.clone())?;
+        let again = get_page(link, ("", ""))?;
         ensure!(
             !again.contains("set-cookie"),
             "the link opens once: {again}"
         );
         let base = link.split("/login").next().unwrap_or_default();
-        get_page(&format!("{base}/api/v1/workflows"), cookie)
+        get_page(&format!("{base}/api/v1/workflows"), (cookie, token))
     };
     let (hers, his) = (view(&alice)?, view(&bob)?);
     ensure!(hers.contains("\"user\":\"alice\""), "{hers}");

@@ -75,8 +75,8 @@ use super::job_logs::EndedAttempt;
 use crate::{Event, RecordedStep, Scheduler, Settings, StateChanges, StrategySelector};
 
 /// A snapshot is due when so many times its predecessor's bytes were written since: so a quarter
-/// of the bytes are snapshots, and what is read at the start is bounded. At one times, snapshots took
-/// a quarter of the time of a run of a million jobs (`bench core`).
+/// of the bytes are snapshots, and what is read at the start is bounded. At one times, snapshots
+/// took a quarter of the time of a run of a million jobs (`bench core`).
 const SNAPSHOT_SPACING: u64 = 3;
 
 /// No snapshot is due for fewer bytes than these.

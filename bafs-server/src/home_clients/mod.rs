@@ -427,13 +427,13 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
     let mut pause_ms = PAUSE_MS_MIN;
     loop {
         let answer = with_deadline(deadline, call()).await;
-        let patience = silence_max.and_then(|silence_max| match answer.as_ref().err()?.code {
+        let timeout = silence_max.and_then(|silence_max| match answer.as_ref().err()?.code {
             ErrorCode::Unreachable => Some(silence_max),
             ErrorCode::ServerFault => Some(silence_max / FAULT_DIVISOR),
             _ => None,
         });
-        useless_until = patience.map(|patience| {
-            let until = Deadline::after(patience);
+        useless_until = timeout.map(|timeout| {
+            let until = Deadline::after(timeout);
             useless_until.map_or(until, |earlier| until.earlier_of(earlier))
         });
         match answer {
