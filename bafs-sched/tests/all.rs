@@ -1,6 +1,7 @@
 //! The tests of this crate from outside as one program, for each program is linked with all again.
 
 mod driver;
+mod driver_cancelled_run;
 mod driver_output;
 mod driver_unavailable_sources;
 mod driver_unreachable_home;

@@ -341,27 +341,6 @@ pub(crate) async fn drop_run(cluster: &Arc<OneNodeCluster>, journal: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cancelled_run_warns_of_no_options() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let journal = directory.path().join("j");
-    let cluster = Arc::new(OneNodeCluster::default());
-    drop_run(&cluster, &journal).await;
-    finish_jobs(&cluster);
-    let mut changed = run_options(&journal, &CancelHandle::default());
-    changed.cancel_handle.request_cancel();
-    changed.settings.policies = PolicyNames::default().with("replication", "always");
-    let ended = run_with_options(&cluster, driver_workflow(0), changed);
-    assert!(
-        !ended
-            .await
-            .expect("it ends")
-            .warnings
-            .concat()
-            .contains("first options")
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn restarted_scheduler_resumes_without_rerunning_jobs() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
@@ -446,7 +425,7 @@ pub(crate) async fn wait_until(
     panic!("it never came to hold");
 }
 
-fn finish_jobs(cluster: &Arc<OneNodeCluster>) {
+pub(crate) fn finish_jobs(cluster: &Arc<OneNodeCluster>) {
     let mut state = cluster.state();
     state.has_unfinished_jobs = false;
     for execution in std::mem::take(&mut state.running) {

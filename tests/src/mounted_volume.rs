@@ -219,7 +219,8 @@ fn mount_by_agent(directory: &Path, by_fd_passing: bool, options: &[&str]) -> Re
         )?;
     }
     let create = ["volume", "create", "stand", "--node", "n1"];
-    world.run_json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
+    let size = ["--size", "2GB", "--files", "100000", "--limit", "exact"];
+    world.run_json(&[&create[..], &size[..]].concat())?;
     let at = directory.to_str().context("a temporary path is text")?;
     let mount = [&["mount", "stand", at], options].concat();
     let agent = world.bafs_command(&mount).spawn()?;

@@ -24,7 +24,9 @@ fn check_memory_while_writing(name: &str, mib_each: u64, writers: u64) -> Result
     let size = format!("{} MiB", total + 64);
     let world = TestCluster::start(&[&format!("{} MiB", total + 128)])?;
     world.wait_for_servers(2)?;
-    world.run_json(&["volume", "create", "v", "--node", "n1", "--size", &size])?;
+    world.run_json(&[
+        "volume", "create", "v", "--node", "n1", "--size", &size, "--limit", "exact",
+    ])?;
     // Nobody is let in at the node's door: data go over the network, through the agent.
     let handoff = world.cluster.directory().join("n1").join("handoff.sock");
     std::fs::remove_file(&handoff).context("the node has a door")?;
