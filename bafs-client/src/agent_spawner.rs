@@ -59,9 +59,8 @@ fn serve(identity: &Path, options: AgentOptions) -> io::Result<()> {
         let Some((order, streams)) = receive_order()? else {
             return Ok(());
         };
-        let pid = match kernel::fork()? {
-            Some(child) => child,
-            None => run_agent(identity, options, order, streams),
+        let Some(pid) = kernel::fork()? else {
+            run_agent(identity, options, order, streams)
         };
         drop(streams);
         // It cannot have been collected yet.

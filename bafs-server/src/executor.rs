@@ -234,7 +234,7 @@ impl Executor {
         let task = tokio::spawn(async move {
             let accompanying = this.clone();
             let report = errors::run_in_task("the supervision of a job", async move {
-                let Executor {
+                let Self {
                     config, spawner, ..
                 } = &*accompanying;
                 Ok(agent::run_job(config, spawner, &call, killed).await)

@@ -206,7 +206,7 @@ impl WorkflowChecker<'_> {
                 files.min(files_most)
             });
             // What a volume of an unknown size held past its limit would be measured too.
-            let limit = limit.unwrap_or(match is_known_scratch {
+            let limit = limit.unwrap_or_else(|| match is_known_scratch {
                 true => LimitKind::for_size(size_bytes, size_files),
                 false => LimitKind::Exact,
             });

@@ -171,7 +171,7 @@ fn copy_if_changed(file: &Path, copy: &Path) -> io::Result<()> {
     if is_same {
         return Ok(());
     }
-    let directory = copy.parent().unwrap_or(Path::new("."));
+    let directory = copy.parent().unwrap_or_else(|| Path::new("."));
     fs::create_dir_all(directory)?;
     // A home that serves the old one never sees half of it.
     let mut made = tempfile::NamedTempFile::new_in(directory)?;

@@ -31,10 +31,10 @@ use bafs_sched::{
 use bafs_sim::strategy_selector::ModelSelector;
 use bafs_workflow::{Workflow, parse_duration};
 
-use self::cluster_spec::build_cluster_spec;
+use self::cluster_spec::{build_cluster_spec, named_cluster};
 pub(crate) use self::outcome_text::describe_outcome;
 pub(crate) use self::run_lock::is_run_locked;
-use self::run_start::{RunSetting, prepare_run, serve_programs};
+use self::run_start::{RunSetting, prepare_run, serve_programs, warn_of_missing_programs};
 use self::service_link::ServiceLink;
 use self::strategy_plan::{build_strategy_selector, plan_from_learned};
 use crate::args::{RunArgs, StartOrder, UsageError};
@@ -52,7 +52,6 @@ use crate::pool::{RunPool, RunPoolSpec};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
 use crate::workflow_file;
-use crate::workflow_findings::find_missing_programs;
 
 /// Space of each node of a throw-away cluster when nobody says otherwise.
 const NODE_SIZE_DEFAULT: &str = "10 GB";
@@ -293,17 +292,7 @@ async fn run_on_throw_away_cluster(
         earlier_work: start.as_ref().and_then(|start| start.work.clone()),
         page: args.page.page.clone(),
     };
-    // The cluster does not outlive this run, and so neither does its pool.
-    let pool_journal = args.journal.clone();
-    let pool_journal = pool_journal.unwrap_or_else(|| cluster.directory().join("journal"));
-    let (identity, catalog) = (cluster.identity(), cluster.catalog_address().to_owned());
-    way.pool = start_pool(
-        args,
-        &workflow,
-        (&identity, &catalog),
-        &pool_journal,
-        &way.cancel,
-    )?;
+    way.pool = start_own_pool(args, &workflow, &cluster, &way.cancel)?;
     let run = run_on_cluster(workflow, &mut cluster, &way);
     let hear = |_| {
         print_notice(
@@ -356,6 +345,19 @@ fn start_pool(
         journal,
     };
     RunPool::start(spec, workflow, run.clone()).map(Some)
+}
+
+/// The pool of a cluster that does not outlive its run; so neither does the pool.
+fn start_own_pool(
+    args: &RunArgs,
+    workflow: &Workflow,
+    cluster: &Cluster,
+    run: &CancelHandle,
+) -> Result<Option<RunPool>> {
+    let journal = args.journal.clone();
+    let journal = journal.unwrap_or_else(|| cluster.directory().join("journal"));
+    let place = (&*cluster.identity(), cluster.catalog_address());
+    start_pool(args, workflow, place, &journal, run)
 }
 
 /// The run is over; pilots that cannot be ended are no failure of it.
@@ -477,20 +479,12 @@ async fn run_on_existing_cluster(
     output: Printer,
     follows_resumed: bool,
 ) -> Result<Option<EndedRun>> {
-    let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
-        bail!(
-            "no cluster is named; give --local 4 for a temporary cluster on this machine, or \
-             --identity DIR and --catalog HOST:PORT for an existing one"
-        );
-    };
+    let cluster = named_cluster(args)?;
+    let (identity_dir, catalog) = cluster;
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
-    let cluster = (identity_dir.as_path(), catalog.as_str());
     let programs = serve_programs(homes, args, cluster).await?;
-    let missing = tokio::task::block_in_place(|| find_missing_programs(&workflow, homes));
-    for finding in missing {
-        print_notice(&finding.describe());
-    }
+    tokio::task::block_in_place(|| warn_of_missing_programs(&workflow, homes));
     let setting = RunSetting {
         journal: &journal,
         homes,
@@ -508,7 +502,7 @@ async fn run_on_existing_cluster(
     let link = service_link::open_service_link(args.service_directory.as_deref())?;
     let cancel = CancelHandle::default();
     let options = RunOptions {
-        catalog: catalog.clone(),
+        catalog: catalog.to_owned(),
         identity,
         log_directory: Some(logs::logs_directory(&journal)),
         journal,
@@ -536,10 +530,8 @@ async fn run_on_existing_cluster(
         }
     };
     let run = driver::run_workflow(workflow, options, progress);
-    let ended = stop::run_until_stopped(run, &cancel, asked, |asked| {
-        tell_of_stop(asked, left_ms);
-    });
-    let ended = ended.await;
+    let hear = |asked| tell_of_stop(asked, left_ms);
+    let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
     let Some(report) = ended else {
         std::process::exit(130);
@@ -548,17 +540,28 @@ async fn run_on_existing_cluster(
     if let Some(programs) = programs {
         programs.stop().await;
     }
-    let report = report?;
-    learned::learn_from_run(&args.learned, Some(catalog), &journal_path(args), &report);
     let ended = EndedRun {
-        report,
+        report: report?,
         is_resumed: start.work.is_none(),
     };
-    // After a run that went on another one may follow, for what changed meanwhile.
-    if let Some(link) = link.as_ref().filter(|_| !ended.is_resumed_to_its_end()) {
-        link.report_outcome(&ended.report)?;
-    }
+    tell_end(args, catalog, link.as_ref(), &ended)?;
     Ok(Some(ended))
+}
+
+/// Tells the learned values and the service how a run ended.
+fn tell_end(
+    args: &RunArgs,
+    catalog: &str,
+    link: Option<&ServiceLink>,
+    ended: &EndedRun,
+) -> Result<()> {
+    let report = &ended.report;
+    learned::learn_from_run(&args.learned, Some(catalog), &journal_path(args), report);
+    // After a run that went on another one may follow, for what changed meanwhile.
+    match link.filter(|_| !ended.is_resumed_to_its_end()) {
+        Some(link) => link.report_outcome(report),
+        None => Ok(()),
+    }
 }
 
 /// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last

@@ -76,7 +76,7 @@ async fn create_volume(args: VolumeCreateArgs, output: Printer) -> Result<()> {
         VolumeKind::Scratch { .. } => size_bytes / BYTES_PER_FILE_DEFAULT,
         VolumeKind::Cache { .. } => 0,
     };
-    let size_files = args.files.unwrap_or(by_size.max(FILES_DEFAULT_MIN));
+    let size_files = args.files.unwrap_or_else(|| by_size.max(FILES_DEFAULT_MIN));
     let limit = match (&kind, args.limit) {
         (VolumeKind::Scratch { .. }, Some(LimitEnforcement::Watched)) => LimitKind::Watched,
         (VolumeKind::Scratch { .. }, None) => LimitKind::for_size(size_bytes, size_files),

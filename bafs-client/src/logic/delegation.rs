@@ -154,55 +154,6 @@ impl Delegation {
                     self.query_about(&[*ino])
                 }
             },
-            FileOp::Create {
-                parent,
-                name,
-                mode,
-                flags,
-            } => {
-                let made = self.create(inodes, request, (*parent, name), *mode, Some(*flags));
-                made.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::MakeDirectory { parent, name, mode } => {
-                let made = self.create(inodes, request, (*parent, name), *mode, None);
-                made.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::Unlink { parent, name } => {
-                let removed = self.unlink(inodes, request, *parent, name);
-                removed.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::RemoveDirectory { parent, name } => {
-                let removed = self.remove_directory(inodes, request, *parent, name);
-                removed.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::Rename {
-                parent,
-                name,
-                new_parent,
-                new_name,
-                flags,
-            } => {
-                let names = ((*parent, name), (*new_parent, new_name));
-                let renamed = self.rename_early(inodes, request, names, *flags);
-                renamed.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::SetAttr { ino, change, .. } => {
-                let changed = self.set_attr(inodes, request, *ino, change);
-                changed.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::Write {
-                handle,
-                offset,
-                append,
-                ..
-            } => {
-                let written = self.write(inodes, request, *handle, (*offset, *append));
-                written.unwrap_or_else(|| self.query_after_log())
-            }
-            FileOp::Open { ino, flags } => {
-                let opened = self.open_early(inodes, request, *ino, *flags);
-                opened.unwrap_or_else(|| self.query_after_log())
-            }
             FileOp::Release { handle } => self.release_early(inodes, request, *handle),
             FileOp::GetXattr { ino, name }
                 if name == CAPABILITY_XATTR && self.metadata.has_no_capabilities(*ino) =>
@@ -223,7 +174,52 @@ impl Delegation {
                     None => self.query_after_log(),
                 }
             }
-            _ => self.query_after_log(),
+            _ => {
+                let changed = self.change_early(inodes, request);
+                changed.unwrap_or_else(|| self.query_after_log())
+            }
+        }
+    }
+
+    /// Answers a change, or what opens a file, if that is safe before the server has it.
+    fn change_early(
+        &mut self,
+        inodes: &mut InodeMap,
+        request: DelegatedRequest<'_>,
+    ) -> Option<Decision> {
+        match request.op {
+            FileOp::Create {
+                parent,
+                name,
+                mode,
+                flags,
+            } => self.create(inodes, request, (*parent, name), *mode, Some(*flags)),
+            FileOp::MakeDirectory { parent, name, mode } => {
+                self.create(inodes, request, (*parent, name), *mode, None)
+            }
+            FileOp::Unlink { parent, name } => self.unlink(inodes, request, *parent, name),
+            FileOp::RemoveDirectory { parent, name } => {
+                self.remove_directory(inodes, request, *parent, name)
+            }
+            FileOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                flags,
+            } => {
+                let names = ((*parent, name), (*new_parent, new_name));
+                self.rename_early(inodes, request, names, *flags)
+            }
+            FileOp::SetAttr { ino, change, .. } => self.set_attr(inodes, request, *ino, change),
+            FileOp::Write {
+                handle,
+                offset,
+                append,
+                ..
+            } => self.write(inodes, request, *handle, (*offset, *append)),
+            FileOp::Open { ino, flags } => self.open_early(inodes, request, *ino, *flags),
+            _ => None,
         }
     }
 

@@ -124,9 +124,8 @@ impl ReservedStage {
     pub(super) fn start(tasks: StageTasks) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         let agent = getpid();
-        let pid = match kernel::fork()? {
-            Some(child) => child,
-            None => run_child(|| serve_tasks(agent, theirs, tasks)),
+        let Some(pid) = kernel::fork()? else {
+            run_child(|| serve_tasks(agent, theirs, tasks))
         };
         let control = Some(ours);
         Ok(Self { pid, control })

@@ -434,8 +434,8 @@ mod tests {
         let text = "job a {\nexecutable = x\n}\nvolume v scratch 9 MB from bafs://home/v\n\
                     volume w scratch 9 MB\nmount v a /v\nmount w a /w\n\
                     extract w f bafs://home/f\n";
-        let workflow = bafs_workflow::parse_workflow("w.bafs", text, &none);
-        let workflow = workflow.unwrap().workflow;
+        let parsed = bafs_workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = parsed.unwrap().workflow;
         let capacity = Space {
             bytes: 100_000_000,
             files: 1_000,
@@ -448,18 +448,16 @@ mod tests {
             },
             ..NodeInfo::single_group(ServerId(id), capacity, 1)
         };
-        let seen = vec![
-            node(1, "east", 0),
-            node(2, "west", 60_000_000),
-            node(3, "west", 50_000_000),
-        ];
+        let east = node(1, "east", 0);
+        let west = [node(2, "west", 60_000_000), node(3, "west", 50_000_000)];
+        let seen = [&[east][..], &west].concat();
         let header = JournalHeader {
             run: RunId(1),
             workflow: workflow.clone(),
             settings: Settings::default(),
         };
-        let records = vec![(Time(0), Event::nodes_listed(seen))];
-        let history = History::decide(header, records, &ModelSelector);
+        let listed = vec![(Time(0), Event::nodes_listed(seen))];
+        let history = History::decide(header, listed, &ModelSelector);
         let mut timeline = build_timeline(history, &ModelSelector);
         // A job in the west that reads what lies in the east.
         let making = |volume: u32, server: u64| VolumeRecord {

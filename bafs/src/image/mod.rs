@@ -56,7 +56,7 @@ pub(crate) fn import_image(args: &ImportImageArgs, output: Printer) -> Result<()
             target.display()
         );
     }
-    let parent = target.parent().unwrap_or(Path::new("/"));
+    let parent = target.parent().unwrap_or_else(|| Path::new("/"));
     let prefix = format!(
         ".{}.import-",
         target.file_name().unwrap_or_default().to_string_lossy()

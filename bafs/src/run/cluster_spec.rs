@@ -1,8 +1,8 @@
-//! The throw-away cluster of a run, as the command line describes it. Starts nothing.
+//! The cluster of a run, as the command line names or describes it. Starts nothing.
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::{NODE_SIZE_DEFAULT, local_report};
 use crate::args::{RunArgs, UsageError};
@@ -67,4 +67,15 @@ fn warn_of_small_disk(nodes: u32, size_bytes: u64) {
     if let Some(told) = told {
         eprintln!("warning: {told}");
     }
+}
+
+/// Identity and catalog of the cluster that the command line names.
+pub(super) fn named_cluster(args: &RunArgs) -> Result<(&Path, &str)> {
+    let (Some(identity), Some(catalog)) = (&args.identity, &args.catalog) else {
+        bail!(
+            "no cluster is named; give --local 4 for a temporary cluster on this machine, or \
+             --identity DIR and --catalog HOST:PORT for an existing one"
+        );
+    };
+    Ok((identity, catalog))
 }

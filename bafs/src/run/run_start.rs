@@ -18,6 +18,7 @@ use crate::args::RunArgs;
 use crate::home_view::HomeView;
 use crate::init;
 use crate::output::{Printer, print_notice};
+use crate::workflow_findings::find_missing_programs;
 
 /// A run that begins, or goes on.
 #[derive(Debug)]
@@ -50,25 +51,7 @@ pub(super) async fn prepare_run(
     setting: RunSetting<'_>,
     output: Printer,
 ) -> Result<Option<RunStart>> {
-    let journals = journals_to_lock(
-        &args.workflow,
-        setting.journal,
-        args.journal.is_some(),
-        setting.cluster.is_some(),
-    );
-    let (locks, holder) = match args.dry_run {
-        true => {
-            let mut holders = journals.iter().filter_map(|it| RunLock::find_holder(it));
-            (Vec::new(), holders.next())
-        }
-        false => (RunLock::acquire_all(&journals)?, None),
-    };
-    if let Some(holder) = &holder {
-        print_notice(&format!(
-            "{holder} runs this workflow now; a run that begins later finds more done than is told \
-             here"
-        ));
-    }
+    let (locks, holder) = lock_run(args, setting)?;
     let place = RunPlace {
         journal: setting.journal,
         homes: setting.homes,
@@ -95,13 +78,7 @@ pub(super) async fn prepare_run(
         RunPlan::Begin(planned) => planned,
         RunPlan::Resume(open) | RunPlan::CancelFirst(open) => {
             if args.dry_run {
-                let (mut text, mut value) = describe_resumed(&open);
-                if let Some(holder) = holder {
-                    let (done, total) = (&value["up_to_date"], &value["jobs_total"]);
-                    text = format!("{holder} runs this workflow: {done} of {total} jobs are done");
-                    value["resumes"] = false.into();
-                    value["running"] = holder.into();
-                }
+                let (text, value) = describe_open_run(&open, holder);
                 output.print_result(&text, &value)?;
                 return Ok(None);
             }
@@ -124,6 +101,47 @@ pub(super) async fn prepare_run(
         work: Some(planned.work),
         _locks: locks,
     }))
+}
+
+/// Locks a workflow. A dry run locks nothing, and is told who has the lock.
+fn lock_run(args: &RunArgs, setting: RunSetting<'_>) -> Result<(Vec<RunLock>, Option<String>)> {
+    let journals = journals_to_lock(
+        &args.workflow,
+        setting.journal,
+        args.journal.is_some(),
+        setting.cluster.is_some(),
+    );
+    if !args.dry_run {
+        return Ok((RunLock::acquire_all(&journals)?, None));
+    }
+    let mut holders = journals.iter().filter_map(|it| RunLock::find_holder(it));
+    let holder = holders.next();
+    if let Some(holder) = &holder {
+        print_notice(&format!(
+            "{holder} runs this workflow now; a run that begins later finds more done than is told \
+             here"
+        ));
+    }
+    Ok((Vec::new(), holder))
+}
+
+/// What a dry run says of a run that is not over, and that a process may run now.
+fn describe_open_run(open: &EarlierRun, holder: Option<String>) -> (String, serde_json::Value) {
+    let (mut text, mut value) = describe_resumed(open);
+    if let Some(holder) = holder {
+        let (done, total) = (&value["up_to_date"], &value["jobs_total"]);
+        text = format!("{holder} runs this workflow: {done} of {total} jobs are done");
+        value["resumes"] = false.into();
+        value["running"] = holder.into();
+    }
+    (text, value)
+}
+
+/// Tells of programs that nodes lack.
+pub(super) fn warn_of_missing_programs(workflow: &Workflow, homes: &HomeView) {
+    for finding in find_missing_programs(workflow, homes) {
+        print_notice(&finding.describe());
+    }
 }
 
 /// The home of the programs beside the workflow, if it names any. A dry run needs their copies

@@ -302,17 +302,18 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
         report.add_figure("net_min_vs_best_peer", least);
         report.add_figure("net_cold_small_vs_best", least_cold);
     }
-    let beaten = |ours: usize| {
-        let median = |row: &[Option<Samples>], place: usize| {
-            row[place].as_ref().map_or(0.0, Samples::median)
-        };
-        let ahead = |row: &Vec<_>, peer| median(row, ours) > median(row, peer);
-        let beaten = |peer: &&usize| found.iter().all(|row| ahead(row, **peer));
-        peers.iter().filter(beaten).count() as f64
-    };
-    report.add_figure("peers_behind", beaten(0));
-    report.add_figure("peers_behind_host", beaten(1));
+    report.add_figure("peers_behind", count_beaten(&found, &peers, 0));
+    report.add_figure("peers_behind_host", count_beaten(&found, &peers, 1));
     Ok(())
+}
+
+/// Peers behind which one of our file systems is in no work.
+fn count_beaten(found: &[Vec<Option<Samples>>], peers: &[usize], ours: usize) -> f64 {
+    let median =
+        |row: &[Option<Samples>], place: usize| row[place].as_ref().map_or(0.0, Samples::median);
+    let is_ahead = |row: &[Option<Samples>], peer| median(row, ours) > median(row, peer);
+    let is_beaten = |peer: &&usize| found.iter().all(|row| is_ahead(row, **peer));
+    peers.iter().filter(is_beaten).count() as f64
 }
 
 /// For each work the rates of each place; none of a peer that failed on the way, and why it did.

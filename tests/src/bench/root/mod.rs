@@ -118,7 +118,7 @@ struct RootRun {
 
 fn run_jobs(home: &Path, environment: &Environment, jobs: u64, kind: RootKind) -> Result<RootRun> {
     let size = format!("{}MB", environment.bytes / 1_000_000 * 3 / 2 + 200);
-    let world = TestCluster::start_with_spec(&vec![size.as_str(); NODES], |spec| {
+    let world = TestCluster::start_with_spec(&[size.as_str(); NODES], |spec| {
         spec.export = home.to_owned();
         spec.home_rate = Some(LINK.to_owned());
         spec.slots = (JOBS as u32).div_ceil(NODES as u32);
