@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -43,12 +44,25 @@ def check(workflow: PathLike) -> Mapping[str, int]:
     """Counts jobs, volumes and extracts of a workflow file. Raises `WorkflowError`."""
     arguments = ["check", os.fspath(workflow)]
     try:
-        counts: Mapping[str, int] = call_json(arguments)
+        answer = call_json(arguments)
     except UsageError:
         raise
     except BafsError as error:
-        raise WorkflowError(str(error)) from error
-    return counts
+        raise WorkflowError(_describe_findings(str(error))) from error
+    return {name: answer[name] for name in ("extracts", "jobs", "volumes")}
+
+
+def _describe_findings(answer: str) -> str:
+    """The errors in what `bafs check --json` printed, a line each; other text as it is."""
+    try:
+        diagnostics = json.loads(answer)["diagnostics"]
+    except (ValueError, KeyError, TypeError):
+        return answer
+    lines = []
+    for it in diagnostics:
+        hint = f"; {it['hint']}" if it["hint"] else ""
+        lines.append(f"{it['file']}:{it['line']}:{it['column']}: {it['message']}{hint}")
+    return "\n".join(lines)
 
 
 class RunJournal:

@@ -36,6 +36,9 @@ SCRATCH_BYTES_DEFAULT = 1_000_000_000
 #: Most space of a cache if no node is alive yet.
 CACHE_BYTES_DEFAULT = 10_000_000_000
 
+#: `mem_mb` is for the rule. The Snakemake process that runs it on the node needs this besides.
+SNAKEMAKE_MEMORY_BYTES = 500_000_000
+
 #: Module of the storage plug-in whose files BAFS mounts and sends itself.
 STORAGE_MODULE = "snakemake_storage_plugin_bafs"
 
@@ -210,7 +213,7 @@ class Executor(RemoteExecutor):
             command=self.format_job_exec(job),
             cpus=cpus,
             scratch_bytes=disk * 1_000_000 if disk else SCRATCH_BYTES_DEFAULT,
-            memory_bytes=memory * 1_000_000 if memory else None,
+            memory_bytes=memory * 1_000_000 + SNAKEMAKE_MEMORY_BYTES if memory else None,
             runtime_s=runtime * 60 if runtime else None,
             priority=max(-1_000_000, min(1_000_000, int(job.priority))),
             inputs=self._travelling(inputs),
