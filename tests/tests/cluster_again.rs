@@ -1,7 +1,7 @@
 //! Running a workflow again: what changed since is done, and no more.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -156,6 +156,19 @@ fn cluster_keeps_volumes_of_a_failed_run() -> Result<()> {
     Ok(())
 }
 
+/// Starts a run, and waits until the result of sample 1 is at home.
+fn start_until_first_result(world: &TestCluster, path: &str) -> Result<Child> {
+    let mut run = world.bafs_command(&["run", path, "--json"]);
+    let run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    for _ in 0..600 {
+        if world.read_home("out/1").is_ok() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(run)
+}
+
 /// A scheduler is killed, and the workflow edited: what it left is stopped, and what is still right
 /// does not run again.
 #[test]
@@ -167,14 +180,7 @@ fn cluster_goes_on_after_a_kill_and_an_edit() -> Result<()> {
     let slow = "test $(s) = 1 || sleep 600;";
     write_workflow(&world, &sample_workflow(2, slow))?;
     let path = workflow_path(&world);
-    let mut run = world.bafs_command(&["run", &path, "--json"]);
-    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    for _ in 0..600 {
-        if world.read_home("out/1").is_ok() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let mut run = start_until_first_result(&world, &path)?;
     let refused = world.bafs_command(&["run", &path]).output()?;
     let told = printed_text(&refused);
     ensure!(!refused.status.success(), "two runs at once: {told}");
@@ -198,17 +204,9 @@ fn cluster_resumes_a_run_with_what_changed_meanwhile() -> Result<()> {
         return Ok(());
     };
     write_reads(&world, 2)?;
-    let slow = "test $(s) = 1 || test -e /reads/go || sleep 2;";
+    let slow = "test $(s) = 1 || sleep 2;";
     write_workflow(&world, &sample_workflow(2, slow))?;
-    let path = workflow_path(&world);
-    let mut run = world.bafs_command(&["run", &path, "--json"]);
-    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    for _ in 0..600 {
-        if world.read_home("out/1").is_ok() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let mut run = start_until_first_result(&world, &workflow_path(&world))?;
     kill(Pid::from_raw(i32::try_from(run.id())?), Signal::SIGKILL)?;
     run.wait()?;
     world.write_home("reads/1.txt", b"two\nlines\n")?;
