@@ -1,67 +1,34 @@
 #!/bin/sh
-# Tests the Python module and its plug-ins on local clusters of four nodes.
-#
-# It makes a virtual environment from PyPI, checks types, and runs all tests. Words after the
-# options go to pytest.
+# Tests the Python module and its plug-ins on local clusters of four nodes: types, the suites of
+# Snakemake's interfaces, complete workflows. Words after the options go to pytest. After the word
+# --bench it runs bench.py instead, with the other words.
 #
 #   BAFS_BIN                 the program; default: target/debug/bafs of this checkout, then PATH
-#   BAFS_PYTHON_ENVIRONMENT  directory of the virtual environment, kept; default: a temporary one
+#   BAFS_PYTHON_ENVIRONMENT  directory of the virtual environment; default: target/tools/python
 #   BAFS_SNAKEMAKE_JOBS      small jobs of one workflow; default: 40
+#   BAFS_SKIP_LOG            file that takes what was skipped
 #
-# Exit codes: 0 all tests that could run passed; 1 a test or a type check failed; 2 there is no
-# program; 77 nothing could run. What was skipped is listed at the end, after SKIPPED.
+# The last line counts as those of cargo's tests do. Exit codes: 0 all tests that could run passed;
+# 1 a test or a type check failed; 2 there is no program.
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd)
 integrations=$(dirname "$here")
-temporary=
-skipped=
-
-finish() {
-    [ -n "$temporary" ] && rm -rf "$temporary"
-    [ -n "$skipped" ] && printf 'SKIPPED: %s\n' "$skipped"
-    exit "$1"
-}
-
-find_program() {
-    built=$(dirname "$integrations")/target/debug/bafs
-    if [ -n "${BAFS_BIN:-}" ]; then
-        program=$BAFS_BIN
-    elif [ -x "$built" ]; then
-        program=$built
-    else
-        program=$(command -v bafs)
-    fi
-    if [ ! -x "$program" ]; then
-        echo "no program bafs: build it, or set BAFS_BIN" >&2
-        finish 2
-    fi
-    BAFS_BIN=$program
-    export BAFS_BIN
-}
+checkout=$(dirname "$integrations")
+suite=integrations
+. "$integrations/environment.sh"
 
 find_python() {
     for python in python3 python3.14 python3.13 python3.12 python3.11; do
-        if "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            return
-        fi
+        is_python "$python" 11 && return
     done
-    skipped="everything: Snakemake needs Python 3.11 or later, with the module venv"
-    finish 77
+    skip "Snakemake needs Python 3.11 or later, with the module venv"
 }
 
-make_environment() {
-    environment=${BAFS_PYTHON_ENVIRONMENT:-}
-    if [ -z "$environment" ]; then
-        temporary=$(mktemp -d)
-        environment=$temporary/venv
-    fi
-    [ -x "$environment/bin/python" ] || "$python" -m venv "$environment" || finish 1
-    if ! "$environment/bin/pip" install --quiet --disable-pip-version-check \
-        --requirement "$here/requirements.txt"; then
-        skipped="everything: PyPI gives no packages (the reason is above)"
-        finish 77
-    fi
+prepare_environment() {
+    environment=${BAFS_PYTHON_ENVIRONMENT:-$checkout/target/tools/python}
+    make_environment "$environment" "$python" "$here/requirements.txt" ||
+        skip "PyPI gives no packages (the reason is above)"
     # Without these, the tests of other formats say that they are skipped.
     "$environment/bin/pip" install --quiet --disable-pip-version-check \
         --requirement "$here/requirements-formats.txt" || :
@@ -69,30 +36,27 @@ make_environment() {
     for package in python snakemake-executor-plugin-bafs snakemake-storage-plugin-bafs; do
         echo "$integrations/$package/src"
     done > "$site/bafs-integrations.pth"
-    PATH=$environment/bin:$PATH
-    export PATH
 }
 
 check_types() {
     for package in python snakemake-executor-plugin-bafs snakemake-storage-plugin-bafs; do
-        (cd "$integrations/$package" && mypy --cache-dir=/dev/null) || finish 1
+        (cd "$integrations/$package" && mypy --cache-dir=/dev/null) || exit 1
     done
 }
 
+[ -e /dev/fuse ] || skip "there is no /dev/fuse"
 find_program
 find_python
-make_environment
+prepare_environment
+if [ "${1:-}" = --bench ]; then
+    shift
+    exec "$environment/bin/python" "$here/bench.py" "$@"
+fi
 check_types
-[ -e /dev/fuse ] || {
-    skipped="all tests with jobs: there is no /dev/fuse"
-    finish 77
-}
 report=$(mktemp)
-cd "$integrations" || finish 1
-python -m pytest --quiet -p no:cacheprovider -rs --tb=short "$@" > "$report" 2>&1
+cd "$integrations" || exit 1
+python -m pytest --quiet -p no:cacheprovider -rs --tb=short --junit-xml="$report" "$@"
 code=$?
-cat "$report"
-skipped=$(grep '^SKIPPED' "$report" | sed 's/^SKIPPED //')
+python "$integrations/summary.py" "$report" "$suite"
 rm -f "$report"
-[ "$code" -eq 0 ] || finish 1
-finish 0
+[ "$code" -eq 0 ] || exit 1

@@ -97,7 +97,7 @@ fn run_steps(log: &mut StepLog, account: &mut Option<test::TestSummary>) -> Resu
     })?;
     log.run_step("doc", build_documents)?;
     log.run_step("test", || {
-        let done = account.insert(test::run_tests(&[])?);
+        let done = account.insert(test::run_tests(&[], test::Scripts::Page)?);
         done.print_summary();
         done.check_success().map(|()| StepOutcome::Passed)
     })?;

@@ -11,8 +11,24 @@ use crate::programs::{self, BuildProfile};
 use crate::totals::{self, TestTotals};
 use crate::{setup, shell, skips, suites};
 
-/// The tests of the page, in a browser, and of what else uses the HTTP API. It says what it skips.
-const PAGE_TESTS: &str = "integrations/page/run.sh";
+/// Scripts with tests that are not cargo's; each says what it skips.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scripts {
+    /// The tests of the page, in a browser, and of what else uses the HTTP API.
+    Page,
+    /// Those, and the tests of the Python module and of Snakemake's plug-ins.
+    All,
+}
+
+impl Scripts {
+    fn paths(self) -> &'static [&'static str] {
+        const ALL: [&str; 2] = ["integrations/page/run.sh", "integrations/tests/run.sh"];
+        match self {
+            Self::Page => &ALL[..1],
+            Self::All => &ALL,
+        }
+    }
+}
 
 /// What is left to say when the tests have run.
 pub(crate) struct TestSummary {
@@ -44,7 +60,7 @@ impl TestSummary {
 
 /// The command: runs and shows.
 pub(crate) fn run_and_print(arguments: &[String]) -> Result<()> {
-    let account = run_tests(arguments)?;
+    let account = run_tests(arguments, Scripts::All)?;
     // The verdict first: the output ends with the runner's lines and the sum.
     let result = account.check_success();
     if let Err(error) = &result {
@@ -58,7 +74,7 @@ pub(crate) fn run_and_print(arguments: &[String]) -> Result<()> {
 }
 
 /// Runs the tests; the caller shows the account, last.
-pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
+pub(crate) fn run_tests(arguments: &[String], scripts: Scripts) -> Result<TestSummary> {
     setup::ensure_packages(setup::Purpose::Test)?;
     setup::offer_packages(setup::Purpose::BatchSystems);
     let suites = suites::ensure_programs()?;
@@ -73,7 +89,9 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     if arguments.is_empty() {
         // Arguments choose among the tests of the runner; doc tests have no say in that.
         commands.push(shell::cargo_command(&["test", "--doc", "--workspace"]));
-        commands.push(Command::new(shell::checkout_root().join(PAGE_TESTS)));
+        let root = shell::checkout_root();
+        let scripts = scripts.paths().iter();
+        commands.extend(scripts.map(|path| Command::new(root.join(path))));
     }
     for mut command in commands {
         command

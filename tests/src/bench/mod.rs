@@ -27,6 +27,7 @@ mod service;
 mod shell;
 mod sim;
 mod slurm;
+mod snakemake;
 
 use anyhow::{Context, Result};
 
@@ -125,6 +126,11 @@ pub const ALL: &[Benchmark] = &[
         name: "slurm",
         description: "BLAST on pilots of a real Slurm while pilots and a node are killed",
         run: slurm::run,
+    },
+    Benchmark {
+        name: "snakemake",
+        description: "three workflows by Snakemake on a cluster, beside Snakemake alone",
+        run: snakemake::run,
     },
     Benchmark {
         name: "grid-engine",
