@@ -127,11 +127,10 @@ fn mount_bind_is_the_default_of_large_volumes() -> Result<()> {
     exec_job::check_job(&world, &[], "too small to be watched", "ls /vol", "")
 }
 
-/// A limit past which a job writes as fast as it can: what it holds at its end is within the
-/// margin that is reserved for that.
+/// How far past it they come depends on the load of the machine: see decision 0050.
 #[test]
-fn mount_bind_margin_holds_what_jobs_write() -> Result<()> {
-    let name = "mount_bind_margin_holds_what_jobs_write";
+fn mount_bind_ends_jobs_that_write_past_the_limit() -> Result<()> {
+    let name = "mount_bind_ends_jobs_that_write_past_the_limit";
     let Some(world) = exec_job::start_cluster(name, "5GB")? else {
         return Ok(());
     };
@@ -144,12 +143,12 @@ fn mount_bind_margin_holds_what_jobs_write() -> Result<()> {
     let fill = "cd /vol; for i in 1 2; do cat /dev/zero > f$i & done; wait";
     check_job_is_ended(&world, fill, "make it larger")?;
     let bytes = held("used_bytes")?;
-    ensure!((700_000_000..770_000_000).contains(&bytes), "{bytes} bytes");
+    ensure!(bytes >= 700_000_000, "{bytes} bytes");
     let many = "cd /vol; rm -f f*; for i in 1 2; do mkdir $i; (cd $i; seq 200000 | \
         xargs -n 1000 touch) & done; wait";
     check_job_is_ended(&world, many, "make it larger")?;
     let files = held("used_files")?;
-    ensure!((42_724..52_724).contains(&files), "{files} files");
+    ensure!(files >= 42_724, "{files} files");
     Ok(())
 }
 

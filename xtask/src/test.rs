@@ -151,10 +151,10 @@ fn runner_command(arguments: &[String]) -> Command {
     command
 }
 
-/// One more than there are processors: of the two clusters that run beside other tests
-/// (`.config/nextest.toml`), one or both wait.
+/// Three more than there are processors: of the two clusters and two waiting tests that run beside
+/// other tests (`.config/nextest.toml`), three or more wait.
 fn count_test_threads() -> usize {
-    thread::available_parallelism().map_or(2, NonZero::get) + 1
+    thread::available_parallelism().map_or(2, NonZero::get) + 3
 }
 
 /// Whether the caller asks for certain crates; `--workspace` would overrule that.

@@ -60,7 +60,10 @@ fn has_ended_within(child: &mut Child, longest: Duration) -> Result<bool> {
 impl Shell {
     /// Starts one in a job with a volume, as `bafs exec --mount` calls it.
     pub(super) fn start_in_job(world: &TestCluster, mount: &str) -> Result<Self> {
-        Self::start(&mut world.bafs_command(&["exec", "--mount", mount, "--", "/bin/sh"]))
+        let mut exec = world.bafs_command(&["exec", "--mount", mount, "--share"]);
+        // The directories beside which it measures are there.
+        exec.arg(std::env::temp_dir());
+        Self::start(exec.args(["--", "/bin/sh"]))
     }
 
     /// Starts one on the host.
