@@ -83,10 +83,11 @@ pub(crate) fn parse_dag(text: &str) -> Result<Dag, ImportError> {
         let statement = words.next().unwrap_or_default().to_ascii_lowercase();
         let rest: Vec<&str> = words.collect();
         let is_block = rest.last() == Some(&"{");
-        let block = if is_block {
-            take_block(&lines, &mut at)
-        } else {
-            String::new()
+        let block = match is_block {
+            true => take_block(&lines, &mut at).ok_or_else(|| {
+                ImportError::at(*line, format!("'{text}': no line with '}}' ends it"))
+            })?,
+            false => String::new(),
         };
         if let Some((_, why)) = REFUSED_STATEMENTS
             .iter()
@@ -143,16 +144,12 @@ pub(crate) fn parse_dag(text: &str) -> Result<Dag, ImportError> {
     Ok(dag)
 }
 
-/// The lines of a description between braces.
-fn take_block(lines: &[(usize, String)], at: &mut usize) -> String {
-    let mut block = String::new();
-    while *at < lines.len() && lines[*at].1 != "}" {
-        block.push_str(&lines[*at].1);
-        block.push('\n');
-        *at += 1;
-    }
-    *at += 1;
-    block
+/// The lines of a description up to the closing brace; nothing without one.
+fn take_block(lines: &[(usize, String)], at: &mut usize) -> Option<String> {
+    let length = lines[*at..].iter().position(|(_, line)| line == "}")?;
+    let inner = &lines[*at..*at + length];
+    *at += length + 1;
+    Some(inner.iter().map(|(_, line)| format!("{line}\n")).collect())
 }
 
 fn parse_node(line: usize, rest: &[&str], inline: Option<String>) -> Result<Node, ImportError> {

@@ -8,6 +8,9 @@ use crate::submit_file::Submission;
 use crate::task_graph::{FileUse, Task, TaskCommand, TaskGraph};
 use crate::words::{base_name, normalise_path, parse_size};
 
+/// Files that a remark names; it counts the others.
+const EXAMPLES_MAX: usize = 5;
+
 /// Reads a DAG and its submit files.
 ///
 /// # Errors
@@ -17,17 +20,18 @@ pub fn read_dagman(text: &str, sources: &dyn Sources) -> Result<TaskGraph, Impor
     let dag = parse_dag(text)?;
     let mut graph = TaskGraph::default();
     graph.remarks.clone_from(&dag.remarks);
-    let mut undeclared = BTreeSet::new();
-    let mut unknown_keys = BTreeSet::new();
+    let mut undeclared = BTreeMap::new();
+    let (mut unknown_keys, mut unset_macros) = (BTreeSet::new(), BTreeSet::new());
     for (index, node) in dag.nodes.iter().enumerate() {
         let name = &dag.names[index];
         let mut task = match node.is_empty {
             true => Task::new(&**name, TaskCommand::Words(vec!["true".to_owned()])),
             false => {
-                let submission = read_submission(&dag, node, sources)?;
+                let submission = read_submission(&dag, index, sources)?;
                 unknown_keys.extend(submission.unknown_keys.iter().cloned());
-                if submission.get("transfer_output_files").is_none() {
-                    undeclared.insert(index);
+                unset_macros.extend(submission.unset_macros.iter().cloned());
+                if !submission.has("transfer_output_files") {
+                    undeclared.insert(index, initial_directory(node, &submission));
                 }
                 build_task(&mut graph, name, node, &submission)
                     .map_err(|error| ImportError::at(node.line, error.message))?
@@ -46,9 +50,17 @@ pub fn read_dagman(text: &str, sources: &dyn Sources) -> Result<TaskGraph, Impor
         );
         graph.remarks.push(remark);
     }
+    if !unset_macros.is_empty() {
+        let names: Vec<_> = unset_macros.into_iter().collect();
+        graph.remarks.push(format!(
+            "macros without a value, which become nothing: {}",
+            names.join(", ")
+        ));
+    }
     infer_outputs(&mut graph, &undeclared, sources)?;
     for file in &mut graph.files {
         file.size_bytes = sources.size(&file.path);
+        file.is_directory = sources.is_directory(&file.path);
     }
     graph.complete()?;
     // Nobody has measured what a task writes.
@@ -58,15 +70,17 @@ pub fn read_dagman(text: &str, sources: &dyn Sources) -> Result<TaskGraph, Impor
         .filter(|file| file.producer.is_some())
     {
         file.size_bytes = None;
+        file.is_directory = false;
     }
     Ok(graph)
 }
 
 fn read_submission(
     dag: &Dag,
-    node: &Node,
+    index: usize,
     sources: &dyn Sources,
 ) -> Result<Submission, ImportError> {
+    let node = &dag.nodes[index];
     let described = node
         .inline
         .as_ref()
@@ -81,12 +95,23 @@ fn read_submission(
             )
         })?,
     };
-    Submission::parse(&text, &node.variables).map_err(|error| {
+    let mut variables = node.variables.clone();
+    let name = &dag.names[index];
+    variables.extend([("JOB", &**name), ("RETRY", "0")].map(|(k, v)| (k.to_owned(), v.to_owned())));
+    Submission::parse(&text, &variables).map_err(|error| {
         let place = error
             .line
             .map_or_else(String::new, |line| format!(":{line}"));
         ImportError::at(node.line, format!("{path}{place}: {}", error.message))
     })
+}
+
+/// Where a job takes its inputs from, and where it leaves its outputs.
+fn initial_directory(node: &Node, submission: &Submission) -> String {
+    let initial = submission
+        .get("initialdir")
+        .or_else(|| submission.get("initial_dir"));
+    join_paths(&node.directory, initial.unwrap_or_default())
 }
 
 fn build_task(
@@ -104,14 +129,15 @@ fn build_task(
             "universe {universe} is not supported"
         )));
     }
-    let initial = submission
-        .get("initialdir")
-        .or_else(|| submission.get("initial_dir"));
-    let directory = join_paths(&node.directory, initial.unwrap_or_default());
+    let directory = initial_directory(node, submission);
     let executable = submission.get("executable");
     let executable = executable.ok_or_else(|| ImportError::new("no executable"))?;
     let mut task = Task::new(name, TaskCommand::Unknown);
-    let program = match executable.starts_with('/') {
+    let is_of_node = executable.starts_with('/')
+        || submission
+            .get("transfer_executable")
+            .is_some_and(|value| value.eq_ignore_ascii_case("false"));
+    let program = match is_of_node {
         true => executable.to_owned(),
         false => {
             let path = join_paths(&node.directory, executable);
@@ -197,9 +223,8 @@ fn add_input(
         )));
     }
     let file = graph.file(&checked_path(path)?);
-    let local = local.to_owned();
     if task.inputs.iter().all(|it| it.file != file) {
-        task.inputs.push(FileUse { file, local });
+        task.inputs.push(FileUse::new(file, local)?);
     }
     Ok(())
 }
@@ -211,9 +236,8 @@ fn add_output(
     local: &str,
 ) -> Result<(), ImportError> {
     let file = graph.file(&checked_path(path)?);
-    let local = normalise_path(local).unwrap_or_else(|| base_name(local).to_owned());
     if task.outputs.iter().all(|it| it.file != file) {
-        task.outputs.push(FileUse { file, local });
+        task.outputs.push(FileUse::new(file, local)?);
     }
     Ok(())
 }
@@ -238,11 +262,12 @@ fn join_paths(directory: &str, path: &str) -> String {
     }
 }
 
-/// HTCondor brings back all new files of a job that declares none. So a file that is not there, and
-/// that a task reads, is from the only parent that declares no outputs.
+/// HTCondor brings back all new files of a job that declares none, into its initial directory. So
+/// a file of that directory which is not there, and that a task reads, is from the only ancestor
+/// that declares no outputs. If it is there, it may be left from an earlier run.
 fn infer_outputs(
     graph: &mut TaskGraph,
-    undeclared: &BTreeSet<usize>,
+    undeclared: &BTreeMap<usize, String>,
     sources: &dyn Sources,
 ) -> Result<(), ImportError> {
     let written: BTreeSet<_> = graph
@@ -251,19 +276,42 @@ fn infer_outputs(
         .flat_map(|it| &it.outputs)
         .map(|it| it.file)
         .collect();
-    let mut inferred: BTreeMap<usize, (usize, String)> = BTreeMap::new();
+    let mut inferred: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut ancestors = AncestorLists::default();
     for (index, task) in graph.tasks.iter().enumerate() {
         for input in &task.inputs {
             let path = &graph.files[input.file].path;
             let is_known = written.contains(&input.file) || inferred.contains_key(&input.file);
-            if is_known || path.contains("://") || sources.size(path).is_some() {
+            if is_known || path.contains("://") {
                 continue;
             }
-            let ancestors = list_ancestors(graph, index);
-            let direct: Vec<_> = task.parents.intersection(undeclared).copied().collect();
-            let all: Vec<_> = ancestors.intersection(undeclared).copied().collect();
-            let writer = match (direct.as_slice(), all.as_slice()) {
-                ([only], _) | (_, [only]) => *only,
+            let may_write = |writer: &usize| {
+                let directory = undeclared.get(writer).map(|it| normalise_path(it));
+                directory.is_some_and(|it| it.unwrap_or_default() == parent_path(path))
+                    && graph.tasks[*writer]
+                        .inputs
+                        .iter()
+                        .all(|it| it.file != input.file)
+            };
+            let direct: Vec<_> = task.parents.iter().copied().filter(may_write).collect();
+            let writers = match direct.as_slice() {
+                [_] => direct,
+                _ => ancestors.of(graph, index).filter(may_write).collect(),
+            };
+            let is_there = sources.size(path).is_some();
+            match writers.as_slice() {
+                [] if is_there => {}
+                [only] if !is_there => {
+                    inferred.insert(input.file, *only);
+                }
+                [first, ..] if is_there => {
+                    return Err(ImportError::new(format!(
+                        "'{path}', which '{}' reads, is there, but '{}' may write it: that job \
+                         declares no outputs; add transfer_output_files to its submit file, \
+                         without names if it has none, or remove '{path}'",
+                        task.name, graph.tasks[*first].name
+                    )));
+                }
                 _ => {
                     return Err(ImportError::new(format!(
                         "'{path}', which '{}' reads, is not there, and no job declares to write \
@@ -271,21 +319,58 @@ fn infer_outputs(
                         task.name
                     )));
                 }
-            };
-            inferred.insert(input.file, (writer, base_name(path).to_owned()));
+            }
         }
     }
-    for (file, (writer, local)) in inferred {
-        let (path, name) = (
-            graph.files[file].path.clone(),
-            graph.tasks[writer].name.clone(),
-        );
-        graph.tasks[writer].outputs.push(FileUse { file, local });
+    declare_outputs(graph, &inferred)
+}
+
+/// Declares the files that were found to be outputs, with one remark for all.
+fn declare_outputs(
+    graph: &mut TaskGraph,
+    inferred: &BTreeMap<usize, usize>,
+) -> Result<(), ImportError> {
+    let mut examples = Vec::new();
+    for (&file, &writer) in inferred {
+        let path = graph.files[file].path.clone();
+        let task = &mut graph.tasks[writer];
+        task.outputs.push(FileUse::new(file, base_name(&path))?);
+        if examples.len() < EXAMPLES_MAX {
+            examples.push(format!("'{path}' of '{}'", task.name));
+        }
+    }
+    let more = match inferred.len() - examples.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    if !examples.is_empty() {
         graph.remarks.push(format!(
-            "'{path}' counts as an output of '{name}', which declares none"
+            "count as outputs of jobs that declare none: {}{more}",
+            examples.join(", ")
         ));
     }
     Ok(())
+}
+
+/// The directory of a path; empty for a path without one.
+fn parent_path(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(directory, _)| directory)
+}
+
+/// The ancestors of the task that was asked for last.
+#[derive(Debug, Default)]
+struct AncestorLists {
+    last: Option<(usize, BTreeSet<usize>)>,
+}
+
+impl AncestorLists {
+    fn of(&mut self, graph: &TaskGraph, task: usize) -> impl Iterator<Item = usize> {
+        if self.last.as_ref().is_none_or(|(last, _)| *last != task) {
+            self.last = Some((task, list_ancestors(graph, task)));
+        }
+        let found = self.last.iter().flat_map(|(_, found)| found);
+        found.copied()
+    }
 }
 
 fn list_ancestors(graph: &TaskGraph, task: usize) -> BTreeSet<usize> {
@@ -326,6 +411,10 @@ mod tests {
             let found = self.0.iter().find(|(name, _)| *name == path);
             found.map(|(_, text)| text.len() as u64)
         }
+
+        fn is_directory(&self, _path: &str) -> bool {
+            false
+        }
     }
 
     const FILES: TestFiles = TestFiles(&[
@@ -340,6 +429,11 @@ mod tests {
                       transfer_input_files = $(part).txt, data/shared.db\n\
                       transfer_output_files = $(part).out\nrequest_memory = 512\nqueue\n",
         ),
+        (
+            "read.sub",
+            "executable = /bin/cat\ntransfer_input_files = left.txt\nqueue\n",
+        ),
+        ("left.txt", "of an earlier run"),
         ("prep.sh", "#!/bin/sh\n"),
         ("data/all.txt", "12345"),
         ("data/shared.db", "1234567"),
@@ -373,7 +467,7 @@ mod tests {
             "{said}"
         );
         assert!(
-            said.contains("'a.txt' counts as an output of 'prep'"),
+            said.contains("jobs that declare none: 'a.txt' of 'prep', 'b.txt' of 'prep'"),
             "{said}"
         );
     }
@@ -387,6 +481,14 @@ mod tests {
             ("FROB a", "unknown statement"),
             ("PARENT a CHILD b", "unknown job 'b'"),
             ("JOB a none.sub", "cannot read the submit file none.sub"),
+            (
+                "SUBMIT-DESCRIPTION a {\nexecutable = x\n",
+                "no line with '}' ends it",
+            ),
+            (
+                "JOB p prep.sub\nJOB r read.sub\nPARENT p CHILD r",
+                "'left.txt', which 'r' reads, is there, but 'p' may write it",
+            ),
             (
                 "JOB A work.sub\nVARS A part=\"a\"",
                 "'a.txt', which 'A' reads, is not there",

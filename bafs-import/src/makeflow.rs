@@ -80,10 +80,9 @@ pub fn read_makeflow(text: &str, sources: &dyn Sources) -> Result<TaskGraph, Imp
         return Err(ImportError::at(rule.line, "a rule without a command"));
     }
     for file in &mut graph.files {
-        file.size_bytes = sizes
-            .get(&file.path)
-            .copied()
-            .or_else(|| sources.size(&file.path));
+        let told = sizes.get(&file.path).copied();
+        file.size_bytes = told.or_else(|| sources.size(&file.path));
+        file.is_directory = sources.is_directory(&file.path);
     }
     graph.complete()?;
     for file in graph
@@ -92,13 +91,15 @@ pub fn read_makeflow(text: &str, sources: &dyn Sources) -> Result<TaskGraph, Imp
         .filter(|file| file.producer.is_some())
     {
         file.size_bytes = sizes.get(&file.path).copied();
+        file.is_directory = false;
     }
     Ok(graph)
 }
 
 /// Lines as [`join_lines`] has them, with a tab in front where they are commands.
 fn join_indented_lines(text: &str) -> Vec<(usize, String)> {
-    let first_of = |number: usize| text.lines().nth(number - 1).unwrap_or_default();
+    let firsts: Vec<_> = text.lines().collect();
+    let first_of = |number: usize| firsts.get(number - 1).copied().unwrap_or_default();
     let lines = join_lines(text).into_iter().map(|(number, line)| {
         let is_command = first_of(number).starts_with(['\t', ' ']);
         let indent = if is_command { "\t" } else { "" };
@@ -229,8 +230,16 @@ fn add_task(
     let name = name.split("->").next().unwrap_or(name).to_owned();
     let command = expand(command, &scope.variables);
     let mut task = Task::new(name, TaskCommand::Shell(command));
-    task.inputs = list_uses(graph, rule, &rule.sources)?;
-    task.outputs = list_uses(graph, rule, &rule.targets)?;
+    let (of_machine, sources): (Vec<_>, Vec<_>) =
+        rule.sources.iter().partition(|name| is_of_machine(name));
+    for name in of_machine {
+        graph.remarks.push(format!(
+            "line {}: '{name}' is a path of the machine; each node must have it",
+            rule.line
+        ));
+    }
+    task.inputs = list_uses(graph, rule, &sources)?;
+    task.outputs = list_uses(graph, rule, &rule.targets.iter().collect::<Vec<_>>())?;
     if task.outputs.is_empty() {
         return Err(ImportError::at(rule.line, "a rule without a target"));
     }
@@ -250,25 +259,33 @@ fn add_task(
     Ok(())
 }
 
+/// Whether the command finds a source at an absolute path, such as a program.
+fn is_of_machine(name: &str) -> bool {
+    name.starts_with('/') && !name.contains("->")
+}
+
 /// Files of a rule; `a->b` is `b` where the command runs.
 fn list_uses(
     graph: &mut TaskGraph,
     rule: &Rule,
-    names: &[String],
+    names: &[&String],
 ) -> Result<Vec<FileUse>, ImportError> {
     let mut uses: Vec<FileUse> = Vec::new();
     for name in names {
-        let (path, local) = name.split_once("->").unwrap_or((name, name));
+        let (path, local) = name
+            .split_once("->")
+            .unwrap_or((name.as_str(), name.as_str()));
         let outside = || {
             let why =
                 format!("'{name}' is above the directory of the Makeflow; move the file there");
             ImportError::at(rule.line, why)
         };
         let path = normalise_path(path).ok_or_else(outside)?;
-        let local = normalise_path(local).ok_or_else(outside)?;
         let file = graph.file(&path);
+        let used = FileUse::new(file, local);
+        let used = used.map_err(|error| ImportError::at(rule.line, error.message))?;
         if uses.iter().all(|it| it.file != file) {
-            uses.push(FileUse { file, local });
+            uses.push(used);
         }
     }
     Ok(uses)
@@ -329,6 +346,10 @@ mod tests {
         fn size(&self, path: &str) -> Option<u64> {
             (path == "capitol.jpg").then_some(3_000)
         }
+
+        fn is_directory(&self, _path: &str) -> bool {
+            false
+        }
     }
 
     const FLOW: &str = "CONVERT=/usr/bin/convert\nexport LANG=C\nMEMORY=100\n\n\
@@ -366,8 +387,17 @@ mod tests {
     #[test]
     fn files_may_have_another_name_inside() {
         let graph = read_makeflow("out/b->b: in/a->a\n\tcp a b\n", &NoFiles).expect("a graph");
-        assert_eq!(graph.tasks[0].inputs[0].local, "a");
+        assert_eq!(graph.tasks[0].inputs[0].local(), "a");
         assert_eq!(graph.files[graph.tasks[0].outputs[0].file].path, "out/b");
+    }
+
+    #[test]
+    fn absolute_sources_are_left_to_the_node() {
+        let text = "out: in /usr/bin/sort\n\t/usr/bin/sort in > out\n";
+        let graph = read_makeflow(text, &NoFiles).expect("a graph");
+        assert_eq!(graph.tasks[0].inputs.len(), 1);
+        let expected = "line 1: '/usr/bin/sort' is a path of the machine; each node must have it";
+        assert_eq!(graph.remarks, [expected]);
     }
 
     #[test]
@@ -379,6 +409,11 @@ mod tests {
             ("a: b\n\tcp b a\na: c\n\tcp c a\n", "a file has one writer"),
             ("a: a.b\n\tx\na.b: a\n\ty\n", "cycle"),
             ("nonsense\n", "no rule and no variable"),
+            ("/abs/a: b\n\tx\n", "'/abs/a' is outside of the directory"),
+            (
+                "a: b->/abs/b\n\tx\n",
+                "'/abs/b' is outside of the directory",
+            ),
             ("{\"rules\": []}", "JX"),
         ] {
             let said = read_makeflow(text, &NoFiles).expect_err(text).to_string();

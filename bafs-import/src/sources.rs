@@ -12,6 +12,9 @@ pub trait Sources {
 
     /// The bytes of a file or directory; nothing if it is not there.
     fn size(&self, path: &str) -> Option<u64>;
+
+    /// Whether it is a directory.
+    fn is_directory(&self, path: &str) -> bool;
 }
 
 /// Why a file is no workflow of BAFS.

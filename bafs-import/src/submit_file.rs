@@ -1,6 +1,6 @@
 //! Submit files of HTCondor: keys, macros, and the two forms of arguments. Reads no files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::sources::ImportError;
 
@@ -15,9 +15,7 @@ const IGNORED_KEYS: &[&str] = &[
     "notify_user",
     "should_transfer_files",
     "when_to_transfer_output",
-    "transfer_executable",
     "queue",
-    "getenv",
     "rank",
     "leave_in_queue",
     "batch_name",
@@ -48,6 +46,7 @@ const IGNORED_KEYS: &[&str] = &[
 /// Keys that change what a job does.
 const KNOWN_KEYS: &[&str] = &[
     "executable",
+    "transfer_executable",
     "arguments",
     "environment",
     "env",
@@ -66,24 +65,31 @@ const KNOWN_KEYS: &[&str] = &[
     "priority",
 ];
 
+/// Macros that each job has. A job of BAFS has no cluster: the first one stands for it.
+const OWN_MACROS: [(&str, &str); 6] = [
+    ("process", "0"),
+    ("procid", "0"),
+    ("step", "0"),
+    ("item", ""),
+    ("cluster", "1"),
+    ("clusterid", "1"),
+];
+
 /// The description of one job, with all macros replaced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Submission {
     values: BTreeMap<String, String>,
     /// Keys that BAFS does not know, for a remark.
     pub(crate) unknown_keys: Vec<String>,
+    /// Macros without a value, for a remark.
+    pub(crate) unset_macros: BTreeSet<String>,
 }
 
 impl Submission {
     /// Reads a submit file. `variables` are those of the node (VARS), in the order of the file.
     pub(crate) fn parse(text: &str, variables: &[(String, String)]) -> Result<Self, ImportError> {
         let mut macros: BTreeMap<String, String> = BTreeMap::new();
-        for (name, value) in [
-            ("process", "0"),
-            ("procid", "0"),
-            ("step", "0"),
-            ("item", ""),
-        ] {
+        for (name, value) in OWN_MACROS {
             macros.insert(name.to_owned(), value.to_owned());
         }
         let given = variables.iter();
@@ -123,12 +129,18 @@ impl Submission {
         let mut found = Self::default();
         for (key, value) in &macros {
             if KNOWN_KEYS.contains(&key.as_str()) || key == "universe" {
-                found.values.insert(key.clone(), expand(value, &macros, 0)?);
+                let value = expand(value, &macros, &mut found.unset_macros, 0)?;
+                found.values.insert(key.clone(), value);
             } else if is_unknown(key, &macros, &fixed) {
                 found.unknown_keys.push(key.clone());
             }
         }
         Ok(found)
+    }
+
+    /// Whether the file has a key, perhaps without a value.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
     }
 
     /// The value of a key, unless it is empty.
@@ -195,7 +207,7 @@ fn is_unknown(key: &str, macros: &BTreeMap<String, String>, fixed: &[String]) ->
         })
     };
     let is_attribute = key.starts_with('+') || key.starts_with("my.");
-    let is_own = ["process", "procid", "step", "item"].contains(&key);
+    let is_own = OWN_MACROS.iter().any(|(name, _)| *name == key);
     !IGNORED_KEYS.contains(&key)
         && !is_attribute
         && !is_own
@@ -238,10 +250,11 @@ pub(crate) fn join_lines(text: &str) -> Vec<(usize, String)> {
     joined
 }
 
-/// Replaces `$(name)` and `$(name:default)`.
+/// Replaces `$(name)` and `$(name:default)`; notes the names that have neither value nor default.
 fn expand(
     text: &str,
     macros: &BTreeMap<String, String>,
+    unset: &mut BTreeSet<String>,
     depth: usize,
 ) -> Result<String, ImportError> {
     if depth > MACRO_DEPTH_MAX {
@@ -249,23 +262,48 @@ fn expand(
     }
     let mut done = String::new();
     let mut rest = text;
-    while let Some(start) = rest.find("$(") {
-        let behind = &rest[start + 2..];
-        let Some(end) = behind.find(')') else { break };
+    while let Some(start) = rest.find('$') {
+        let behind = &rest[start + 1..];
         done.push_str(&rest[..start]);
-        let (name, default) = match behind[..end].split_once(':') {
-            Some((name, default)) => (name, Some(default)),
-            None => (&behind[..end], None),
+        check_function(behind)?;
+        let inner = behind.strip_prefix('(');
+        let Some((name, after)) = inner.and_then(|inner| inner.split_once(')')) else {
+            done.push('$');
+            rest = behind;
+            continue;
         };
-        let value = macros
-            .get(&name.trim().to_ascii_lowercase())
-            .map(String::as_str);
-        let value = value.or(default).unwrap_or_default();
-        done.push_str(&expand(value, macros, depth + 1)?);
-        rest = &behind[end + 1..];
+        let (name, default) = match name.split_once(':') {
+            Some((name, default)) => (name, Some(default)),
+            None => (name, None),
+        };
+        let name = name.trim().to_ascii_lowercase();
+        let value = macros.get(&name).map(String::as_str).or(default);
+        if value.is_none() {
+            unset.insert(name);
+        }
+        done.push_str(&expand(
+            value.unwrap_or_default(),
+            macros,
+            unset,
+            depth + 1,
+        )?);
+        rest = after;
     }
     done.push_str(rest);
     Ok(done)
+}
+
+/// `$ENV(x)`, `$F(x)`, `$INT(x)` and others compute; `$$(x)` depends on the machine.
+fn check_function(behind: &str) -> Result<(), ImportError> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
+    let end = behind.find(|c| !is_part(c)).unwrap_or(behind.len());
+    if end > 0 && behind[end..].starts_with('(') {
+        let name = &behind[..end];
+        return Err(ImportError::new(format!(
+            "${name}(…) is not supported; write its value into the submit file"
+        )));
+    }
+    Ok(())
 }
 
 /// The words of arguments: between double quotes in the new form, else in the old one.
@@ -354,6 +392,25 @@ mod tests {
         ] {
             let said = Submission::parse(text, &[]).expect_err(text);
             assert!(said.message.contains(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn macros_without_a_value_are_noted() {
+        let text = "arguments = $(none) $(k:7) $5 $\nexecutable = x\n";
+        let found = Submission::parse(text, &[]).expect("valid");
+        assert_eq!(found.arguments().expect("words"), ["7", "$5", "$"]);
+        assert_eq!(found.unset_macros, BTreeSet::from(["none".to_owned()]));
+        for text in [
+            "arguments = $ENV(HOME)",
+            "executable = $Fn(x)",
+            "arguments = $$(Arch)",
+        ] {
+            let said = Submission::parse(text, &[]).expect_err(text);
+            assert!(
+                said.message.contains("is not supported; write its value"),
+                "{said}"
+            );
         }
     }
 

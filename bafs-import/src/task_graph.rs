@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::sources::ImportError;
+use crate::words::normalise_path;
 
 /// What a task runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,8 +22,29 @@ pub(crate) enum TaskCommand {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileUse {
     pub(crate) file: usize,
+    local: String,
+}
+
+impl FileUse {
+    /// A file at a path below the working directory of the task.
+    ///
+    /// # Errors
+    /// The path leaves that directory: a link there would replace a file of the machine.
+    pub(crate) fn new(file: usize, local: &str) -> Result<Self, ImportError> {
+        let below = normalise_path(local).filter(|path| !path.starts_with('/'));
+        let outside = || {
+            ImportError::new(format!(
+                "'{local}' is outside of the directory in which the task runs"
+            ))
+        };
+        let local = below.ok_or_else(outside)?;
+        Ok(Self { file, local })
+    }
+
     /// Path below the working directory of the task.
-    pub(crate) local: String,
+    pub(crate) fn local(&self) -> &str {
+        &self.local
+    }
 }
 
 /// One program of the imported workflow.
@@ -82,6 +104,7 @@ pub(crate) struct WorkflowFile {
     /// Path relative to the directory of the imported file, an absolute path, or a URL.
     pub(crate) path: String,
     pub(crate) size_bytes: Option<u64>,
+    pub(crate) is_directory: bool,
     pub(crate) producer: Option<usize>,
     pub(crate) readers: Vec<usize>,
 }
@@ -130,6 +153,7 @@ impl TaskGraph {
         self.files.push(WorkflowFile {
             path: path.to_owned(),
             size_bytes: None,
+            is_directory: false,
             producer: None,
             readers: Vec::new(),
         });

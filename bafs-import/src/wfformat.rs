@@ -8,6 +8,9 @@ use crate::sources::ImportError;
 use crate::task_graph::{FileUse, Task, TaskCommand, TaskGraph};
 use crate::words::normalise_path;
 
+/// An exabyte: larger sizes are faults of the trace.
+const FILE_BYTES_MAX: f64 = 1e18;
+
 /// Versions whose layout this is. Earlier ones keep files and run times elsewhere.
 const VERSIONS: [&str; 2] = ["1.5", "1.6"];
 
@@ -102,12 +105,22 @@ fn build_graph(workflow: WorkflowPart) -> Result<TaskGraph, ImportError> {
     let specified = workflow.specification;
     let mut sizes = BTreeMap::new();
     for file in &specified.files {
+        if file.size_in_bytes > FILE_BYTES_MAX {
+            let (id, bytes) = (&file.id, file.size_in_bytes);
+            return Err(ImportError::new(format!(
+                "'{id}' has {bytes} bytes: no file is so large"
+            )));
+        }
         sizes.insert(file.id.as_str(), file.size_in_bytes.max(0.0) as u64);
     }
     let executed = workflow.execution.map_or_else(Vec::new, |it| it.tasks);
     let executed: BTreeMap<_, _> = executed.iter().map(|it| (it.id.as_str(), it)).collect();
     let ids = specified.tasks.iter().enumerate();
     let ids: BTreeMap<&str, usize> = ids.map(|(at, task)| (task.id.as_str(), at)).collect();
+    if ids.len() < specified.tasks.len() {
+        return Err(ImportError::new("several tasks have the same id"));
+    }
+    let mut names = BTreeMap::new();
     let mut unknown_runtimes = 0;
     for task in &specified.tasks {
         let ran = executed.get(task.id.as_str()).copied();
@@ -117,8 +130,8 @@ fn build_graph(workflow: WorkflowPart) -> Result<TaskGraph, ImportError> {
         imported.cpus = ran
             .and_then(|it| it.core_count)
             .map(|cores| cores.ceil().max(1.0) as u32);
-        imported.inputs = list_uses(&mut graph, &task.input_files, &sizes)?;
-        imported.outputs = list_uses(&mut graph, &task.output_files, &sizes)?;
+        imported.inputs = list_uses(&mut graph, &task.input_files, &sizes, &mut names)?;
+        imported.outputs = list_uses(&mut graph, &task.output_files, &sizes, &mut names)?;
         graph.tasks.push(imported);
     }
     let index_of = |id: &str| {
@@ -155,19 +168,27 @@ fn command_of(ran: Option<&ExecutedTask>) -> TaskCommand {
     }
 }
 
-fn list_uses(
+/// `names` has the id of each file by its path: an absolute path becomes a relative one.
+fn list_uses<'i>(
     graph: &mut TaskGraph,
-    ids: &[String],
+    ids: &'i [String],
     sizes: &BTreeMap<&str, u64>,
+    names: &mut BTreeMap<String, &'i str>,
 ) -> Result<Vec<FileUse>, ImportError> {
     let mut uses: Vec<FileUse> = Vec::new();
     for id in ids {
         let path = normalise_path(id).map(|path| path.trim_start_matches('/').to_owned());
         let path = path.ok_or_else(|| ImportError::new(format!("'{id}' is no file name")))?;
+        let first = *names.entry(path.clone()).or_insert(id);
+        if first != id {
+            return Err(ImportError::new(format!(
+                "the files '{first}' and '{id}' would be one, '{path}'; rename one of them"
+            )));
+        }
         let file = graph.file(&path);
         graph.files[file].size_bytes = sizes.get(id.as_str()).copied();
         if uses.iter().all(|it| it.file != file) {
-            uses.push(FileUse { file, local: path });
+            uses.push(FileUse::new(file, &path)?);
         }
     }
     Ok(uses)
@@ -210,6 +231,32 @@ mod tests {
         assert_eq!(totals, expected);
         assert_eq!(graph.tasks[0].runtime_s, Some(0.5));
         assert_eq!(graph.remarks, ["1 tasks have no run time in the trace"]);
+    }
+
+    #[test]
+    fn ambiguous_instances_are_refused() {
+        for (from, to, expected) in [
+            (
+                "\"id\": \"b\"",
+                "\"id\": \"a\"",
+                "several tasks have the same id",
+            ),
+            (
+                "[\"db\", \"2.fa\"]",
+                "[\"/db\", \"2.fa\"]",
+                "'db' and '/db' would be one",
+            ),
+            (
+                "\"sizeInBytes\": 1000",
+                "\"sizeInBytes\": 1e300",
+                "no file is so large",
+            ),
+        ] {
+            let text = INSTANCE.replacen(from, to, 1);
+            assert_ne!(text, INSTANCE);
+            let said = read_wfformat(&text).expect_err(expected);
+            assert!(said.message.contains(expected), "{said}");
+        }
     }
 
     #[test]

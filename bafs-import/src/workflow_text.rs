@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use bafs_workflow::format_workflow;
 
 use crate::sources::ImportError;
-use crate::task_graph::{FileRole, Task, TaskCommand, TaskGraph, WorkflowFile};
+use crate::task_graph::{FileRole, FileUse, Task, TaskCommand, TaskGraph, WorkflowFile};
 use crate::words::{NameTable, base_name, quote_shell, quote_word};
 
 /// Where a task runs and writes.
@@ -133,7 +133,8 @@ impl Writer<'_> {
             let name = names.name(&format!("in.{}", base_name(&file.path)));
             let url = quote_word(&self.url(&file.path));
             match (role, file.size_bytes) {
-                (Some(FileRole::Endpoint), Some(bytes)) => {
+                // Only a cache takes the files of a directory without counting them.
+                (Some(FileRole::Endpoint), Some(bytes)) if !file.is_directory => {
                     let bytes = round_up(bytes, PAGE_BYTES) + DIRECTORY_BYTES;
                     self.line(&format!("volume {name} scratch {bytes} B from {url}"));
                 }
@@ -143,8 +144,12 @@ impl Writer<'_> {
                     self.line(&format!("volume {name} cache {url} {bytes} B"));
                 }
             }
-            // A home path that is a file is alone in its volume, under its own name.
-            let files = BTreeMap::from([(index, base_name(&file.path).to_owned())]);
+            // A file is alone in its volume, under its own name; a directory is the volume.
+            let path = match file.is_directory {
+                true => String::new(),
+                false => base_name(&file.path).to_owned(),
+            };
+            let files = BTreeMap::from([(index, path)]);
             self.sources.insert(index, InputVolume { name, files });
         }
         if unknown > 0 {
@@ -168,7 +173,7 @@ impl Writer<'_> {
             let files = task
                 .outputs
                 .iter()
-                .map(|it| (it.file, it.local.clone()))
+                .map(|it| (it.file, it.local().to_owned()))
                 .collect();
             self.outputs.insert(index, InputVolume { name, files });
         }
@@ -309,12 +314,8 @@ impl Writer<'_> {
         let outputs = task
             .outputs
             .iter()
-            .filter(|it| !streams.contains(&&it.local));
-        let paths = task
-            .inputs
-            .iter()
-            .chain(outputs)
-            .map(|it| it.local.as_str());
+            .filter(|it| streams.iter().all(|stream| *stream != it.local()));
+        let paths = task.inputs.iter().chain(outputs).map(FileUse::local);
         let directories: BTreeSet<_> = paths
             .filter_map(|path| path.rsplit_once('/').map(|(directory, _)| directory))
             .collect();
@@ -328,10 +329,11 @@ impl Writer<'_> {
             for at in uses {
                 let input = &task.inputs[*at];
                 let path = format!("{INPUTS}/{name}/{}", volume.files[&input.file]);
-                match base_name(&path) == input.local {
+                let path = path.trim_end_matches('/').to_owned();
+                match base_name(&path) == input.local() {
                     true => plain.push(quote_shell(&path)),
                     false => {
-                        let (path, local) = (quote_shell(&path), quote_shell(&input.local));
+                        let (path, local) = (quote_shell(&path), quote_shell(input.local()));
                         let _ = writeln!(script, "ln -sf {path} {local}");
                     }
                 }
@@ -364,7 +366,7 @@ impl Writer<'_> {
             let words: Vec<_> = task
                 .inputs
                 .iter()
-                .map(|it| quote_shell(&it.local))
+                .map(|it| quote_shell(it.local()))
                 .collect();
             let _ = writeln!(script, "cat {} > /dev/null", words.join(" "));
         }
@@ -374,7 +376,7 @@ impl Writer<'_> {
         }
         for output in &task.outputs {
             let bytes = self.graph.files[output.file].size_bytes.unwrap_or(1);
-            let local = quote_shell(&output.local);
+            let local = quote_shell(output.local());
             let _ = writeln!(script, "head -c {bytes} /dev/zero > {local}");
         }
         script
@@ -444,7 +446,6 @@ mod tests {
     use bafs_workflow::{CheckedWorkflow, parse_workflow};
 
     use super::*;
-    use crate::task_graph::FileUse;
 
     fn options() -> TextOptions {
         TextOptions {
@@ -470,11 +471,9 @@ mod tests {
             let words = vec!["tool".to_owned(), "it's $(here)".to_owned()];
             let mut task = Task::new(name, TaskCommand::Words(words));
             let uses = |list: &[usize]| -> Vec<FileUse> {
-                let uses = list.iter().map(|file| FileUse {
-                    file: *file,
-                    local: graph.files[*file].path.clone(),
-                });
-                uses.collect()
+                let uses = list.iter();
+                let uses = uses.map(|file| FileUse::new(*file, &graph.files[*file].path));
+                uses.collect::<Result<_, _>>().expect("relative paths")
             };
             task.inputs = uses(inputs);
             task.outputs = uses(outputs);
@@ -522,6 +521,22 @@ mod tests {
     }
 
     #[test]
+    fn directory_is_linked_to_its_whole_volume() {
+        let mut graph = diamond();
+        graph.files[0].is_directory = true;
+        let text = write_workflow(&graph, &options()).expect("a workflow").text;
+        check(&text);
+        assert!(text.contains("ln -sf /bafs/in/in.db db\n"), "{text}");
+    }
+
+    #[test]
+    fn links_stay_in_the_directory_of_the_task() {
+        for path in ["/data/x", "../x", "a/../../x"] {
+            assert!(FileUse::new(0, path).is_err(), "{path}");
+        }
+    }
+
+    #[test]
     fn stand_ins_read_wait_and_write() {
         let half = TextOptions {
             stand_in: Some(0.5),
@@ -560,10 +575,7 @@ mod tests {
         for at in 0..1_024 {
             let file = graph.file(&format!("f{at}"));
             let mut task = Task::new(format!("t{at}"), TaskCommand::Unknown);
-            let one = FileUse {
-                file,
-                local: format!("f{at}"),
-            };
+            let one = FileUse::new(file, &format!("f{at}")).expect("a relative path");
             task.outputs.push(one.clone());
             last.inputs.push(one);
             graph.tasks.push(task);

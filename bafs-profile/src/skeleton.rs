@@ -54,6 +54,7 @@ struct SkeletonWriter<'a> {
 pub fn write_skeleton(traces: &[Trace]) -> Skeleton {
     let mut writer = SkeletonWriter::new(traces);
     writer.collect_inputs();
+    writer.raise_home();
     writer.write_head();
     writer.write_inputs();
     for instance in group_instances(traces) {
@@ -259,6 +260,22 @@ impl<'a> SkeletonWriter<'a> {
         }
     }
 
+    /// Exports the directory above, if a cache would show all of home and results go below it.
+    fn raise_home(&mut self) {
+        let Some(home) = self.home.clone() else {
+            return;
+        };
+        let is_cache = self
+            .inputs
+            .iter()
+            .any(|it| !it.is_file && it.source == home);
+        let is_written = self.uses.values().any(|it| !it.writers.is_empty());
+        let above = parent_of(&home);
+        if is_cache && is_written && above != "/" {
+            self.home = Some(above.to_owned());
+        }
+    }
+
     fn write_line(&mut self, line: &str) {
         self.text.push_str(line);
         self.text.push('\n');
@@ -458,6 +475,30 @@ impl<'a> SkeletonWriter<'a> {
         wanted.filter(is_found).map(str::to_owned).collect()
     }
 
+    /// The path of a result at home: that of the file, or one beside it if several instances write
+    /// it. A result below a directory of inputs goes elsewhere, because a workflow never changes
+    /// the source of its caches.
+    fn result_path(&self, path: &str, instance: &str) -> String {
+        let target = match self.uses[path].writers.len() {
+            1 => path.to_owned(),
+            _ => {
+                let (directory, name) = (parent_of(path), name_of(path));
+                format!("{directory}/{}/{name}", to_name(instance))
+            }
+        };
+        let mut sources = self.inputs.iter().filter(|input| !input.is_file);
+        if !sources.any(|input| is_below(&target, &input.source)) {
+            return target;
+        }
+        let home = self.home.as_deref().unwrap_or("/");
+        let below = path.strip_prefix(home).unwrap_or(path);
+        format!(
+            "{home}/results/{}/{}",
+            to_name(instance),
+            below.trim_start_matches('/')
+        )
+    }
+
     fn write_extracts(&mut self, instance: &str, stages: &[&Trace]) {
         let mut last: BTreeMap<&str, bool> = BTreeMap::new();
         for file in stages.iter().flat_map(|trace| &trace.files) {
@@ -476,15 +517,7 @@ impl<'a> SkeletonWriter<'a> {
             let below = path[self.roots[root].len()..]
                 .trim_start_matches('/')
                 .to_owned();
-            let target = match known.writers.len() {
-                1 => path.to_owned(),
-                _ => format!(
-                    "{}/{}/{}",
-                    parent_of(path),
-                    to_name(instance),
-                    name_of(path)
-                ),
-            };
+            let target = self.result_path(path, instance);
             let line = format!(
                 "extract {} {} {}",
                 Self::scratch_name(instance, root),
@@ -532,6 +565,28 @@ mod tests {
             roots: vec!["/data/w".to_owned(), "/data/db".to_owned()],
             ..builder.finish()
         }
+    }
+
+    #[test]
+    fn results_stay_out_of_input_directories() {
+        let mut traces = Vec::new();
+        for name in ["a", "b"] {
+            let reads = ["one", "two", "three"].map(|it| format!("/data/w/in/{it}"));
+            let reads = reads.each_ref().map(String::as_str);
+            traces.push(stage(name, &reads, &["/data/w/in/two"]));
+        }
+        let text = write_skeleton(&traces).text;
+        let read = |_: &str| Err("no files".to_owned());
+        let checked = bafs_workflow::parse_workflow("s.bafs", &text, &read);
+        let checked = checked.map_err(|it| format!("{it:?}\n{text}")).unwrap();
+        let targets = checked
+            .workflow
+            .extracts
+            .iter()
+            .map(|it| it.target.to_string());
+        let targets: Vec<String> = targets.collect();
+        let expected = ["a", "b"].map(|it| format!("bafs://home/results/{it}/in/two"));
+        assert_eq!(targets, expected, "{text}");
     }
 
     #[test]

@@ -78,6 +78,10 @@ impl Sources for Directory {
             false => Some(found.len()),
         }
     }
+
+    fn is_directory(&self, path: &str) -> bool {
+        self.0.join(path).is_dir()
+    }
 }
 
 /// Bytes of the files below a directory. Links count as nothing.

@@ -227,23 +227,23 @@ impl TargetTree {
 
     /// Makes a directory unless something is there.
     pub(super) fn ensure_directory(&mut self, path: &[u8], mode: u32) -> Result<()> {
-        match self.is_there(path)? {
+        match self.is_there(path, OFlags::PATH | OFlags::NOFOLLOW)? {
             true => Ok(()),
             false => self.create_directory(path, mode, None),
         }
     }
 
-    /// Makes an empty file unless something is there.
+    /// Makes an empty file unless something is there. A link that leads nowhere in the image, as to
+    /// a service's file in `/run`, is nothing: a job could see no file of its node there.
     pub(super) fn ensure_file(&mut self, path: &[u8]) -> Result<()> {
-        match self.is_there(path)? {
+        match self.is_there(path, OFlags::PATH)? {
             true => Ok(()),
             false => self.create_file(path, 0o644, None, &mut std::io::empty()),
         }
     }
 
-    fn is_there(&self, path: &[u8]) -> Result<bool> {
+    fn is_there(&self, path: &[u8], flags: OFlags) -> Result<bool> {
         let path: PathBuf = split_path(path)?.iter().collect();
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
         Ok(self.open_in_root(&path, flags).is_ok())
     }
 

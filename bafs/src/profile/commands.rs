@@ -1,5 +1,6 @@
 //! Traces of commands: which directories are traced, and the commands of a command line.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -27,12 +28,14 @@ struct CommandWords {
     words: Vec<OsString>,
 }
 
-/// Runs the commands of the command line, and adds their traces.
+/// Runs the commands of the command line, and adds their traces. Returns the names of the instances
+/// that the user did not name.
 pub(super) fn trace_commands(
     args: &ProfileArgs,
     output: Printer,
     traces: &mut Vec<Trace>,
-) -> Result<()> {
+) -> Result<BTreeSet<String>> {
+    let mut numbered = BTreeSet::new();
     let commands = split_commands(args.instance.clone(), &args.command)?;
     let directory = std::env::current_dir().context("the working directory no longer exists")?;
     let sandbox = enter_sandbox()?;
@@ -52,7 +55,11 @@ pub(super) fn trace_commands(
             directories,
             output: [stdout, TracedOutput::Inherit],
         };
-        let instance = instance.unwrap_or_else(|| next_instance(traces));
+        let instance = instance.unwrap_or_else(|| {
+            let name = next_instance(&*traces);
+            numbered.insert(name.clone());
+            name
+        });
         let trace = run_traced(&sandbox, &command)?;
         traces.push(Trace {
             instance,
@@ -60,7 +67,7 @@ pub(super) fn trace_commands(
             ..trace
         });
     }
-    Ok(())
+    Ok(numbered)
 }
 
 /// Divides `COMMAND --instance NAME -- COMMAND` into commands.

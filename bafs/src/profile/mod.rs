@@ -6,6 +6,7 @@ mod lifetime_chart;
 mod profile_file;
 mod workflow_jobs;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -26,9 +27,10 @@ pub(crate) fn run_profile(args: &ProfileArgs, output: Printer) -> Result<ExitCod
         false => profile_file::read_traces(&args.profile)?,
     };
     let earlier = traces.len();
+    let mut numbered = BTreeSet::new();
     match (&args.workflow, args.command.is_empty()) {
         (Some(workflow), _) => workflow_jobs::trace_jobs(workflow, args, &mut traces)?,
-        (None, false) => commands::trace_commands(args, output, &mut traces)?,
+        (None, false) => numbered = commands::trace_commands(args, output, &mut traces)?,
         (None, true) if traces.is_empty() => {
             let shown = args.profile.display();
             return Err(UsageError::from_reason(format!(
@@ -37,8 +39,12 @@ pub(crate) fn run_profile(args: &ProfileArgs, output: Printer) -> Result<ExitCod
         }
         (None, true) => {}
     }
+    let failed = traces[earlier..].iter().find(|trace| trace.exit_code != 0);
+    let failed = failed.map(|trace| trace.exit_code);
     if traces.len() > earlier || args.new {
-        profile_file::write_traces(&args.profile, &traces)?;
+        let own = traces.split_off(earlier);
+        let before = if args.new { None } else { Some(traces) };
+        traces = profile_file::add_traces(&args.profile, before, own, &numbered)?;
     }
     let report = analyse(&traces);
     if let Some(path) = &args.skeleton {
@@ -55,10 +61,7 @@ pub(crate) fn run_profile(args: &ProfileArgs, output: Printer) -> Result<ExitCod
         write_text(path, &lifetime_chart::render_lifetimes(&report)?)?;
     }
     output.print_result(&format_tables(&report, args.files), &report)?;
-    let failed = traces[earlier..].iter().find(|trace| trace.exit_code != 0);
-    Ok(failed.map_or(ExitCode::SUCCESS, |trace| {
-        ExitCode::from(trace.exit_code as u8)
-    }))
+    Ok(failed.map_or(ExitCode::SUCCESS, |code| ExitCode::from(code as u8)))
 }
 
 fn write_text(path: &Path, text: &str) -> Result<()> {
@@ -72,11 +75,10 @@ fn enter_sandbox() -> Result<Sandbox> {
 }
 
 /// A name for an instance that no trace has.
-fn next_instance(traces: &[Trace]) -> String {
-    let is_free = |number: &usize| {
-        let name = number.to_string();
-        traces.iter().all(|trace| trace.instance != name)
-    };
-    let free = (1..).find(is_free);
-    free.map_or_else(String::new, |number| number.to_string())
+fn next_instance<'t>(traces: impl IntoIterator<Item = &'t Trace>) -> String {
+    let taken: BTreeSet<&str> = traces.into_iter().map(|it| it.instance.as_str()).collect();
+    let mut names = (1_usize..).map(|number| number.to_string());
+    names
+        .find(|name| !taken.contains(name.as_str()))
+        .unwrap_or_default()
 }

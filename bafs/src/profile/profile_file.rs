@@ -1,11 +1,14 @@
 //! The file of a profile: one trace in each line, as JSON.
 
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use bafs_profile::trace::Trace;
 
+use super::next_instance;
 use crate::input_file::open_regular;
 
 /// The traces of a profile; none if there is no such file.
@@ -26,25 +29,80 @@ pub(super) fn read_traces(path: &Path) -> Result<Vec<Trace>> {
     lines.enumerate().map(parse).collect()
 }
 
-/// Replaces a profile as a whole.
-pub(super) fn write_traces(path: &Path, traces: &[Trace]) -> Result<()> {
+/// Adds own traces to a profile, and returns all that it has then. `earlier` are those that it had
+/// when the commands started; without them it begins anew. Commands that run at the same time may
+/// have added theirs, perhaps under one of the instances of `numbered`, which get another number.
+pub(super) fn add_traces(
+    path: &Path,
+    earlier: Option<Vec<Trace>>,
+    mut own: Vec<Trace>,
+    numbered: &BTreeSet<String>,
+) -> Result<Vec<Trace>> {
     let failed = || format!("cannot write {}", path.display());
     let directory = match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
     };
-    let new = tempfile::NamedTempFile::new_in(directory).with_context(failed)?;
-    let mut writer = BufWriter::new(new);
-    for trace in traces {
-        serde_json::to_writer(&mut writer, trace).with_context(failed)?;
-        writer.write_all(b"\n").with_context(failed)?;
+    // The file itself is replaced, so that its lock would be that of an old file.
+    let lock = File::open(directory).with_context(failed)?;
+    lock.lock().with_context(failed)?;
+    let Some(earlier) = earlier else {
+        write_traces(path, directory, &own).with_context(failed)?;
+        return Ok(own);
+    };
+    let mut traces = read_traces(path)?;
+    let is_added = |name: &str| {
+        traces
+            .iter()
+            .skip(earlier.len())
+            .any(|it| it.instance == name)
+    };
+    let taken: Vec<_> = numbered.iter().filter(|name| is_added(name)).collect();
+    for name in taken {
+        let free = next_instance(traces.iter().chain(&own));
+        let renamed = own.iter_mut().filter(|trace| trace.instance == *name);
+        renamed.for_each(|trace| trace.instance.clone_from(&free));
     }
-    let new = writer
-        .into_inner()
-        .map_err(|error| error.into_error())
-        .with_context(failed)?;
-    new.persist(path)
-        .map_err(|error| error.error)
-        .with_context(failed)?;
+    traces.append(&mut own);
+    write_traces(path, directory, &traces).with_context(failed)?;
+    Ok(traces)
+}
+
+/// Replaces a profile as a whole.
+fn write_traces(path: &Path, directory: &Path, traces: &[Trace]) -> Result<()> {
+    let mut writer = BufWriter::new(tempfile::NamedTempFile::new_in(directory)?);
+    for trace in traces {
+        serde_json::to_writer(&mut writer, trace)?;
+        writer.write_all(b"\n")?;
+    }
+    let new = writer.into_inner().map_err(|error| error.into_error())?;
+    new.persist(path).map_err(|error| error.error)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(instance: &str) -> Trace {
+        Trace {
+            instance: instance.to_owned(),
+            ..Trace::default()
+        }
+    }
+
+    #[test]
+    fn traces_of_simultaneous_commands_are_kept() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("p");
+        let numbered = BTreeSet::from(["1".to_owned()]);
+        let add = |name: &str| {
+            add_traces(&path, Some(Vec::new()), vec![trace(name)], &numbered).expect("a profile")
+        };
+        add("1");
+        add("a");
+        let names: Vec<_> = add("1").into_iter().map(|it| it.instance).collect();
+        assert_eq!(names, ["1", "a", "2"]);
+        assert_eq!(read_traces(&path).expect("a profile").len(), 3);
+    }
 }
