@@ -5,7 +5,7 @@ use super::ast::{Keyword, Loop, Statement, SyntaxNode, Word};
 use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::includes::Includes;
-use super::limits::{DECLARED_BYTES_MAX, LOOP_DEPTH_MAX, STATEMENTS_MAX};
+use super::limits::{DECLARED_BYTES_MAX, LOOP_DEPTH_MAX};
 use super::lists::{ListCall, Lists};
 use super::parse::Parser;
 use super::scope::{Value, VariableScope};
@@ -25,10 +25,11 @@ pub(super) fn expand_text(
     let mut parser = Parser::new(0, text);
     let mut expander = Expander {
         lists: Lists::new(declarer.sources()),
+        statements_max: declarer.sources().statements_max(),
+        statements_left: declarer.sources().statements_max(),
         declarer,
         diagnostics,
         scope: VariableScope::default(),
-        statements_left: STATEMENTS_MAX,
         includes: Includes::new(file),
     };
     while let Some(node) = parser.next_node(expander.diagnostics) {
@@ -45,6 +46,7 @@ struct Expander<'e, 'r> {
     scope: VariableScope,
     lists: Lists<'r>,
     includes: Includes,
+    statements_max: u64,
     statements_left: u64,
 }
 
@@ -180,7 +182,8 @@ impl Expander<'_, '_> {
     }
 
     fn refuse_more(&mut self, at: SourceLocation) -> TooManyStatements {
-        let message = format!("loops make more than {STATEMENTS_MAX} statements of this file");
+        let most = self.statements_max;
+        let message = format!("loops make more than {most} statements of this file");
         let hint = "split the workflow into several";
         self.diagnostics.error_hint(at, message, hint);
         TooManyStatements

@@ -1,5 +1,6 @@
 //! What a workflow takes from outside of its text, as its caller gives it. Reads nothing itself.
 
+use super::limits::STATEMENTS_MAX;
 use super::url::Url;
 
 /// Texts and listings that a workflow names. The same answers give the same workflow.
@@ -24,6 +25,11 @@ pub trait Sources {
         depth_max: usize,
         enters: &dyn Fn(&str) -> bool,
     ) -> Result<Vec<ListedEntry>, String>;
+
+    /// Statements that the loops of a workflow may make, at most. Each takes up to 1.5 KB of memory.
+    fn statements_max(&self) -> u64 {
+        STATEMENTS_MAX
+    }
 
     /// Where nodes find a file of this machine. `path` is one like that of [`Self::read`].
     ///

@@ -21,6 +21,9 @@ const FILES_MAX: usize = 1_000;
 /// What a call carries at most, with room for its other words: the body of a message has 4 MiB.
 const TEXT_BYTES_MAX: usize = 3 << 20;
 
+/// Statements of one submission: the service, which all users share, parses it. So many took 0.7 GB.
+const STATEMENTS_MAX: u64 = 500_000;
+
 /// Bytes of the key of a submission.
 const KEY_BYTES_MAX: usize = 64;
 
@@ -69,6 +72,10 @@ impl Sources for SubmittedFiles<'_> {
             true => Ok(text.clone()),
             false => Err(format!("it is larger than {} MiB", bytes_max >> 20)),
         }
+    }
+
+    fn statements_max(&self) -> u64 {
+        STATEMENTS_MAX
     }
 
     fn list(
@@ -233,5 +240,21 @@ mod tests {
         };
         let refused = parse_submission(&submission, &no_listing).expect_err("it is not there");
         assert!(refused.detail.contains("does not contain"), "{refused}");
+    }
+
+    #[test]
+    fn service_refuses_millions_of_statements() {
+        let submission = Submission {
+            name: "w.bafs".to_owned(),
+            text: "for i in 1..2000\nfor j in 1..2000\njob a$(i).$(j) {\n executable = x\n}\n\
+                   end\nend\n"
+                .to_owned(),
+            ..Submission::default()
+        };
+        let refused = parse_submission(&submission, &no_listing).expect_err("too many");
+        assert!(
+            refused.detail.contains("more than 500000 statements"),
+            "{refused}"
+        );
     }
 }
