@@ -11,8 +11,8 @@ mod user_commands;
 mod workflow_demand;
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use bafs_queue::{QueueDecision, QueueEvent, QueueSettings, Resources, RunOutcome
 use bafs_sched::Settings;
 use bafs_server::counters::Metrics;
 use bafs_server::serving::RunningServer;
+use bafs_tree::private_directory;
 use bafs_workflow::parse_duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -143,8 +144,8 @@ fn parse_settings(args: &SchedulerArgs) -> Result<QueueSettings> {
 
 /// One service at a time uses a state; the kernel gives the lock back, however the process ends.
 fn lock_state(state: &Path) -> Result<File> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(state);
-    made.with_context(|| format!("--state {}", state.display()))?;
+    // It has the keys and texts of all users: nobody else may have prepared it.
+    private_directory(state).with_context(|| format!("--state {}", state.display()))?;
     let path = state.join(LOCK_FILE);
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600);
@@ -304,5 +305,25 @@ impl Supervision {
             self.service.record(QueueEvent::CapacityFound(found))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn state_that_others_may_write_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let state = directory.path().join("state");
+        lock_state(&state).expect("a new state");
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).expect("its mode");
+        let refused = format!("{:#}", lock_state(&state).expect_err("others may write"));
+        assert!(
+            refused.contains("other users may write to it (mode 777)"),
+            "{refused}"
+        );
     }
 }
