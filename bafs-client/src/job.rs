@@ -129,6 +129,7 @@ impl JobEnd {
             outcome: JobOutcome::EnvironmentFailed(error),
             wall_ms: 0,
             cpu_ms: 0,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: Vec::new(),
         };

@@ -286,6 +286,7 @@ mod tests {
                 RenewVolumes {
                     volumes,
                     lifetime_ms: 0,
+                    gives_way: false,
                 }
                 .into(),
                 &[0, 1],

@@ -93,6 +93,11 @@ pub fn directory_digest<'e>(entries: impl Iterator<Item = &'e SourceEntry>) -> D
     hasher.digest()
 }
 
+/// What stands for the listing of a directory that its home could not read.
+pub fn unreadable_directory_digest() -> Digest {
+    Digest::of(b"unreadable directory")
+}
+
 /// All that a listing of a source tells: paths, kinds and identities.
 pub fn source_digest<'e>(entries: impl Iterator<Item = &'e SourceEntry>) -> Digest {
     let mut hasher = DigestHasher::new();
@@ -197,6 +202,7 @@ mod tests {
                 outcome: JobOutcome::Exited(0),
                 wall_ms,
                 cpu_ms,
+                memory_bytes_max: 0,
                 output_tail: String::new(),
                 volumes: waits.iter().map(volume).collect(),
             };

@@ -96,7 +96,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
 /// the source of a cache, and how they reached each volume; 22 = a service answers `CallQueue`; a
-/// node says which programs it lacks.
+/// node says which programs it lacks; who renews volumes says whether they give way;
+/// agents report the memory of a job.
 pub const PROTOCOL_VERSION: u32 = 22;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -429,6 +429,9 @@ pub struct RenewVolumes {
     pub volumes: Vec<VolumeId>,
     /// From now on their lifetime is at least this, in milliseconds, also after restarts.
     pub lifetime_ms: u64,
+    /// Whether their space goes to whoever wants it, until somebody renews them otherwise: then
+    /// they are deleted first.
+    pub gives_way: bool,
 }
 
 /// Which of the asked volumes are not there (any more).
@@ -734,6 +737,9 @@ pub struct JobReport {
     pub wall_ms: u64,
     /// CPU time in milliseconds.
     pub cpu_ms: u64,
+    /// The largest resident memory of any of its processes, in bytes; 0 when that is not known.
+    #[serde(default)]
+    pub memory_bytes_max: u64,
     /// End of standard output and error, for messages.
     pub output_tail: String,
     /// What it did to each of its volumes.

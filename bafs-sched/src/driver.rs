@@ -141,7 +141,7 @@ pub async fn run_with_connections(
     mut progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
     if options.settings.has_private_data_at_home()
-        && let Some(refusal) = remote_io::why_unsupported(&workflow)
+        && let Some(refusal) = remote_io::why_unsupported(&workflow, &options.settings)
     {
         return Err(Error::new(ErrorCode::Unsupported, refusal));
     }

@@ -96,6 +96,8 @@ pub struct ExecutionRecord {
     pub outcome: ExecutionOutcome,
     /// How it ended, in a few words; empty while it runs.
     pub end_description: String,
+    /// The last lines that it printed, if it failed.
+    pub output_tail: String,
     /// What its node reported of its end, if it did.
     #[serde(skip)]
     pub reported: Option<JobOutcome>,
@@ -103,6 +105,10 @@ pub struct ExecutionRecord {
     pub wall_ms: u64,
     /// CPU time that the node reports.
     pub cpu_ms: u64,
+    /// Largest resident memory of any of its processes, in bytes; 0 when that is not known.
+    pub memory_bytes_max: u64,
+    /// Bytes that its volumes held at its end, as far as that is known.
+    pub held_bytes: u64,
     /// The sum of its volumes' `waited_ms`.
     pub waited_ms: u64,
     /// Bytes that it read through its agent.

@@ -57,6 +57,7 @@ fn parse_report(words: &[&str]) -> JobReport {
         outcome,
         wall_ms: 1,
         cpu_ms: 1,
+        memory_bytes_max: 0,
         output_tail: String::new(),
         volumes: full.into_iter().map(|held| used(held)).collect(),
     }

@@ -80,6 +80,7 @@ impl UncountedRun {
             outcome: JobOutcome::Exited(code),
             wall_ms: 1,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: tail.to_owned(),
             volumes: vec![used.clone()],
         };

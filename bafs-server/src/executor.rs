@@ -503,6 +503,7 @@ fn minimal_report(outcome: JobOutcome) -> JobReport {
         outcome,
         wall_ms: 0,
         cpu_ms: 0,
+        memory_bytes_max: 0,
         output_tail: String::new(),
         volumes: Vec::new(),
     }

@@ -53,6 +53,7 @@ fn report(outcome: JobOutcome) -> String {
         outcome,
         wall_ms: 5,
         cpu_ms: 4,
+        memory_bytes_max: 0,
         output_tail: "said".to_owned(),
         volumes: Vec::new(),
     };

@@ -37,6 +37,7 @@ async fn volumes_expire_unless_renewed() {
                 RenewVolumes {
                     volumes: volumes.clone(),
                     lifetime_ms: 0,
+                    gives_way: false,
                 },
             )
             .await
@@ -90,6 +91,47 @@ async fn failed_deletions_are_retried_and_free_their_space() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn kept_volume_gives_way_also_after_a_restart() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let config = world.config(store.path());
+    let most = config.capacity_bytes / 10 * 6;
+    let _node = world.node(A, config).await;
+    let large = |id| VolumeSpec {
+        size_bytes: most,
+        ..spec(id, None)
+    };
+    let renew = |id, gives_way| RenewVolumes {
+        volumes: vec![VolumeId(id)],
+        lifetime_ms: 3_600_000,
+        gives_way,
+    };
+    world.create(A, large(1)).await.expect("create");
+    world.call(A, renew(1, true)).await.expect("renew");
+    let after = tempfile::tempdir().expect("store");
+    copy_store(store.path(), after.path());
+    // Its run comes back, and another one finds no room.
+    world.call(A, renew(1, false)).await.expect("renew");
+    let refused = world.create(A, large(2)).await.expect_err("no room");
+    assert_eq!(refused.code, ErrorCode::NoSpaceBytes);
+    assert!(tree(store.path(), 1).exists());
+    let _again = world.node(B, world.config(after.path())).await;
+    world.create(B, large(2)).await.expect("it gives way");
+    assert!(!tree(after.path(), 1).exists());
+    let lost = world.call(B, renew(1, false)).await.expect("renew");
+    assert_eq!(lost.lost_volumes, [VolumeId(1)]);
+}
+
+/// What a kill leaves behind at this moment.
+fn copy_store(from: &std::path::Path, to: &std::path::Path) {
+    let from = format!("{}/.", from.display());
+    let copied = std::process::Command::new("cp")
+        .args(["-a", &from])
+        .arg(to)
+        .status();
+    assert!(copied.expect("cp").success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn results_extend_a_volumes_lifetime_across_restarts() {
     const RESULT_MS: u64 = 3 * 24 * 3_600_000;
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
@@ -127,6 +169,7 @@ async fn results_extend_a_volumes_lifetime_across_restarts() {
     let renew = |lifetime_ms| RenewVolumes {
         volumes: vec![VolumeId(3)],
         lifetime_ms,
+        gives_way: false,
     };
     world.call(A, renew(RESULT_MS)).await.expect("renew");
     world.call(A, renew(0)).await.expect("renew");
@@ -142,14 +185,8 @@ async fn results_extend_a_volumes_lifetime_across_restarts() {
     assert_eq!(lifetimes(A).await, expected);
     let again = world.create(A, spec(1, None)).await.expect("asked again");
     assert_eq!(again.spec.lifetime_ms, RESULT_MS);
-    // A copy of the store at this moment is what a kill leaves behind.
     let after = tempfile::tempdir().expect("store");
-    let from = format!("{}/.", store.path().display());
-    let copied = std::process::Command::new("cp")
-        .args(["-a", &from])
-        .arg(after.path())
-        .status();
-    assert!(copied.expect("cp").success());
+    copy_store(store.path(), after.path());
     let _again = world.node(B, world.config(after.path())).await;
     assert_eq!(lifetimes(B).await, expected, "after a restart");
 }

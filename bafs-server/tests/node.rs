@@ -146,6 +146,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
             RenewVolumes {
                 volumes: vec![V],
                 lifetime_ms: 0,
+                gives_way: false,
             }
             .into(),
             volume(),

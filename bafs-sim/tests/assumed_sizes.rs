@@ -46,6 +46,7 @@ fn assumed_sizes_follow_the_largest_node() {
         outcome: JobOutcome::EnvironmentFailed(full),
         wall_ms: 1,
         cpu_ms: 1,
+        memory_bytes_max: 0,
         output_tail: String::new(),
         volumes: Vec::new(),
     };

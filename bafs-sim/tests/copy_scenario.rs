@@ -154,6 +154,7 @@ impl CopyScenario {
             outcome,
             wall_ms: 60_000,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: vec![used],
         };

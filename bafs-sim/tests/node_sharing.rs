@@ -133,6 +133,7 @@ impl SharedNodeRun {
             outcome: JobOutcome::Exited(0),
             wall_ms: 1_000,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: vec![written],
         };

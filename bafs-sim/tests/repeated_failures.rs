@@ -156,6 +156,7 @@ fn job_with_endless_environment_failures_is_held() {
                         outcome: JobOutcome::EnvironmentFailed(error),
                         wall_ms: HOUR_MS,
                         cpu_ms: 1,
+                        memory_bytes_max: 0,
                         output_tail: String::new(),
                         volumes: Vec::new(),
                     };

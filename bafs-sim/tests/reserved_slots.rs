@@ -100,6 +100,7 @@ impl TwoLevelPipelines {
             outcome: JobOutcome::Exited(0),
             wall_ms: 60_000,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: vec![used],
         };

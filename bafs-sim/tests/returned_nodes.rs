@@ -52,6 +52,7 @@ impl TwoNodeScenario {
             outcome: JobOutcome::Exited(0),
             wall_ms: 1,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: Vec::new(),
         };

@@ -26,11 +26,12 @@ use super::model::{
 use super::names::NameTable;
 use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
-use super::script::{JobScript, check_program, complete_script};
+use super::script::{JobScript, check_program, complete_script, hidden_interpreters};
 use super::targets::{TargetPlace, check_nested_targets, check_target, read_selections};
 use super::url::Url;
 
-/// Makes the workflow. It is valid only if `diagnostics` has no error afterwards.
+/// Makes the workflow, and names interpreters of scripts that a shell starts. It is valid only if
+/// `diagnostics` has no error afterwards.
 ///
 /// Every stage goes on after an error. Only what would then report echoes of earlier errors (an
 /// order that lacks an edge, a volume that lacks its writer) waits until the names are right.
@@ -38,7 +39,7 @@ pub(super) fn check_workflow(
     name: String,
     declarations: Declarations,
     diagnostics: &mut Diagnostics,
-) -> Workflow {
+) -> (Workflow, Vec<(JobIndex, String)>) {
     let complete = !declarations.is_partial;
     let mut checker = WorkflowChecker {
         workflow: Workflow {
@@ -79,11 +80,13 @@ pub(super) fn check_workflow(
     checker.check_order(&edges);
     checker.declare_extracts(extracts);
     checker.check_presence();
+    let scripts = checker.notes.iter().map(|notes| notes.script.as_ref());
+    let interpreters = hidden_interpreters(scripts);
     let mut workflow = checker.workflow;
     for job in &mut workflow.jobs {
         job.mounts.sort_by(|a, b| a.path.cmp(&b.path));
     }
-    workflow
+    (workflow, interpreters)
 }
 
 /// An edge of the graph and where it is declared.

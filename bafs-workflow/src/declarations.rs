@@ -7,15 +7,15 @@ use std::rc::Rc;
 use bafs_proto::path::{PROGRAM_DIRECTORY, SCRIPT_DIRECTORY};
 
 use super::ast::{
-    Declarations, Description, DescriptionEntry, DescriptionKey, JobDeclaration, Keyword,
-    ProgramDeclaration, VolumeDeclaration, Word, bytes_of,
+    Declarations, Description, DescriptionEntry, DescriptionKey, JobDeclaration, JobSettings,
+    Keyword, ProgramDeclaration, VolumeDeclaration, Word, bytes_of,
 };
 use super::diagnostic::Diagnostics;
 use super::job_description::{build_settings, parse_description};
 use super::limits::DESCRIPTION_BYTES_MAX;
 use super::model::VolumeKind;
 use super::path::parse_relative;
-use super::programs::{PROGRAM_BYTES_DEFAULT, cache_bytes_of};
+use super::programs::{PROGRAM_BYTES_DEFAULT, cache_bytes_of, find_script_argument};
 use super::scope::VariableScope;
 use super::sources::{Sources, directory_of, resolve_path};
 use super::templates::{TemplateUse, Templates, merge_entries};
@@ -164,9 +164,7 @@ impl<'r> DeclarationBuilder<'r> {
         let is_missing_executable =
             is_read && !has_rejected_lines && !entries.iter().any(is_program);
         let mut settings = build_settings(&entries, &scope.with_parameters(values), diagnostics);
-        if let Some(executable) = &mut settings.executable {
-            self.bring_script(executable);
-        }
+        self.bring_scripts(&mut settings);
         self.declarations.jobs.push(JobDeclaration {
             name,
             settings,
@@ -204,16 +202,30 @@ impl<'r> DeclarationBuilder<'r> {
         Ok(())
     }
 
-    /// Has a script beside the workflow, which a job names as `./NAME`, brought to the job. What is
-    /// not there is looked for in the job's directory.
-    fn bring_script(&mut self, executable: &mut Word) {
-        let Some(below) = executable.text.strip_prefix("./") else {
+    /// Has scripts beside the workflow brought to a job: its executable if it is written `./NAME`,
+    /// and what its interpreter runs. What is not there is looked for in the job's directory.
+    fn bring_scripts(&mut self, settings: &mut JobSettings) {
+        let Some(executable) = &mut settings.executable else {
             return;
         };
-        let Ok(below) = parse_relative(below) else {
-            return;
-        };
-        let path = resolve_path(self.directory(executable.location.file), &below);
+        if let Some(at) = find_script_argument(&executable.text, &settings.arguments) {
+            let word = &mut settings.arguments[at];
+            let below = word.strip_prefix("./").unwrap_or(word);
+            if let Some(place) = self.bring_script(below, executable) {
+                *word = place;
+            }
+        }
+        if let Some(below) = executable.text.strip_prefix("./")
+            && let Some(place) = self.bring_script(below, executable)
+        {
+            executable.text = place;
+        }
+    }
+
+    /// Where jobs find a script beside the file that has the word `named_at`, if it is there.
+    fn bring_script(&mut self, below: &str, named_at: &Word) -> Option<String> {
+        let below = parse_relative(below).ok()?;
+        let path = resolve_path(self.directory(named_at.location.file), &below);
         let known = self.scripts.entry(path).or_insert_with_key(|path| {
             let located = self.sources.locate(path).ok()?;
             let place = format!("{SCRIPT_DIRECTORY}/{below}");
@@ -229,7 +241,7 @@ impl<'r> DeclarationBuilder<'r> {
             self.declarations.programs.push(ProgramDeclaration {
                 name: Word {
                     text: place.clone(),
-                    ..executable.clone()
+                    ..named_at.clone()
                 },
                 source: located.url,
                 size_bytes: cache_bytes_of(located.bytes),
@@ -237,9 +249,7 @@ impl<'r> DeclarationBuilder<'r> {
             });
             Some(place)
         });
-        if let Some(place) = known {
-            executable.text.clone_from(place);
-        }
+        known.clone()
     }
 
     fn description(

@@ -6,7 +6,7 @@ use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostic, Diagnostics, SourceLocation, WorkflowRejected};
 use super::expand::expand_text;
 use super::limits::FILE_BYTES_MAX;
-use super::model::Workflow;
+use super::model::{JobIndex, Workflow};
 use super::sources::{DescriptionSource, Sources};
 
 /// A workflow that may run, and what its author should know.
@@ -16,6 +16,8 @@ pub struct CheckedWorkflow {
     pub workflow: Workflow,
     /// Warnings ordered by place; never errors.
     pub warnings: Vec<Diagnostic>,
+    /// Interpreters of scripts that a shell starts: no executable names them.
+    pub interpreters: Vec<(JobIndex, String)>,
 }
 
 /// Parses and checks a workflow.
@@ -49,9 +51,14 @@ pub fn parse_workflow_with(
     } else {
         expand_text(file, text, &mut declarer, &mut diagnostics);
     }
-    let workflow = check_workflow(workflow_name(file), declarer.declarations, &mut diagnostics);
+    let name = workflow_name(file);
+    let (workflow, interpreters) = check_workflow(name, declarer.declarations, &mut diagnostics);
     let warnings = diagnostics.finish()?;
-    Ok(CheckedWorkflow { workflow, warnings })
+    Ok(CheckedWorkflow {
+        workflow,
+        warnings,
+        interpreters,
+    })
 }
 
 /// The name of a file without directory and ending.

@@ -14,6 +14,29 @@ pub(super) const PROGRAM_BYTES_DEFAULT: u64 = 100_000_000;
 /// What a cache of one file needs beside its blocks: a whole block at its end.
 const BLOCK_BYTES: u64 = 64 << 10;
 
+/// Programs whose first argument that is no option is the file of a program, which they only read.
+/// Digits of a version may follow.
+const INTERPRETERS: [&str; 14] = [
+    "ash", "bash", "dash", "julia", "ksh", "lua", "node", "perl", "pypy", "python", "Rscript",
+    "ruby", "sh", "zsh",
+];
+
+/// Options after which an interpreter runs a text, or a module, in place of a file.
+const TEXT_OPTIONS: [&str; 3] = ["-c", "-e", "-m"];
+
+/// Which of its arguments an interpreter takes for the file of a program.
+pub(super) fn find_script_argument(executable: &str, arguments: &[String]) -> Option<usize> {
+    let name = executable.rsplit('/').next().unwrap_or_default();
+    let name = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    if !INTERPRETERS.contains(&name) {
+        return None;
+    }
+    let at = arguments.iter().position(|word| !word.starts_with('-'))?;
+    let mut options = arguments[..at].iter();
+    let has_text = options.any(|word| TEXT_OPTIONS.contains(&word.as_str()));
+    (!has_text).then_some(at)
+}
+
 /// What a cache of a file of this size takes.
 pub(super) fn cache_bytes_of(file_bytes: u64) -> u64 {
     (file_bytes / BLOCK_BYTES + 1).saturating_mul(BLOCK_BYTES)
@@ -123,6 +146,21 @@ mod tests {
             interpreter: Vec::new(),
         };
         assert!(is_run_by("tool", &command("", ""), Some(&script)));
+    }
+
+    #[test]
+    fn script_of_an_interpreter_is_its_first_word() {
+        let find = |executable: &str, arguments: &str| {
+            let words: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+            find_script_argument(executable, &words)
+        };
+        assert_eq!(find("python3", "count.py in out"), Some(0));
+        assert_eq!(find("/usr/bin/python3.11", "-u ./count.py"), Some(1));
+        assert_eq!(find("Rscript", "--vanilla x.R"), Some(1));
+        assert_eq!(find("sort", "count.py"), None);
+        assert_eq!(find("sh", "-c run.sh"), None);
+        assert_eq!(find("python3", "-m json.tool"), None);
+        assert_eq!(find("sh", "-x"), None);
     }
 
     #[test]

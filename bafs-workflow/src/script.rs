@@ -4,7 +4,7 @@
 use super::ast::{JobDeclaration, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::SCRIPT_BYTES_MAX;
-use super::model::{Job, Mount};
+use super::model::{Job, JobIndex, Mount};
 use super::name_functions::quote_for_shell;
 use super::path;
 
@@ -95,6 +95,20 @@ pub(super) fn complete_script(
     words.extend(own);
     job.command.arguments = words;
     true
+}
+
+/// Interpreters of scripts that a shell starts for them, of the scripts of all jobs in order.
+pub(super) fn hidden_interpreters<'s>(
+    scripts: impl Iterator<Item = Option<&'s JobScript>>,
+) -> Vec<(JobIndex, String)> {
+    let named = scripts.zip(0u32..).filter_map(|(script, index)| {
+        let words = interpreter_words(script?);
+        let is_env = |word: &&String| word.rsplit('/').next() == Some("env");
+        let mut named = words.iter().skip_while(is_env);
+        let interpreter = named.next().filter(|_| !is_shell(&words))?;
+        Some((JobIndex(index), interpreter.clone()))
+    });
+    named.collect()
 }
 
 /// The interpreter's words: those of its key, else of a `#!` line, else of the default.

@@ -45,8 +45,9 @@ fn the_published_sample_is_unchanged() {
         "flows/b.job" => Ok("executable = /bin/b\r\nqueue\r\n".to_owned()),
         _ => Err(format!("unexpected {name}")),
     };
-    let CheckedWorkflow { workflow, warnings } =
-        parse_workflow("flows/nsdi.bafs", PAPER_SAMPLE, &read).unwrap();
+    let CheckedWorkflow {
+        workflow, warnings, ..
+    } = parse_workflow("flows/nsdi.bafs", PAPER_SAMPLE, &read).unwrap();
     assert_eq!(warnings.len(), 1, "only 'queue' is worth a warning");
     assert_eq!(workflow.name, "nsdi");
     assert_eq!(job_names(&workflow), ["a", "b"]);

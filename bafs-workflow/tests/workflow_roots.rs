@@ -124,3 +124,32 @@ fn programs_travel_to_jobs_that_run_them() {
         "{told}"
     );
 }
+
+#[test]
+fn scripts_of_interpreters_travel_to_their_jobs() {
+    let text = "for s in 1..2\njob a$(s) {\nexecutable = python3\n\
+                arguments = -u count.py in $(s)\n}\nend\n\
+                job b {\nexecutable = /bin/sh\narguments = ./bin/run.sh count.py\n}\n\
+                job c {\nexecutable = cat\narguments = count.py\n}\n\
+                job d {\nexecutable = sh\narguments = /w/run.sh\n}\n\
+                job e {\nexecutable = sh\narguments = other.sh\n}\n";
+    let files = Beside(&["dir/count.py", "dir/bin/run.sh"]);
+    let checked = parse_workflow_with("dir/t.bafs", text, &files).unwrap_or_else(|e| panic!("{e}"));
+    let workflow = checked.workflow;
+    let told: Vec<(String, usize)> = workflow
+        .jobs
+        .iter()
+        .map(|job| (job.command.arguments.join(" "), job.mounts.len()))
+        .collect();
+    let expected = [
+        ("-u /bafs/scripts/count.py in 1", 1),
+        ("-u /bafs/scripts/count.py in 2", 1),
+        ("/bafs/scripts/bin/run.sh count.py", 1),
+        ("count.py", 0),
+        ("/w/run.sh", 0),
+        ("other.sh", 0),
+    ];
+    let expected = expected.map(|(words, mounts)| (words.to_owned(), mounts));
+    assert_eq!(told, expected);
+    assert_eq!(workflow.volumes.len(), 2, "jobs share what travels");
+}

@@ -142,6 +142,12 @@ impl HomeView {
         }
     }
 
+    /// Whether a URL names a home that a throw-away cluster cannot have.
+    pub(crate) fn lacks_home(&self, url: &Url) -> bool {
+        let is_other = url.scheme == Scheme::Bafs && url.host != LOCAL_HOME;
+        matches!(self, Self::Directory(_)) && is_other
+    }
+
     /// Where jobs find a file of this machine.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod cluster_spec;
 mod home_state;
+mod host_files;
 mod local_report;
 mod outcome_text;
 mod run_lock;
@@ -11,6 +12,7 @@ mod sent_set;
 mod service_link;
 mod stop;
 mod strategy_plan;
+mod target_check;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

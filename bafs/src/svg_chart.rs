@@ -10,17 +10,9 @@ use crate::terminal_text;
 
 /// Points of a curve at most; more would not be seen and make large files.
 const POINTS_MAX: usize = 2_000;
-/// Bars of a Gantt chart at most, and rows.
-const BARS_MAX: usize = 20_000;
-const ROWS_MAX: usize = 400;
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 320;
-/// Height of a row of a Gantt chart, and of what is above and below, in pixels.
-const ROW_HEIGHT: u32 = 14;
-const FRAME_HEIGHT: u32 = 90;
-/// Room for the names of rows and for numbers, in pixels.
-const LEFT_MARGIN: u32 = 110;
 /// Letters of numbers and names, which fit a row, and of titles; sizes in pixels.
 const LABEL_FONT: (&str, i32) = ("sans-serif", 12);
 const TITLE_FONT: (&str, i32) = ("sans-serif", 16);
@@ -55,6 +47,12 @@ impl Colour {
 
     fn rgb(self) -> RGBColor {
         PALETTE[self.0 % PALETTE.len()]
+    }
+
+    /// As SVG and style sheets write it.
+    pub fn css(self) -> String {
+        let RGBColor(red, green, blue) = self.rgb();
+        format!("#{red:02x}{green:02x}{blue:02x}")
     }
 }
 
@@ -125,34 +123,6 @@ pub struct Chart {
     pub curve_style: CurveStyle,
     /// The curves.
     pub curves: Vec<Curve>,
-}
-
-/// One bar of a Gantt chart.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bar {
-    /// Position of its row.
-    pub row: usize,
-    /// Where it begins, on the axis.
-    pub from: f64,
-    /// Where it ends, on the axis.
-    pub until: f64,
-    /// What it is.
-    pub colour: Colour,
-}
-
-/// Bars in rows over an axis of time.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Gantt {
-    /// Above it.
-    pub title: String,
-    /// Below it.
-    pub x: String,
-    /// Names of the rows, from above.
-    pub rows: Vec<String>,
-    /// The bars.
-    pub bars: Vec<Bar>,
-    /// What the colours mean.
-    pub legend: Vec<(String, Colour)>,
 }
 
 /// Squares over two axes, each of one of few kinds.
@@ -267,85 +237,6 @@ impl Chart {
     }
 }
 
-impl Gantt {
-    /// Draws it; rows and bars beyond what can be seen are left out, and the title says so.
-    ///
-    /// # Errors
-    /// When the library cannot draw it.
-    pub fn render_svg(&self) -> Result<String> {
-        let rows = self.rows.len().clamp(1, ROWS_MAX);
-        let bars: Vec<&Bar> = self.bars.iter().filter(|bar| bar.row < rows).collect();
-        let bars = &bars[..bars.len().min(BARS_MAX)];
-        let left_out = self.bars.len() - bars.len();
-        let title = match left_out {
-            0 => self.title.clone(),
-            more => format!("{} ({more} more are not shown)", self.title),
-        };
-        let end = self.bars.iter().map(|bar| bar.until).fold(1e-3, f64::max);
-        let height = rows as u32 * ROW_HEIGHT + FRAME_HEIGHT;
-        let mut text = String::new();
-        {
-            let root = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
-            map_draw_error(root.fill(&WHITE))?;
-            let mut chart = map_draw_error(
-                ChartBuilder::on(&root)
-                    .caption(terminal_text::sanitize_line(&title), TITLE_FONT)
-                    .margin(8)
-                    .margin_right(20)
-                    .x_label_area_size(40)
-                    .y_label_area_size(LEFT_MARGIN)
-                    .build_cartesian_2d(0.0..end, 0.0..rows as f64),
-            )?;
-            map_draw_error(
-                chart
-                    .configure_mesh()
-                    .disable_y_mesh()
-                    .y_labels(0)
-                    .light_line_style(WHITE)
-                    .bold_line_style(BLACK.mix(0.12))
-                    .x_desc(terminal_text::sanitize_line(&self.x))
-                    .x_label_formatter(&|x| format_number(*x))
-                    .label_style(LABEL_FONT)
-                    .draw(),
-            )?;
-            let low = |row: usize| (rows - row) as f64;
-            // A gap lets people tell bars apart that follow each other at once.
-            let gap = end / 800.0;
-            map_draw_error(chart.draw_series(bars.iter().map(|bar| {
-                let until = bar.until.max(bar.from);
-                let seen = if until - bar.from > 2.0 * gap {
-                    until - gap
-                } else {
-                    until
-                };
-                let corners = [(bar.from, low(bar.row) - 0.12), (seen, low(bar.row) - 0.88)];
-                Rectangle::new(corners, bar.colour.rgb().filled())
-            })))?;
-            for (row, name) in self.rows.iter().take(rows).enumerate() {
-                let (_, y) = chart.backend_coord(&(0.0, low(row) - 0.5));
-                let name: String = terminal_text::sanitize_line(name)
-                    .chars()
-                    .take(16)
-                    .collect();
-                map_draw_error(root.draw(&Text::new(name, (8, y - 6), LABEL_FONT)))?;
-            }
-            for (name, colour) in &self.legend {
-                add_legend_entry(&mut chart, terminal_text::sanitize_line(name), *colour)?;
-            }
-            map_draw_error(
-                chart
-                    .configure_series_labels()
-                    .position(SeriesLabelPosition::UpperRight)
-                    .background_style(WHITE.mix(0.7))
-                    .label_font(LABEL_FONT)
-                    .draw(),
-            )?;
-            map_draw_error(root.present())?;
-        }
-        Ok(text)
-    }
-}
-
 impl CategoryMap {
     /// Draws it.
     ///
@@ -436,7 +327,7 @@ fn axis_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 /// A number as people read it at an axis.
-fn format_number(value: f64) -> String {
+pub(crate) fn format_number(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         v if v >= 1e12 => (value / 1e12, "T"),
         v if v >= 1e9 => (value / 1e9, "G"),
@@ -492,28 +383,6 @@ mod tests {
         });
         let text = chart.render_svg().expect("it is drawn");
         assert!(text.matches("<circle").count() <= POINTS_MAX + 1);
-    }
-
-    #[test]
-    fn gantt_chart_counts_omitted_bars() {
-        let bar = |row| Bar {
-            row,
-            from: 1.0,
-            until: 2.0,
-            colour: Colour::SUCCESS,
-        };
-        let mut gantt = Gantt {
-            title: "jobs".to_owned(),
-            x: "s".to_owned(),
-            rows: vec!["n1".to_owned(), "n2".to_owned()],
-            bars: vec![bar(0), bar(1)],
-            legend: vec![("done".to_owned(), Colour::SUCCESS)],
-        };
-        let text = gantt.render_svg().expect("it is drawn");
-        assert!(is_svg(&text) && text.contains("n2") && text.contains("done"));
-        gantt.bars.push(bar(2));
-        let text = gantt.render_svg().expect("it is drawn");
-        assert!(text.contains("1 more are not shown"), "{text}");
     }
 
     #[test]

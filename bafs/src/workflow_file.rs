@@ -11,11 +11,12 @@ use bafs_workflow::{
 use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
+use crate::finding::Finding;
 use crate::home_view::{HomeView, list_local};
 use crate::input_file;
 use crate::output::Printer;
 use crate::terminal_text;
-use crate::workflow_findings::{Finding, find_faults};
+use crate::workflow_findings::find_faults;
 
 /// What a workflow names: files of this machine, and listings of homes.
 struct WorkflowSources<'h> {
@@ -152,11 +153,7 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
         print_diagnostics(&checked.warnings, &file, &text);
     }
     let findings = match looks {
-        true => find_faults(
-            &checked.workflow,
-            &homes,
-            args.local || args.export.is_some(),
-        ),
+        true => find_faults(&checked, &homes, args.local || args.export.is_some()),
         false => Vec::new(),
     };
     report_check(&checked, &findings, output)?;

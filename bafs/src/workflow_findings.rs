@@ -7,15 +7,12 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use bafs_proto::path::PROGRAM_DIRECTORY;
-use bafs_workflow::{Job, Mount, Url, Volume, VolumeKind, Workflow};
-use serde::Serialize;
+use bafs_proto::path::{PROGRAM_DIRECTORY, is_program_place};
+use bafs_workflow::{CheckedWorkflow, Job, JobIndex, Mount, Url, Volume, VolumeKind, Workflow};
 
+use crate::finding::{Finding, FindingKind};
 use crate::home_view::{FoundPath, HomeView, LookupError, NodesWithout};
 use crate::units::format_bytes;
-
-/// Places of one kind of finding that a person is shown.
-const PLACES_SHOWN_MAX: usize = 5;
 
 /// Places that are looked at: a call for each takes a millisecond, and nobody waits minutes.
 const LOOKUPS_MAX: usize = 20_000;
@@ -29,128 +26,13 @@ const ENVIRONMENT_MARK: &str = "conda-meta";
 /// What an environment lacks that programs need: where the loader is, and the rest of a system.
 const SYSTEM_DIRECTORIES: [&str; 2] = ["usr", "lib64"];
 
-/// A kind of fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum FindingKind {
-    SourceMissing,
-    SourceUnreadable,
-    ProgramMissing,
-    ProgramIsDirectory,
-    ProgramNotExecutable,
-    InterpreterMissing,
-    RequiredFileMissing,
-    ArgumentMissing,
-    TargetIsDirectory,
-    TargetIsFile,
-    TargetBelowFile,
-    TooMuchMemory,
-    TooMuchDisk,
-    RootIsFile,
-    RootIsEnvironment,
-    ProgramOnNoNode,
-    ProgramOnSomeNodes,
-    NotLookedAt,
-}
-
-/// All faults of one kind.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Finding {
-    pub(crate) kind: FindingKind,
-    /// Whether jobs will fail of it.
-    pub(crate) is_error: bool,
-    /// What is wrong with each of the places.
-    pub(crate) message: &'static str,
-    /// Each with what names it.
-    pub(crate) places: Vec<String>,
-    /// What to do about it.
-    pub(crate) remedy: &'static str,
-}
-
-impl FindingKind {
-    fn message(self) -> &'static str {
-        match self {
-            Self::SourceMissing => "sources of volumes are not at their home",
-            Self::SourceUnreadable => "sources of volumes cannot be read by their home",
-            Self::ProgramMissing => "programs do not exist",
-            Self::ProgramIsDirectory => "programs are directories",
-            Self::ProgramNotExecutable => "programs have no permission to run",
-            Self::InterpreterMissing => "interpreters of scripts do not exist on this machine",
-            Self::RequiredFileMissing => "required files do not exist",
-            Self::ArgumentMissing => "arguments name files that do not exist",
-            Self::TargetIsDirectory => "extracts would replace directories",
-            Self::TargetIsFile => "directories of sets are files",
-            Self::TargetBelowFile => "extracts go below files",
-            Self::TooMuchMemory => "jobs ask for more memory than any node has",
-            Self::TooMuchDisk => "jobs ask for more space in /tmp than any node has",
-            Self::RootIsFile => "roots of jobs are files",
-            Self::RootIsEnvironment => "roots of jobs are environments without a system",
-            Self::ProgramOnNoNode => "programs are on no node",
-            Self::ProgramOnSomeNodes => {
-                "programs are on some nodes only, and jobs may start on others"
-            }
-            Self::NotLookedAt => "places could not be looked at",
-        }
-    }
-
-    fn remedy(self) -> &'static str {
-        match self {
-            Self::SourceMissing => "correct the URL, or put the files there",
-            Self::SourceUnreadable => "give the user of `bafs home` permission to read them",
-            Self::ProgramMissing => "correct 'executable', or put the program there",
-            Self::ProgramIsDirectory => "name the program inside",
-            Self::ProgramNotExecutable => "run `chmod +x` on them, or name an 'interpreter'",
-            Self::InterpreterMissing => "correct the '#!' line, or install the interpreter",
-            Self::RequiredFileMissing => "correct 'requires', or put the files there",
-            Self::ArgumentMissing => "correct the words, if they are meant as paths",
-            Self::TargetIsDirectory => "name a file, or end the URL with '/' to send a set",
-            Self::TargetIsFile => "choose a directory, or remove the file",
-            Self::TargetBelowFile => "choose a directory, or remove the file",
-            Self::TooMuchMemory => "ask for less, or add a larger node",
-            Self::TooMuchDisk => "ask for less, or start nodes with a larger --tmp",
-            Self::RootIsFile => "unpack the image with `bafs import image`, and name the directory",
-            Self::RootIsEnvironment => {
-                "mount it where it was made, with its bin on 'PATH'; or import an image that has it"
-            }
-            Self::ProgramOnNoNode | Self::ProgramOnSomeNodes => {
-                "install them, write 'program NAME from URL', or give the jobs a 'root' with them"
-            }
-            Self::NotLookedAt => "give --local, or --identity and --catalog of a live cluster",
-        }
-    }
-
-    fn is_error(self) -> bool {
-        !matches!(
-            self,
-            Self::InterpreterMissing
-                | Self::ArgumentMissing
-                | Self::TooMuchMemory
-                | Self::TooMuchDisk
-                | Self::ProgramOnNoNode
-                | Self::ProgramOnSomeNodes
-                | Self::NotLookedAt
-        )
-    }
-}
-
-impl Finding {
-    /// As a person reads it.
-    pub(crate) fn describe(&self) -> String {
-        let severity = if self.is_error { "error" } else { "warning" };
-        let mut text = format!("{severity}: {} {}", self.places.len(), self.message);
-        for place in self.places.iter().take(PLACES_SHOWN_MAX) {
-            text += &format!("\n  {place}");
-        }
-        let more = self.places.len().saturating_sub(PLACES_SHOWN_MAX);
-        if more > 0 {
-            text += &format!("\n  and {more} more");
-        }
-        text + &format!("\n  to do: {}", self.remedy)
-    }
-}
-
 /// Looks at all places that a workflow names. With `runs_here`, its jobs run on this machine.
-pub(crate) fn find_faults(workflow: &Workflow, homes: &HomeView, runs_here: bool) -> Vec<Finding> {
+pub(crate) fn find_faults(
+    checked: &CheckedWorkflow,
+    homes: &HomeView,
+    runs_here: bool,
+) -> Vec<Finding> {
+    let workflow = &checked.workflow;
     let mut search = FaultSearch {
         workflow,
         homes,
@@ -165,6 +47,9 @@ pub(crate) fn find_faults(workflow: &Workflow, homes: &HomeView, runs_here: bool
     for job in &workflow.jobs {
         search.check_program(job, runs_here);
         search.check_files(job);
+    }
+    if runs_here {
+        search.check_interpreters(&checked.interpreters);
     }
     search.check_targets();
     search.check_resources();
@@ -192,14 +77,10 @@ struct FaultSearch<'w> {
 
 impl FaultSearch<'_> {
     fn into_findings(self) -> Vec<Finding> {
-        let findings = self.found.into_iter().map(|(kind, places)| Finding {
-            kind,
-            is_error: kind.is_error(),
-            message: kind.message(),
-            places,
-            remedy: kind.remedy(),
-        });
-        findings.collect()
+        let findings = self.found.into_iter();
+        findings
+            .map(|(kind, places)| Finding::new(kind, places))
+            .collect()
     }
 
     /// Roots that no program could start in.
@@ -279,6 +160,10 @@ impl FaultSearch<'_> {
             self.known.insert(url.clone(), found);
         }
         match self.known.get(url)?.clone() {
+            Err(LookupError::Unknown(_)) if self.homes.lacks_home(url) => {
+                self.add(FindingKind::HomeUnknown, format!("bafs://{}/", url.host));
+                None
+            }
             Err(LookupError::Unknown(_)) => {
                 let home = format!("{}://{}", url.scheme.name(), url.host);
                 self.add(FindingKind::NotLookedAt, home);
@@ -303,8 +188,12 @@ impl FaultSearch<'_> {
     }
 
     fn check_program(&mut self, job: &Job, runs_here: bool) {
-        let program = &job.command.executable;
-        let place = format!("{program} (job {})", job.name);
+        let place = format!("{} (job {})", job.command.executable, job.name);
+        let brought = brought_place(&job.command.executable);
+        let program = match job.mounts.iter().any(|mount| mount.path == brought) {
+            true => &brought,
+            false => &job.command.executable,
+        };
         let found = match self.place_at_home(job, program) {
             Some(url) => {
                 let found = self.look_up(&url);
@@ -317,6 +206,10 @@ impl FaultSearch<'_> {
                 }
                 found
             }
+            None if is_mount_point(job, program) => Some(Ok(FoundPath {
+                is_directory: true,
+                mode: 0,
+            })),
             None if runs_here && !is_in_volume(job, program) => find_on_machine(job, program),
             None => None,
         };
@@ -327,6 +220,18 @@ impl FaultSearch<'_> {
             _ => return,
         };
         self.add(kind, place);
+    }
+
+    /// Interpreters of scripts that a shell starts on this machine.
+    fn check_interpreters(&mut self, interpreters: &[(JobIndex, String)]) {
+        for (index, interpreter) in interpreters {
+            let job = self.workflow.job(*index);
+            let is_here = !is_in_volume(job, interpreter);
+            if is_here && find_on_machine(job, interpreter) == Some(Err(LookupError::Missing)) {
+                let place = format!("{interpreter} (interpreter of job {})", job.name);
+                self.add(FindingKind::ProgramMissing, place);
+            }
+        }
     }
 
     fn check_files(&mut self, job: &Job) {
@@ -422,7 +327,8 @@ impl FaultSearch<'_> {
         });
         let source = source_of(volume).filter(|_| is_cache || !is_written)?;
         if below.is_empty() {
-            return None;
+            // What a workflow brings is a file, whatever its source is called.
+            return is_program_place(&mount.path).then(|| source.clone());
         }
         let is_directory = match self.look_up(source)? {
             Ok(found) => found.is_directory,
@@ -475,10 +381,21 @@ fn mount_of<'j>(job: &'j Job, path: &'j str) -> Option<(&'j Mount, &'j str)> {
     Some((mount, below.trim_matches('/')))
 }
 
+/// Where a job has a program of this name that its workflow brings.
+fn brought_place(program: &str) -> String {
+    format!("{PROGRAM_DIRECTORY}/{program}")
+}
+
 /// Whether the workflow brings a program of this name to the job.
 fn is_brought(job: &Job, program: &str) -> bool {
-    let place = format!("{PROGRAM_DIRECTORY}/{program}");
+    let place = brought_place(program);
     job.mounts.iter().any(|mount| mount.path == place)
+}
+
+/// Whether a path is where a volume is mounted, which is a directory.
+fn is_mount_point(job: &Job, path: &str) -> bool {
+    let mut mounts = job.mounts.iter();
+    mounts.any(|mount| mount.path == path && !is_program_place(path))
 }
 
 fn is_in_volume(job: &Job, path: &str) -> bool {
@@ -524,9 +441,18 @@ fn find_missing_interpreter(script: &Path) -> Option<String> {
         .ok()?;
     let line = start.strip_prefix(b"#!")?;
     let line = line.split(|byte| *byte == b'\n').next()?;
-    let interpreter = std::str::from_utf8(line).ok()?.split_whitespace().next()?;
-    let is_missing = interpreter.starts_with('/') && !Path::new(interpreter).exists();
-    is_missing.then(|| interpreter.to_owned())
+    let mut words = std::str::from_utf8(line).ok()?.split_whitespace();
+    let interpreter = words.next()?;
+    if interpreter.starts_with('/') && !Path::new(interpreter).exists() {
+        return Some(interpreter.to_owned());
+    }
+    // `env` looks for the next word that is neither an option nor a variable.
+    let is_env = interpreter.rsplit('/').next() == Some("env");
+    let named = words.find(|word| !word.starts_with('-') && !word.contains('='));
+    let named = named.filter(|_| is_env)?;
+    let path = std::env::var_os("PATH")?;
+    let is_missing = !std::env::split_paths(&path).any(|it| it.join(named).is_file());
+    is_missing.then(|| named.to_owned())
 }
 
 #[cfg(test)]
@@ -539,9 +465,9 @@ mod tests {
 
     fn faults_of(text: &str, directory: &Path) -> Vec<Finding> {
         let none = |path: &str| Err(path.to_owned());
-        let workflow = parse_workflow("w.bafs", text, &none).expect("it is right");
+        let checked = parse_workflow("w.bafs", text, &none).expect("it is right");
         let homes = HomeView::Directory(directory.to_owned());
-        find_faults(&workflow.workflow, &homes, true)
+        find_faults(&checked, &homes, true)
     }
 
     fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
@@ -570,14 +496,22 @@ mod tests {
         let tools = home.path().join("tools");
         fs::create_dir_all(tools.join("dir")).expect("mkdir");
         fs::write(tools.join("plain"), "x").expect("write");
-        fs::write(tools.join("script"), "#!/none/python3 -u\n").expect("write");
         let runs = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(tools.join("script"), runs).expect("chmod");
+        for (name, line) in [
+            ("script", "/none/python3 -u"),
+            ("env", "/usr/bin/env -S none9 -u"),
+        ] {
+            fs::write(tools.join(name), format!("#!{line}\n")).expect("write");
+            fs::set_permissions(tools.join(name), runs.clone()).expect("chmod");
+        }
         let mut text = "volume t cache bafs://home/tools 1 MB\n".to_owned();
-        for name in ["dir", "plain", "script", "none"] {
+        for name in ["dir", "plain", "script", "env", "none"] {
             text += &format!("job {name} {{\nexecutable = /t/{name}\n}}\nmount t {name} /t\n");
         }
-        text += "job other {\nexecutable = no-such-program-9\n}\n";
+        text += "job other {\nexecutable = no-such-program-9\n}\n\
+                 job mounted {\nexecutable = /t\n}\nmount t mounted /t\n\
+                 job inline {\ninterpreter = none9\nscript = <<END\nx\nEND\n}\n\
+                 program brought from bafs://home/tools/plain\njob b {\nexecutable = brought\n}\n";
         let found = faults_of(&text, home.path());
         assert_eq!(
             kinds(&found),
@@ -588,10 +522,15 @@ mod tests {
                 FindingKind::InterpreterMissing,
             ]
         );
+        let places = |at: usize| found[at].places.join(", ");
         assert_eq!(
-            found[0].places,
-            ["/t/none (job none)", "no-such-program-9 (job other)"]
+            places(0),
+            "/t/none (job none), no-such-program-9 (job other), none9 (interpreter of job inline)"
         );
+        assert_eq!(places(1), "/t/dir (job dir), /t (job mounted)");
+        assert_eq!(places(2), "/t/plain (job plain), brought (job b)");
+        let interpreters = "/none/python3 (/t/script (job script)), none9 (/t/env (job env))";
+        assert_eq!(places(3), interpreters);
     }
 
     #[test]
@@ -642,5 +581,15 @@ mod tests {
             ]
         );
         assert_eq!(found[3].places, ["s3://bucket"]);
+    }
+
+    #[test]
+    fn home_that_a_local_run_lacks_is_told() {
+        let home = tempfile::tempdir().expect("a directory");
+        let text = "volume w scratch 1 MB\nmount w a /w\njob a {\nexecutable = sh\n}\n\
+                    extract w x bafs://hom/x\n";
+        let found = faults_of(text, home.path());
+        assert_eq!(kinds(&found), [FindingKind::HomeUnknown]);
+        assert_eq!(found[0].places, ["bafs://hom/"]);
     }
 }

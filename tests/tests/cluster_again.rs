@@ -156,6 +156,171 @@ fn cluster_keeps_volumes_of_a_failed_run() -> Result<()> {
     Ok(())
 }
 
+/// What a failed run keeps fills most of the only node. Another workflow gets the room at once, and
+/// the first one goes on without it.
+#[test]
+fn kept_volumes_give_way_to_another_workflow() -> Result<()> {
+    let name = "kept_volumes_give_way_to_another_workflow";
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
+        return Ok(());
+    }
+    let world = TestCluster::start(&["20MB"])?;
+    world.wait_for_servers(2)?;
+    let flag = world.home.path().join("mended");
+    let text = |name: &str, second: &str| {
+        format!(
+            "volume {name} scratch 14 MB files 10\nvolume {name}.out scratch 1 MB files 10\n\
+             job make {{\nexecutable = sh\narguments = -c \"echo made > /w/x\"\n}}\n\
+             job use {{\nexecutable = sh\narguments = -c \"{second} cp /in/x /out/y\"\n}}\n\
+             parent make child use\nmount {name} make /w\nmount {name} use /in ro\n\
+             mount {name}.out use /out\nextract {name}.out y bafs://home/out/{name}\n"
+        )
+    };
+    let fails = format!("test -e {} &&", flag.display());
+    write_workflow(&world, &text("first", &fails))?;
+    let path = workflow_path(&world);
+    let output = world
+        .bafs_command(&["run", &path, "--json", "--keep", "1h"])
+        .output()?;
+    ensure!(!output.status.success(), printed_text(&output));
+    let kept = world.run_json(&["volume", "list"])?;
+    ensure!(kept.as_array().is_some_and(|all| all.len() == 1), "{kept}");
+    let dry = world.run_json(&["run", &path, "--dry-run"])?;
+    ensure!(
+        dry["run"].as_array().is_some_and(|run| run.len() == 1),
+        "{dry}"
+    );
+
+    let other = world.home.path().join("other.bafs");
+    std::fs::write(&other, text("second", ""))?;
+    let began = std::time::Instant::now();
+    let output = world
+        .bafs_command(&["run", &other.to_string_lossy(), "--json"])
+        .output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    let took = began.elapsed();
+    ensure!(
+        took < Duration::from_secs(20),
+        "it waited for room: {took:?}"
+    );
+    let left = world.run_json(&["volume", "list"])?;
+    ensure!(left.as_array().is_some_and(Vec::is_empty), "left: {left}");
+
+    std::fs::write(&flag, b"")?;
+    let ran = run_jobs(&world, &["--keep", "1h"])?;
+    ensure!(ran == ["make", "use"], "what was kept is gone: {ran:?}");
+    Ok(())
+}
+
+/// Runs without volumes, or with caches only, are followed by ordinary ones.
+#[test]
+fn runs_without_volumes_leave_records() -> Result<()> {
+    let Some(world) = start_cluster("runs_without_volumes_leave_records")? else {
+        return Ok(());
+    };
+    write_reads(&world, 2)?;
+    write_workflow(&world, &sample_workflow(2, ""))?;
+    for option in ["--cache-only", "--remote-io"] {
+        ensure!(run_jobs(&world, &["--forced", option])?.len() == 4);
+        ensure!(
+            run_jobs(&world, &[])?.is_empty(),
+            "nothing changed: {option}"
+        );
+    }
+    world.write_home("reads/2.txt", b"another read\n")?;
+    ensure!(!run_jobs(&world, &[])?.is_empty(), "an input changed");
+    Ok(())
+}
+
+/// A script and a file of the host that a job names are part of it.
+#[test]
+fn local_run_sees_changed_scripts_and_files() -> Result<()> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip("local_run_sees_changed_scripts_and_files", &reason);
+        return Ok(());
+    }
+    // The machine's /tmp is not what jobs see.
+    let home = tempfile::tempdir_in(bafs_program().parent().context("it is in a directory")?)?;
+    let data = home.path().join("data.txt");
+    let script = home.path().join("copy.sh");
+    std::fs::write(&data, "one\n")?;
+    std::fs::write(&script, "cat \"$1\" > /out/r\n")?;
+    let workflow = format!(
+        "volume out scratch 1 MB files 10\n\
+         job copy {{\nexecutable = sh\narguments = copy.sh {}\n}}\n\
+         mount out copy /out\nextract out r bafs://home/r\n",
+        data.display()
+    );
+    std::fs::write(home.path().join("test.bafs"), workflow)?;
+    let result = || std::fs::read_to_string(home.path().join("r"));
+    ensure!(run_locally(home.path(), &[])? == ["copy"]);
+    ensure!(result()? == "one\n");
+    ensure!(run_locally(home.path(), &[])?.is_empty());
+    std::fs::write(&data, "two\n")?;
+    ensure!(run_locally(home.path(), &[])? == ["copy"], "a file changed");
+    ensure!(result()? == "two\n");
+    std::fs::write(&script, "echo edited > /out/r\n")?;
+    ensure!(
+        run_locally(home.path(), &[])? == ["copy"],
+        "its script changed"
+    );
+    ensure!(result()? == "edited\n");
+    ensure!(run_locally(home.path(), &[])?.is_empty());
+    Ok(())
+}
+
+/// A directory where a result is to go is told before the first job runs.
+#[test]
+fn run_is_refused_where_a_target_is_a_directory() -> Result<()> {
+    let Some(world) = start_cluster("run_is_refused_where_a_target_is_a_directory")? else {
+        return Ok(());
+    };
+    write_reads(&world, 2)?;
+    write_workflow(&world, &sample_workflow(2, ""))?;
+    std::fs::create_dir_all(world.home.path().join("out/2"))?;
+    let output = world
+        .bafs_command(&["run", &workflow_path(&world)])
+        .output()?;
+    let told = printed_text(&output);
+    ensure!(!output.status.success(), "{told}");
+    let expected = "1 extracts would replace directories\n  bafs://home/out/2\n  to do: ";
+    ensure!(told.contains(expected), "{told}");
+    ensure!(world.read_home("out/1").is_err(), "no job ran");
+    std::fs::remove_dir(world.home.path().join("out/2"))?;
+    ensure!(run_jobs(&world, &[])?.len() == 4);
+    Ok(())
+}
+
+/// A run is killed, and its cluster is gone. On another one it begins anew, and does not wait for
+/// the old home.
+#[test]
+fn interrupted_run_begins_anew_on_another_cluster() -> Result<()> {
+    let name = "interrupted_run_begins_anew_on_another_cluster";
+    let Some(world) = start_cluster(name)? else {
+        return Ok(());
+    };
+    write_reads(&world, 2)?;
+    let slow = "test $(s) = 1 || sleep 2;";
+    write_workflow(&world, &sample_workflow(2, slow))?;
+    let path = workflow_path(&world);
+    let mut run = start_until_first_result(&world, &path)?;
+    kill(Pid::from_raw(i32::try_from(run.id())?), Signal::SIGKILL)?;
+    run.wait()?;
+    let other = TestCluster::start(&["20MB", "20MB"])?;
+    other.wait_for_servers(3)?;
+    write_reads(&other, 2)?;
+    let began = std::time::Instant::now();
+    let output = other.bafs_command(&["run", &path]).output()?;
+    let told = printed_text(&output);
+    ensure!(output.status.success(), "{told}");
+    ensure!(told.contains("had the home 'home' at"), "{told}");
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(60), "it waited: {took:?}");
+    ensure!(other.read_home("out/1").is_ok() && other.read_home("out/2").is_ok());
+    Ok(())
+}
+
 /// Starts a run, and waits until the result of sample 1 is at home.
 fn start_until_first_result(world: &TestCluster, path: &str) -> Result<Child> {
     let mut run = world.bafs_command(&["run", path, "--json"]);

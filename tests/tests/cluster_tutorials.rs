@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::batch_systems::{SlurmCluster, SlurmOptions, slurm_obstacle};
-use bafs_tests::{bafs_program, mount_obstacle, report_skip};
+use bafs_tests::{bafs_program, find_tool, mount_obstacle, report_skip};
 
 /// Time limit of a tutorial, in seconds; the book promises a minute of a quiet machine.
 const TUTORIAL_S_MAX: u32 = 180;
@@ -220,6 +220,18 @@ fn own_workflow_tutorial_works_as_written() -> Result<()> {
         "your-workflow.md",
         2,
     )
+}
+
+#[test]
+fn alignment_tutorial_works_as_written() -> Result<()> {
+    let test = "alignment_tutorial_works_as_written";
+    let mut missing = ["bwa", "samtools", "python3"].into_iter();
+    let missing = missing.find(|tool| find_tool(tool).is_none());
+    if let Some(tool) = missing {
+        report_skip(test, &format!("there is no {tool}"));
+        return Ok(());
+    }
+    run_tutorial(test, "alignment.md", 0)
 }
 
 #[test]

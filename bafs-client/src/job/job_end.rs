@@ -55,6 +55,7 @@ pub(super) fn classify_end(
 fn add_times(mut end: JobEnd, wall: Duration, usage: sandbox::JobUsage) -> JobEnd {
     end.report.wall_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
     end.report.cpu_ms = (usage.user_us + usage.system_us) / 1000;
+    end.report.memory_bytes_max = usage.resident_bytes_max;
     end
 }
 

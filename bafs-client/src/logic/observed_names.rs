@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use bafs_proto::file_op::ByName;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::InodeNo;
-use bafs_proto::job_report::{ObservedInputs, directory_digest};
+use bafs_proto::job_report::{ObservedInputs, directory_digest, unreadable_directory_digest};
 use bafs_proto::message::SourceKind;
 
 use crate::logic::manifest_tree::ManifestTree;
@@ -59,15 +59,14 @@ impl ObservedNames {
         if self.has_more {
             return None;
         }
-        let mut inputs = ObservedInputs::default();
+        let (mut inputs, mut unreadable) = (ObservedInputs::default(), Vec::new());
         for entry in self.found.iter().filter_map(|ino| tree.source_entry(*ino)) {
             match entry.kind {
                 SourceKind::File | SourceKind::Symlink(_) => {
                     inputs.files.push((entry.path, entry.identity));
                 }
-                SourceKind::Directory | SourceKind::UnreadableDirectory => {
-                    inputs.directories.push(entry.path);
-                }
+                SourceKind::Directory => inputs.directories.push(entry.path),
+                SourceKind::UnreadableDirectory => unreadable.push(entry.path),
             }
         }
         // The volume is that one file: its directory is none of the source.
@@ -83,6 +82,13 @@ impl ObservedNames {
             ))
         };
         inputs.listed = self.listed.iter().filter_map(digest).collect();
+        // Whoever looked into one saw no name, whether it listed it or not.
+        let is_readable = |(path, _): &(String, Digest)| !unreadable.contains(path);
+        inputs.listed.retain(is_readable);
+        let closed = unreadable.iter().cloned();
+        let closed = closed.map(|path| (path, unreadable_directory_digest()));
+        inputs.listed.extend(closed);
+        inputs.directories.extend(unreadable);
         let missing = self.missing.iter().filter_map(|(parent, name)| {
             let (parent, name) = (tree.path(*parent)?, bafs_proto::path::from_bytes(name));
             Some(bafs_proto::path::join(parent, &name))
@@ -119,6 +125,7 @@ mod tests {
             entry("d/a", SourceKind::File, 10),
             entry("d/b", SourceKind::File, 20),
             entry("e", SourceKind::File, 30),
+            entry("u", SourceKind::UnreadableDirectory, 0),
         ];
         ManifestTree::build(&top, entries, Owner::default(), 65_536).expect("a tree")
     }
@@ -151,6 +158,18 @@ mod tests {
         ];
         let digest = directory_digest(listed.iter());
         assert_eq!(inputs.listed, [("d".to_owned(), digest)]);
+    }
+
+    #[test]
+    fn unreadable_directory_is_told_apart() {
+        let tree = tree();
+        let mut names = ObservedNames::default();
+        names.note_found(ino(&tree, "u"));
+        let inputs = names.inputs(&tree).expect("few names");
+        assert_eq!(inputs.directories, ["u"]);
+        let closed = unreadable_directory_digest();
+        assert_eq!(inputs.listed, [("u".to_owned(), closed)]);
+        assert_ne!(closed, directory_digest([].into_iter()));
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use bafs_proto::Result;
-use bafs_proto::ids::RunId;
+use bafs_proto::ids::{RunId, ServerId};
 use bafs_workflow::Workflow;
 
 use super::journal_opening::has_begun;
-use crate::NullSelector;
 use crate::earlier_work::{JobRecord, KeptVolume};
-use crate::io::journal::read_tail;
+use crate::io::journal::{JournalTail, read_tail};
+use crate::{Event, NullSelector};
 
 /// The last run in a journal, with what is known of all jobs that any run finished.
 #[derive(Debug, Clone)]
@@ -31,6 +31,8 @@ pub struct EarlierRun {
     pub failed: BTreeSet<String>,
     /// Volumes that outlived it.
     pub kept: Vec<KeptVolume>,
+    /// Which home servers the names of its workflow were, and where they listened.
+    pub homes: BTreeMap<String, (ServerId, String)>,
 }
 
 impl EarlierRun {
@@ -44,6 +46,7 @@ impl EarlierRun {
         }
         let tail = read_tail(journal)?;
         let has_begun = has_begun(&tail);
+        let homes = named_homes(&tail);
         let mut scheduler = tail.header.new_scheduler(&NullSelector);
         if let Some(snapshot) = &tail.snapshot {
             scheduler.redo(&snapshot.state);
@@ -62,7 +65,22 @@ impl EarlierRun {
             records: records.map(|it| (it.job.clone(), it)).collect(),
             failed: failed.collect(),
             kept: scheduler.kept_volumes(),
+            homes,
             workflow: tail.header.workflow,
         }))
     }
+}
+
+fn named_homes(tail: &JournalTail) -> BTreeMap<String, (ServerId, String)> {
+    let before = tail.snapshot.iter().flat_map(|it| &it.homes);
+    let events = before.chain(tail.steps.iter().map(|step| &step.event));
+    let named = events.filter_map(|event| match event {
+        Event::HomeListed {
+            name,
+            server,
+            address,
+        } => Some((name.clone(), (*server, address.clone()))),
+        _ => None,
+    });
+    named.collect()
 }

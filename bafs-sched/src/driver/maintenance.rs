@@ -306,22 +306,23 @@ impl Driver {
             .into_iter()
             .map(|kept| kept.id);
         let kept: BTreeSet<VolumeId> = kept.filter(|id| !results.contains(id)).collect();
-        let settings = &self.servers.settings;
         let mut tasks = JoinSet::new();
-        let of_both = [
-            (results, settings.result_lifetime_ms),
-            (kept, settings.keep_ms),
-        ];
-        for (wanted, lifetime_ms) in of_both {
+        for (wanted, are_results) in [(results, true), (kept, false)] {
             for (server, mut volumes) in self.scheduler.ready_volumes() {
                 volumes.retain(|id| wanted.contains(id));
                 if volumes.is_empty() {
                     continue;
                 }
                 let (servers, place) = (self.servers.clone(), self.server_address(server));
-                tasks.spawn(
-                    async move { servers.renew_volumes(&place, volumes, lifetime_ms).await },
-                );
+                let settings = &self.servers.settings;
+                let (result_ms, keep_ms) = (settings.result_lifetime_ms, settings.keep_ms);
+                tasks.spawn(async move {
+                    match are_results {
+                        true => servers.renew_volumes(&place, volumes, result_ms).await,
+                        // Another run that wants the space gets it.
+                        false => servers.give_way(&place, volumes, keep_ms).await,
+                    }
+                });
             }
         }
         while tasks.join_next().await.is_some() {}

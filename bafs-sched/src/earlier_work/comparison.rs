@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExecutionId;
-use bafs_proto::job_report::{ObservedInputs, directory_digest, source_digest};
+use bafs_proto::job_report::{
+    ObservedInputs, directory_digest, source_digest, unreadable_directory_digest,
+};
 use bafs_proto::source::{SourceEntry, SourceIdentity, SourceKind};
 use bafs_workflow::{JobIndex, Url, VolumeIndex, VolumeKind, Workflow};
 
 use super::description::{ExtractIndex, describe_job_digest};
 use super::propagation::{last_writers, producers_of};
 use super::reason::RunReason;
-use super::record::{JobRecord, ProgramIdentity, SeenSource, SourceRecord};
+use super::record::{JobRecord, NamedFiles, ProgramIdentity, SeenSource, SourceRecord};
 
 /// What homes have now of all that records name.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +25,8 @@ pub struct HomeState {
     pub results: BTreeMap<Url, FoundResult>,
     /// Programs, of those jobs of which this machine has them.
     pub programs: BTreeMap<JobIndex, ProgramIdentity>,
+    /// Other files of this machine that jobs name.
+    pub files: BTreeMap<JobIndex, NamedFiles>,
 }
 
 /// What is at a source.
@@ -72,6 +76,12 @@ impl SourceListing {
         self.digest
     }
 
+    /// Whether the source is one file.
+    pub fn is_file(&self) -> bool {
+        let top = self.entries.get("");
+        top.is_some_and(|entry| entry.kind == SourceKind::File)
+    }
+
     /// A volume shows a file as a directory with that file, under its name. Nothing for other
     /// sources.
     fn as_volume_of_file(&self, name: &str) -> Option<Self> {
@@ -107,6 +117,15 @@ impl SourceListing {
             .map(|(_, entry)| entry)
     }
 
+    /// What a listing of a directory shows now.
+    fn listing_of(&self, directory: &str) -> Digest {
+        let entry = self.entries.get(directory);
+        match entry.map(|entry| &entry.kind) {
+            Some(SourceKind::UnreadableDirectory) => unreadable_directory_digest(),
+            _ => directory_digest(self.entries_in(directory)),
+        }
+    }
+
     /// The first link that leads out of the source, of those that a job saw if that is known: what
     /// is behind it nobody compares.
     fn find_link_out(&self, seen: Option<&ObservedInputs>) -> Option<&str> {
@@ -137,8 +156,7 @@ impl SourceListing {
                 .filter(|entry| matches!(entry.kind, SourceKind::File | SourceKind::Symlink(_)));
             found.is_some_and(|entry| is_same_file(identity, &entry.identity))
         };
-        let is_listed_alike =
-            |listed: &&(String, Digest)| directory_digest(self.entries_in(&listed.0)) == listed.1;
+        let is_listed_alike = |listed: &&(String, Digest)| self.listing_of(&listed.0) == listed.1;
         let files = seen.files.iter().find(|file| !is_same(file));
         let files = files.map(|(path, _)| path);
         let missing = || {
@@ -235,15 +253,30 @@ impl JobComparison<'_> {
             return Some(RunReason::DescriptionChanged);
         }
         if let Some(program) = self.home.programs.get(&self.job)
-            && self.record.program.as_ref() != Some(program)
+            && !(self.record.program.as_ref()).is_some_and(|known| known.is_same(program))
         {
             let program = program.path.clone();
             return Some(RunReason::ProgramChanged { program });
+        }
+        if let Some(file) = self.changed_file() {
+            return Some(RunReason::FileChanged { file });
         }
         let mut sources = self.record.sources.iter();
         sources
             .find_map(|source| self.compare_source(source))
             .or_else(|| self.compare_results())
+    }
+
+    /// A file of this machine that the job names, and that is not as it was. One that was not there
+    /// the job may have made itself.
+    fn changed_file(&self) -> Option<String> {
+        let now = self.home.files.get(&self.job);
+        let is_same = |known: &&ProgramIdentity| {
+            let found = now.and_then(|it| it.0.iter().find(|file| file.path == known.path));
+            found.is_some_and(|file| known.is_same(file))
+        };
+        let changed = self.record.files.0.iter().find(|known| !is_same(known));
+        changed.map(|file| file.path.clone())
     }
 
     fn compare_source(&self, record: &SourceRecord) -> Option<RunReason> {

@@ -18,6 +18,6 @@ pub use description::{ExtractIndex, describe_job_digest};
 pub use propagation::{JobDecisions, decide_jobs};
 pub use reason::{RunReason, summarise};
 pub use record::{
-    AdoptedVolume, EarlierWork, JobRecord, KeptVolume, ProgramIdentity, ResultRecord, SeenSource,
-    SourceRecord,
+    AdoptedVolume, EarlierWork, JobRecord, KeptVolume, NamedFiles, ProgramIdentity, ResultRecord,
+    SeenSource, SourceRecord,
 };

@@ -21,6 +21,11 @@ pub enum RunReason {
         /// Where it is.
         program: String,
     },
+    /// A file of this machine that its description names is another one.
+    FileChanged {
+        /// Where it is.
+        file: String,
+    },
     /// A file that it read, or looked for, is not as it was.
     InputChanged {
         /// Which.
@@ -82,6 +87,7 @@ impl fmt::Display for RunReason {
             Self::Forced => write!(f, "you force it"),
             Self::DescriptionChanged => write!(f, "its description changed"),
             Self::ProgramChanged { program } => write!(f, "its program {program} changed"),
+            Self::FileChanged { file } => write!(f, "{file}, which it names, changed"),
             Self::InputChanged { path } => write!(f, "its input {path} changed"),
             Self::InputUnknown { source, why } => {
                 write!(f, "its input {source} cannot be compared: {why}")
@@ -138,6 +144,7 @@ fn kind_of(reason: &RunReason) -> &'static str {
         RunReason::Forced => "forced",
         RunReason::DescriptionChanged => "with a changed description",
         RunReason::ProgramChanged { .. } => "with a changed program",
+        RunReason::FileChanged { .. } => "with a changed file",
         RunReason::InputChanged { .. } => "with a changed input",
         RunReason::InputUnknown { .. } => "whose input cannot be compared",
         RunReason::ResultMissing { .. } => "with a missing result",

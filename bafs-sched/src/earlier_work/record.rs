@@ -22,6 +22,9 @@ pub struct JobRecord {
     /// Its program as the machine of the scheduler has it; nothing when that has none.
     #[serde(default)]
     pub program: Option<ProgramIdentity>,
+    /// Other files that its description names, as the machine of the scheduler had them.
+    #[serde(default)]
+    pub files: NamedFiles,
     /// What it saw of home.
     #[serde(default)]
     pub sources: Vec<SourceRecord>,
@@ -33,7 +36,12 @@ pub struct JobRecord {
     pub results: Vec<ResultRecord>,
 }
 
-/// A program on a machine.
+/// Files on a machine that a job names, by their paths.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NamedFiles(pub Vec<ProgramIdentity>);
+
+/// A program on a machine, or another file that a job names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramIdentity {
     /// Where it is.
@@ -42,6 +50,19 @@ pub struct ProgramIdentity {
     pub size: u64,
     /// When it was modified, in nanoseconds since the Unix epoch.
     pub mtime_ns: i64,
+    /// When it, or what the system notes of it, was changed, in the same unit: unlike the other
+    /// time, nobody sets it. 0 in records that are older than this field.
+    #[serde(default)]
+    pub ctime_ns: i64,
+}
+
+impl ProgramIdentity {
+    /// Whether it is the same file with the same content.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let is_told = self.ctime_ns != 0 && other.ctime_ns != 0;
+        (&self.path, self.size, self.mtime_ns) == (&other.path, other.size, other.mtime_ns)
+            && (!is_told || self.ctime_ns == other.ctime_ns)
+    }
 }
 
 /// What a job saw of the source of one of its volumes.
@@ -116,6 +137,9 @@ pub struct EarlierWork {
     /// Programs of jobs.
     #[serde(default)]
     pub programs: Vec<(JobIndex, ProgramIdentity)>,
+    /// Other files of this machine that jobs name.
+    #[serde(default)]
+    pub files: Vec<(JobIndex, NamedFiles)>,
     /// The nodes of kept volumes.
     #[serde(default)]
     pub nodes: Vec<NodeInfo>,

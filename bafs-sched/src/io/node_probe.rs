@@ -1,15 +1,16 @@
-//! Whether servers are there: asks them, and notes who answered a call. What follows is for
-//! `connectivity.rs`.
+//! Whether servers and volumes are there: asks them, and notes who answered a call. What follows is
+//! for `connectivity.rs`.
 
 use std::sync::{MutexGuard, PoisonError};
 
 use bafs_proto::Result;
+use bafs_proto::ids::VolumeId;
 use bafs_proto::message::RenewVolumes;
 use bafs_proto::time::{Deadline, Time};
 
 use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
-use super::servers::{RETRY_PAUSE, Servers};
+use super::servers::{RETRY_PAUSE, ServerAddress, Servers};
 use crate::driver::monotonic_now;
 
 /// A node says within so long that it is there, in milliseconds.
@@ -21,11 +22,60 @@ impl Servers {
         let call = RenewVolumes {
             volumes: Vec::new(),
             lifetime_ms: 0,
+            gives_way: false,
         };
         // Any answer tells it, a refusal too.
         let _ = self
             .call_once(address, call, Deadline::after_ms(PROBE_TIMEOUT_MS))
             .await;
+    }
+
+    /// Asks for volumes and thereby keeps them alive; from now on, if nobody asks any more, for at
+    /// least `lifetime_ms`. Answers those that are gone.
+    pub(crate) async fn renew_volumes(
+        &self,
+        location: &ServerAddress,
+        volumes: Vec<VolumeId>,
+        lifetime_ms: u64,
+    ) -> Result<Vec<VolumeId>> {
+        self.call_renew(
+            location,
+            RenewVolumes {
+                volumes,
+                lifetime_ms,
+                gives_way: false,
+            },
+        )
+        .await
+    }
+
+    /// Leaves volumes to whoever wants their space, for at most `lifetime_ms`.
+    pub(crate) async fn give_way(
+        &self,
+        location: &ServerAddress,
+        volumes: Vec<VolumeId>,
+        lifetime_ms: u64,
+    ) -> Result<Vec<VolumeId>> {
+        self.call_renew(
+            location,
+            RenewVolumes {
+                volumes,
+                lifetime_ms,
+                gives_way: true,
+            },
+        )
+        .await
+    }
+
+    async fn call_renew(
+        &self,
+        location: &ServerAddress,
+        call: RenewVolumes,
+    ) -> Result<Vec<VolumeId>> {
+        let renewed = self
+            .call_until(&location.address, call, self.call_timeout_ms())
+            .await;
+        renewed.map(|renewed| renewed.lost_volumes)
     }
 
     /// Takes note of whether a call that was made at this time was answered.

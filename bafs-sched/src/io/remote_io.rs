@@ -4,11 +4,13 @@
 use bafs_proto::file_op::{Caller, FileOp, FileReply, S_IFDIR, S_IFMT};
 use bafs_proto::ids::{AgentId, Epoch, ExtractionId, InodeNo, RunId};
 use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, SourceKind, StatSource, TreeRef};
+use bafs_proto::path::is_program_place;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_workflow::{Scheme, Url, VolumeKind, Workflow};
+use bafs_workflow::{Mount, Scheme, Url, VolumeKind, Workflow};
 
 use super::homes::HomePath;
 use super::servers::Servers;
+use crate::Settings;
 
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
@@ -35,9 +37,10 @@ pub(crate) fn find_results_home(workflow: &Workflow) -> Option<&Url> {
     targets.chain(sources).find(is_ours)
 }
 
-/// Why a workflow cannot run without caches, if so: a volume that is filled and written would need
-/// a copy at home.
-pub(crate) fn why_unsupported(workflow: &Workflow) -> Option<String> {
+/// Why a workflow cannot run without volumes, if so: one that is filled and written would need a
+/// copy at home, and no job has a directory at home for its root or its programs.
+pub(crate) fn why_unsupported(workflow: &Workflow, settings: &Settings) -> Option<String> {
+    let has_caches = !settings.caches_nothing();
     let is_filled = |volume: usize| {
         matches!(
             workflow.volumes[volume].kind,
@@ -51,12 +54,29 @@ pub(crate) fn why_unsupported(workflow: &Workflow) -> Option<String> {
             set.path, set.target
         ));
     }
-    let mounts = workflow
-        .jobs
-        .iter()
-        .flat_map(|job| job.mounts.iter().map(move |m| (job, m)));
+    let mounts = || {
+        let jobs = workflow.jobs.iter();
+        jobs.flat_map(|job| job.mounts.iter().map(move |mount| (job, mount)))
+    };
+    let is_at_home = |mount: &Mount| {
+        let kind = &workflow.volume(mount.volume).kind;
+        !has_caches || matches!(kind, VolumeKind::Scratch { .. })
+    };
+    let needs_volume = |mount: &Mount| mount.is_root() || is_program_place(&mount.path);
+    let mut unshown = mounts().filter(|(_, it)| needs_volume(it) && is_at_home(it));
+    if let Some((job, mount)) = unshown.next() {
+        let what = match mount.is_root() {
+            true => format!("has the root '{}'", workflow.volume(mount.volume).name),
+            false => format!("runs '{}', which the workflow brings", mount.path),
+        };
+        return Some(format!(
+            "job '{}' {what}: with remote I/O no job has roots or programs of the workflow; \
+             install them on the nodes, or run without --remote-io",
+            job.name
+        ));
+    }
     let mut written =
-        mounts.filter(|(_, mount)| mount.writable && is_filled(mount.volume.as_usize()));
+        mounts().filter(|(_, mount)| mount.writable && is_filled(mount.volume.as_usize()));
     let (job, mount) = written.next()?;
     let volume = &workflow.volume(mount.volume).name;
     Some(format!(
@@ -362,4 +382,44 @@ fn operation_error(doing: &str, path: &str, errno: i32) -> Error {
 fn unexpected_reply(reply: &FileReply) -> Error {
     let text = format!("home sent a wrong reply to an operation: {reply:?}");
     Error::new(ErrorCode::Malformed, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_workflow::parse_workflow;
+
+    use super::*;
+    use crate::IoMode;
+
+    #[test]
+    fn roots_and_programs_need_volumes() {
+        let why = |statement: &str, has_caches| {
+            let text = format!(
+                "volume c cache bafs://home/c 1 MB\nvolume s scratch 1 MB\n\
+                 job w {{\nexecutable = w\n}}\nmount s w /s\n\
+                 job a {{\nexecutable = tool\n}}\nparent w child a\n{statement}\n"
+            );
+            let none = |path: &str| Err(path.to_owned());
+            let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
+            let io = match has_caches {
+                true => IoMode::CachesOnly,
+                false => IoMode::Remote,
+            };
+            let settings = Settings {
+                io,
+                ..Settings::default()
+            };
+            why_unsupported(&parsed.workflow, &settings)
+        };
+        let program = "program tool from bafs://home/bin/tool";
+        let told = why(program, false).expect("it cannot");
+        let begins = "job 'a' runs '/bafs/bin/tool', which the workflow brings: ";
+        assert!(told.starts_with(begins), "{told}");
+        let told = why("root c a", false).expect("it cannot");
+        assert!(told.starts_with("job 'a' has the root 'c': "), "{told}");
+        assert_eq!(why(program, true), None);
+        assert_eq!(why("root c a", true), None, "the cache is a volume");
+        assert!(why("root s a", true).is_some());
+        assert_eq!(why("mount c a /c", false), None);
+    }
 }

@@ -12,7 +12,7 @@ use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, CreateVolume, DeleteVolume, JobCommand, JobLimits, JobOutcome, JobReport, JobSpec,
-    KillJob, MountSpec, MountTarget, QueryServers, RenewVolumes, StartJob,
+    KillJob, MountSpec, MountTarget, QueryServers, StartJob,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
@@ -297,24 +297,6 @@ impl Servers {
         }
     }
 
-    /// Asks for volumes and thereby keeps them alive; from now on, if nobody asks any more, for at
-    /// least `lifetime_ms`. Answers those that are gone.
-    pub(crate) async fn renew_volumes(
-        &self,
-        location: &ServerAddress,
-        volumes: Vec<VolumeId>,
-        lifetime_ms: u64,
-    ) -> Result<Vec<VolumeId>> {
-        let call = RenewVolumes {
-            volumes,
-            lifetime_ms,
-        };
-        let renewed = self
-            .call_until(&location.address, call, self.call_timeout_ms())
-            .await;
-        renewed.map(|renewed| renewed.lost_volumes)
-    }
-
     /// Asks a node which of these volumes it has, again and again: that it says nothing, or is
     /// busy, does not tell that it has none. One that refuses to say has none for this run.
     pub(crate) async fn find_volumes(
@@ -346,7 +328,7 @@ impl Servers {
 
     /// A small call is repeated for so long, in milliseconds: a server that has not answered it
     /// then may be given up.
-    fn call_timeout_ms(&self) -> u64 {
+    pub(super) fn call_timeout_ms(&self) -> u64 {
         (CALL_TIMEOUT_MS / 4).max(self.settings.node_timeout_ms + 1_000)
     }
 
@@ -500,6 +482,7 @@ fn start_failure_report(why: String) -> JobReport {
         outcome: JobOutcome::NotStarted(why),
         wall_ms: 0,
         cpu_ms: 0,
+        memory_bytes_max: 0,
         output_tail: String::new(),
         volumes: Vec::new(),
     }

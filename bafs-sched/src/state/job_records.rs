@@ -3,7 +3,7 @@
 use bafs_proto::hash::Digest;
 use bafs_workflow::{JobIndex, VolumeIndex};
 
-use crate::earlier_work::{JobRecord, ProgramIdentity};
+use crate::earlier_work::{JobRecord, NamedFiles, ProgramIdentity};
 use crate::state::recorded::{kept, whole_rows};
 use crate::state::tracked::Table;
 
@@ -15,11 +15,13 @@ pub(crate) struct JobRecords {
     pub(crate) sources: Table<VolumeIndex, Digest>,
     /// Programs when the run began.
     pub(crate) programs: Table<JobIndex, ProgramIdentity>,
+    /// Other files that jobs name, when the run began.
+    pub(crate) files: Table<JobIndex, NamedFiles>,
     /// Whether the nodes end with the run.
     pub(crate) is_temporary: bool,
 }
 
-whole_rows!(JobRecord, Digest, ProgramIdentity);
+whole_rows!(JobRecord, Digest, ProgramIdentity, NamedFiles);
 
 kept! {
     /// What was written of the records.
@@ -29,6 +31,7 @@ kept! {
         of_job: Table<String, JobRecord>,
         sources: Table<VolumeIndex, Digest>,
         programs: Table<JobIndex, ProgramIdentity>,
+        files: Table<JobIndex, NamedFiles>,
     }
     indexed {}
     parts {}

@@ -168,6 +168,11 @@ impl Observer {
         execution.reported = Some(report.outcome.clone());
         execution.wall_ms = report.wall_ms;
         execution.cpu_ms = report.cpu_ms;
+        execution.memory_bytes_max = report.memory_bytes_max;
+        execution.held_bytes = sum(|used| used.used_bytes);
+        if report.outcome != JobOutcome::Exited(0) {
+            execution.output_tail.clone_from(&report.output_tail);
+        }
         execution.waited_ms = sum(|used| used.wait_ms);
         execution.read_bytes = sum(|used| used.read_bytes);
         execution.written_bytes = sum(|used| used.written_bytes);
@@ -338,9 +343,12 @@ impl Observer {
             ended_ms: None,
             outcome: ExecutionOutcome::Running,
             end_description: String::new(),
+            output_tail: String::new(),
             reported: None,
             wall_ms: 0,
             cpu_ms: 0,
+            memory_bytes_max: 0,
+            held_bytes: 0,
             waited_ms: 0,
             read_bytes: 0,
             written_bytes: 0,

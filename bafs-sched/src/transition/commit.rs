@@ -131,6 +131,7 @@ mod tests {
             outcome: JobOutcome::Exited(3),
             wall_ms: 1,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: "no".to_owned(),
             volumes: Vec::new(),
         };

@@ -30,6 +30,9 @@ impl State {
         for (job, program) in work.programs {
             self.records.programs.insert(job, program);
         }
+        for (job, files) in work.files {
+            self.records.files.insert(job, files);
+        }
         self.records.is_temporary = work.is_temporary;
         if !work.nodes.is_empty() {
             self.servers_seen(work.nodes, &[]);

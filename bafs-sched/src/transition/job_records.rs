@@ -51,6 +51,7 @@ impl State {
                 self.graph.volume(volume).extracts.as_slice()
             }),
             program: self.records.programs.get(&job).cloned(),
+            files: self.records.files.get(&job).cloned().unwrap_or_default(),
             sources: sources.collect(),
             producers: producers.collect(),
             results: Vec::new(),

@@ -97,6 +97,7 @@ mod tests {
             outcome,
             wall_ms: 1,
             cpu_ms: 1,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: Vec::new(),
         };

@@ -89,6 +89,81 @@ fn source_of_one_file_is_compared_under_its_name() {
     assert_eq!(list(11)[0], "align1: its input bafs://home/reads changed");
 }
 
+#[test]
+fn directory_that_opens_is_a_changed_input() {
+    let mut state = EarlierState::after_success();
+    let directory = |kind| SourceEntry {
+        kind,
+        ..file("d", 0)
+    };
+    for job in ["align1", "align2"] {
+        let record = state.records.get_mut(job).expect("it ran");
+        record.sources[0].seen = SeenSource::Exactly(ObservedInputs {
+            directories: vec!["d".to_owned()],
+            listed: vec![("d".to_owned(), unreadable_directory_digest())],
+            ..ObservedInputs::default()
+        });
+    }
+    state.list_reads(&[directory(SourceKind::UnreadableDirectory)]);
+    assert_eq!(state.running(), [""; 0]);
+    let changed = "align1: its input bafs://home/reads/d changed";
+    state.list_reads(&[directory(SourceKind::Directory), file("d/x", 10)]);
+    assert_eq!(state.running()[0], changed);
+    state.list_reads(&[directory(SourceKind::Directory)]);
+    assert_eq!(
+        state.running()[0],
+        changed,
+        "it is empty, and can be listed"
+    );
+}
+
+#[test]
+fn changed_program_runs_its_job() {
+    let mut state = EarlierState::after_success();
+    let program = |size, ctime_ns| ProgramIdentity {
+        path: "/bin/sort".to_owned(),
+        size,
+        mtime_ns: 1,
+        ctime_ns,
+    };
+    let expected = [
+        "align1: job sort1 needs its volume aligned1, which is gone",
+        "sort1: its program /bin/sort changed",
+    ];
+    state.records.get_mut("sort1").expect("it ran").program = Some(program(1, 5));
+    for (size, ctime_ns, is_same) in [(1, 5, true), (2, 5, false), (1, 6, false), (1, 0, true)] {
+        let found = program(size, ctime_ns);
+        state.home.programs.insert(JobIndex(1), found);
+        let wanted: &[&str] = if is_same { &[] } else { &expected };
+        assert_eq!(state.running(), wanted, "size {size}, change {ctime_ns}");
+    }
+}
+
+#[test]
+fn changed_file_of_arguments_runs_its_job() {
+    let mut state = EarlierState::after_success();
+    let files = |names: &[(&str, u64)]| {
+        let files = names.iter().map(|(path, size)| ProgramIdentity {
+            path: (*path).to_owned(),
+            size: *size,
+            mtime_ns: 1,
+            ctime_ns: 1,
+        });
+        NamedFiles(files.collect())
+    };
+    let script = "/home/me/sort.py";
+    state.records.get_mut("sort1").expect("it ran").files = files(&[(script, 3)]);
+    let mut run_with = |found| {
+        state.home.files.insert(JobIndex(1), found);
+        state.running()
+    };
+    // The job itself may have made another one that it names.
+    assert_eq!(run_with(files(&[(script, 3), ("/data/out", 9)])), [""; 0]);
+    let changed = "sort1: /home/me/sort.py, which it names, changed";
+    assert_eq!(run_with(files(&[(script, 4)]))[1], changed);
+    assert_eq!(run_with(files(&[]))[1], changed, "it is gone");
+}
+
 /// Digests of the only job's description.
 fn description_of(text: &str) -> Digest {
     let workflow = parse(text);

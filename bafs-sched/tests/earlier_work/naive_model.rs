@@ -135,6 +135,7 @@ fn decision_equals_a_naive_model() {
                 execution: ExecutionId(1),
                 description: Digest([0; 32]),
                 program: None,
+                files: NamedFiles::default(),
                 sources: Vec::new(),
                 producers: Vec::new(),
                 results: Vec::new(),

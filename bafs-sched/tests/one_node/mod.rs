@@ -267,6 +267,7 @@ pub(crate) fn ended_state(outcome: JobOutcome) -> JobState {
         outcome,
         wall_ms: 5,
         cpu_ms: 5,
+        memory_bytes_max: 0,
         output_tail,
         volumes: Vec::new(),
     })

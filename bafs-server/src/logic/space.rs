@@ -9,6 +9,17 @@ pub struct Amount {
     pub files: u64,
 }
 
+impl Amount {
+    /// Both together.
+    #[must_use]
+    pub fn saturating_add(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+        }
+    }
+}
+
 /// There is too little space; the amount says how much is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpaceShortage {

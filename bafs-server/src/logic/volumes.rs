@@ -80,6 +80,8 @@ pub struct VolumeTable {
     /// What the volumes of each owner reserve.
     reserved_by_owner: BTreeMap<String, Amount>,
     quotas: QuotaLedger,
+    /// Volumes whose space goes to whoever wants it, each with the time since when.
+    giving_way: BTreeMap<VolumeId, Time>,
     tombstones: BTreeMap<VolumeId, Time>,
     tombstone_order: BTreeSet<(Time, VolumeId)>,
 }
@@ -93,6 +95,7 @@ impl VolumeTable {
             deletions_in_progress: BTreeMap::new(),
             reserved_by_owner: BTreeMap::new(),
             quotas: QuotaLedger::default(),
+            giving_way: BTreeMap::new(),
             tombstones: BTreeMap::new(),
             tombstone_order: BTreeSet::new(),
         }
@@ -159,19 +162,20 @@ impl VolumeTable {
         if self.rows.len() >= VOLUMES_MAX {
             return Err(CreationRefusal::TooMany);
         }
-        let soon = !self.deletions_in_progress.is_empty();
+        let is_leaving = !self.deletions_in_progress.is_empty();
         self.quotas.expire(now);
         let (need, left) = (reserved_amount(spec), self.available_to(&spec.owner));
         let short = if need.bytes > left.bytes {
-            Err(SpaceShortage::Bytes(left.bytes))
+            Err((SpaceShortage::Bytes(left.bytes), is_leaving))
         } else if need.files > left.files {
-            Err(SpaceShortage::Files(left.files))
+            Err((SpaceShortage::Files(left.files), is_leaving))
         } else {
-            self.space.reserve(need)
+            // What lacks then gives way.
+            self.space.reserve(need).map_err(|short| (short, true))
         };
-        short.map_err(|short| CreationRefusal::NoSpace {
-            shortage: short,
-            is_space_coming: soon,
+        short.map_err(|(shortage, is_space_coming)| CreationRefusal::NoSpace {
+            shortage,
+            is_space_coming,
         })?;
         add_reservation(&mut self.reserved_by_owner, spec);
         let row = VolumeRow {
@@ -190,6 +194,57 @@ impl VolumeTable {
     /// What nobody reserved.
     pub fn free(&self) -> Amount {
         self.space.free()
+    }
+
+    /// What a new volume can have: what nobody reserved, and what gives way.
+    pub fn offered(&self) -> Amount {
+        let rows = self.giving_way.keys().filter_map(|id| self.rows.get(id));
+        let amounts = rows.map(|row| reserved_amount(&row.spec));
+        amounts.fold(self.space.free(), Amount::saturating_add)
+    }
+
+    /// Whether the space of a ready volume goes to whoever wants it. True when that is new, and is
+    /// to be written down.
+    pub fn set_giving_way(&mut self, now: Time, id: VolumeId, gives_way: bool) -> bool {
+        let row = self.rows.get(&id);
+        let is_ready = row.is_some_and(|row| row.state == VolumeState::Ready);
+        match gives_way {
+            true if is_ready && !self.giving_way.contains_key(&id) => {
+                self.giving_way.insert(id, now);
+                true
+            }
+            true => false,
+            false => self.giving_way.remove(&id).is_some(),
+        }
+    }
+
+    /// Volumes that are to be deleted so that this one has room: those that gave way first. None if
+    /// that is no help, or enough is on its way.
+    pub fn choose_evictions(&self, spec: &VolumeSpec) -> Vec<VolumeId> {
+        let (need, left) = (reserved_amount(spec), self.available_to(&spec.owner));
+        if need.bytes > left.bytes || need.files > left.files {
+            return Vec::new();
+        }
+        let leaving = self.deletions_in_progress.values();
+        let coming = leaving.map(|(_, amount)| *amount);
+        let mut room = coming.fold(self.space.free(), Amount::saturating_add);
+        let mut oldest: Vec<(Time, VolumeId)> = self
+            .giving_way
+            .iter()
+            .map(|(id, since)| (*since, *id))
+            .collect();
+        oldest.sort_unstable();
+        let mut evicted = Vec::new();
+        for (_, id) in oldest {
+            if room.bytes >= need.bytes && room.files >= need.files {
+                break;
+            }
+            if let Some(row) = self.rows.get(&id) {
+                room = room.saturating_add(reserved_amount(&row.spec));
+                evicted.push(id);
+            }
+        }
+        evicted
     }
 
     /// So many bytes of files came over the network to fill a volume, which does not have all as
@@ -279,6 +334,7 @@ impl VolumeTable {
     /// and an id that never was is dead from now on, so that a delayed create cannot revive it.
     pub fn delete(&mut self, now: Time, id: VolumeId) -> Deletion {
         let row = self.rows.remove(&id);
+        self.giving_way.remove(&id);
         let repeated = self.tombstones.contains_key(&id);
         if let Some(row) = &row {
             let leaving = (row.spec.owner.clone(), reserved_amount(&row.spec));
@@ -325,7 +381,7 @@ impl VolumeTable {
         };
         let held = &self.reserved_by_owner;
         let held_by = |owner: &str| held.get(owner).copied().unwrap_or_default();
-        let free = self.space.free();
+        let free = self.offered();
         self.quotas.set_quota(now, call, capacity, free, held_by)
     }
 
@@ -337,7 +393,7 @@ impl VolumeTable {
                 .copied()
                 .unwrap_or_default()
         };
-        self.quotas.available_to(owner, self.space.free(), held_by)
+        self.quotas.available_to(owner, self.offered(), held_by)
     }
 
     /// Volumes whose time is up; the driver deletes them. A volume that is being made is not among
@@ -483,6 +539,45 @@ mod tests {
         table.release_deleted(VolumeId(1));
         table.release_deleted(VolumeId(1));
         assert_eq!(table.create(Time(1), &spec(2, 100)), Ok(Creation::Start));
+    }
+
+    #[test]
+    fn kept_volumes_give_way_oldest_first() {
+        let mut table = table();
+        for (id, bytes) in [(1, 40), (2, 40), (3, 10)] {
+            table.create(Time(0), &spec(id, bytes)).expect("room");
+            assert!(table.mark_ready(Time(0), VolumeId(id), None));
+        }
+        let want = |table: &mut VolumeTable, bytes| {
+            let created = table.create(Time(9), &spec(9, bytes));
+            (created, table.choose_evictions(&spec(9, bytes)))
+        };
+        let refusal = |free, soon| {
+            Err(CreationRefusal::NoSpace {
+                shortage: SpaceShortage::Bytes(free),
+                is_space_coming: soon,
+            })
+        };
+        assert_eq!(want(&mut table, 50), (refusal(10, false), vec![]));
+        assert!(table.set_giving_way(Time(6), VolumeId(1), true));
+        assert!(table.set_giving_way(Time(5), VolumeId(2), true));
+        assert!(!table.set_giving_way(Time(7), VolumeId(2), true), "it did");
+        assert_eq!(table.offered().bytes, 90);
+        assert_eq!(want(&mut table, 91), (refusal(90, false), vec![]));
+        let both = vec![VolumeId(2), VolumeId(1)];
+        assert_eq!(want(&mut table, 60), (refusal(10, true), both));
+        assert_eq!(want(&mut table, 50).1, [VolumeId(2)]);
+        table.delete(Time(8), VolumeId(2));
+        assert_eq!(
+            want(&mut table, 50),
+            (refusal(10, true), vec![]),
+            "it leaves"
+        );
+        table.release_deleted(VolumeId(2));
+        assert_eq!(want(&mut table, 50).0, Ok(Creation::Start));
+        // Its run wants the other one again.
+        assert!(table.set_giving_way(Time(9), VolumeId(1), false));
+        assert_eq!(table.offered().bytes, 0);
     }
 
     #[test]

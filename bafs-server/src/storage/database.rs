@@ -34,6 +34,7 @@ const CHANGES_MAX: usize = 256;
 
 const VOLUMES: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("volumes");
 const TOMBSTONES: TableDefinition<'_, u128, u64> = TableDefinition::new("gone");
+const GIVING_WAY: TableDefinition<'_, u128, ()> = TableDefinition::new("giving-way");
 const RECEIPTS: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("receipts");
 const RECEIPT_ORDER: TableDefinition<'_, u64, u128> = TableDefinition::new("receipt-order");
 
@@ -78,6 +79,8 @@ pub(super) enum TableChange {
         when: Time,
         evicted_tombstone: Option<VolumeId>,
     },
+    /// The space of the volume goes to whoever wants it, or does not any more.
+    SetGivingWay { id: VolumeId, gives_way: bool },
     /// The volume was lost by the store itself: its row goes, its id may be used again.
     RemoveVolume(VolumeId),
     /// The extraction is done.
@@ -89,6 +92,7 @@ pub(super) enum TableChange {
 pub(super) struct LoadedVolumes {
     pub(super) volumes: Vec<VolumeRecord>,
     pub(super) tombstones: Vec<(VolumeId, Time)>,
+    pub(super) giving_way: Vec<VolumeId>,
 }
 
 type QueuedChange = (TableChange, oneshot::Sender<Result<()>>);
@@ -255,8 +259,18 @@ fn apply(writing: &WriteTransaction, change: &TableChange) -> Result<()> {
                 )
                 .map_err(database_error)?;
         }
+        TableChange::SetGivingWay { id, gives_way } => {
+            let mut giving_way = writing.open_table(GIVING_WAY).map_err(database_error)?;
+            match gives_way {
+                true => giving_way.insert(id.0, ()).map(drop),
+                false => giving_way.remove(id.0).map(drop),
+            }
+            .map_err(database_error)?;
+        }
         TableChange::RemoveVolume(id) => {
             volumes.remove(id.0).map_err(database_error)?;
+            let mut giving_way = writing.open_table(GIVING_WAY).map_err(database_error)?;
+            giving_way.remove(id.0).map_err(database_error)?;
         }
         TableChange::AddTombstone {
             id,
@@ -264,6 +278,8 @@ fn apply(writing: &WriteTransaction, change: &TableChange) -> Result<()> {
             evicted_tombstone: forgotten,
         } => {
             volumes.remove(id.0).map_err(database_error)?;
+            let mut giving_way = writing.open_table(GIVING_WAY).map_err(database_error)?;
+            giving_way.remove(id.0).map_err(database_error)?;
             let mut gone = writing.open_table(TOMBSTONES).map_err(database_error)?;
             gone.insert(id.0, when.0).map_err(database_error)?;
             if let Some(forgotten) = forgotten {
@@ -312,6 +328,7 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
         writing.open_table(table).map_err(database_error)?;
     }
     writing.open_table(TOMBSTONES).map_err(database_error)?;
+    writing.open_table(GIVING_WAY).map_err(database_error)?;
     writing.open_table(RECEIPT_ORDER).map_err(database_error)?;
     writing.commit().map_err(database_error)?;
 
@@ -319,6 +336,7 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
     let mut loaded = LoadedVolumes {
         volumes: Vec::new(),
         tombstones: Vec::new(),
+        giving_way: Vec::new(),
     };
     for row in reading
         .open_table(VOLUMES)
@@ -341,6 +359,11 @@ fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
         loaded
             .tombstones
             .push((VolumeId(id.value()), Time(when.value())));
+    }
+    let giving_way = reading.open_table(GIVING_WAY).map_err(database_error)?;
+    for row in giving_way.iter().map_err(database_error)? {
+        let (id, _) = row.map_err(database_error)?;
+        loaded.giving_way.push(VolumeId(id.value()));
     }
     Ok(loaded)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{CreateVolume, Done, InvalidateVolume, RenewVolumes, RenewVolumesReply};
+use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
 use bafs_proto::path::{check_name, check_printable, check_relative};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::volume::{
@@ -34,7 +34,7 @@ const REPLY_MARGIN_MS: u64 = 200;
 const DELETE_RETRY_MS: u64 = 5_000;
 
 /// Longest lifetime: ten years, in milliseconds.
-const LIFETIME_MS_MAX: u64 = 10 * 366 * 24 * 3_600_000;
+pub(super) const LIFETIME_MS_MAX: u64 = 10 * 366 * 24 * 3_600_000;
 
 /// Time to list the source of a cache volume, in milliseconds.
 const LIST_TIMEOUT_MS: u64 = 600_000;
@@ -75,7 +75,10 @@ impl Storage {
                 Err(CreationRefusal::NoSpace {
                     is_space_coming: soon,
                     ..
-                }) => soon,
+                }) => {
+                    self.evict_for(&call.spec);
+                    soon
+                }
                 Err(_) => false,
             };
             let in_time = waits
@@ -87,27 +90,6 @@ impl Storage {
                 return self.get_volume(call.spec.id).await;
             }
         }
-    }
-
-    /// Puts off the end of life of volumes, and names those that are gone.
-    ///
-    /// # Errors
-    /// `ServerFault` when a longer lifetime cannot be made durable.
-    pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewVolumesReply> {
-        let asked = call.volumes.iter().copied();
-        let lost = {
-            let (now, mut volumes) = (clock::now(), self.volumes());
-            asked
-                .clone()
-                .filter(|id| !volumes.renew(now, *id))
-                .collect()
-        };
-        // A disk that refuses must not end what was put off.
-        let mut kept = Ok(());
-        for id in asked {
-            kept = kept.and(self.extend_lifetime(id, call.lifetime_ms).await);
-        }
-        kept.map(|()| RenewVolumesReply { lost_volumes: lost })
     }
 
     /// Deletes a volume; harmless to repeat. When this returns, it is gone for good.
@@ -241,41 +223,6 @@ impl Storage {
         self.get_volume(id).await
     }
 
-    /// Sees to it that the lifetime of a volume is at least so long, also after a restart.
-    ///
-    /// # Errors
-    /// `ServerFault` when that cannot be made durable; repeat it then.
-    pub(super) async fn extend_lifetime(
-        self: &Arc<Self>,
-        id: VolumeId,
-        lifetime_ms: u64,
-    ) -> Result<()> {
-        let lifetime_ms = lifetime_ms.min(LIFETIME_MS_MAX);
-        if self
-            .volumes()
-            .plan_lifetime_extension(id, lifetime_ms)
-            .is_none()
-        {
-            return Ok(());
-        }
-        let this = self.clone();
-        // Not tied to the caller: what is written down must be known.
-        let kept = tokio::spawn(async move {
-            let _turn = this.lock_volume(id).await;
-            let Some((spec, manifest)) = this.volumes().plan_lifetime_extension(id, lifetime_ms)
-            else {
-                return Ok(());
-            };
-            let record = VolumeRecord { spec, manifest };
-            this.database.write(TableChange::PutVolume(record)).await?;
-            this.volumes()
-                .extend_lifetime(clock::now(), id, lifetime_ms);
-            Ok(())
-        });
-        kept.await
-            .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("keep: {e}"))))
-    }
-
     async fn make_volume(self: Arc<Self>, call: CreateVolume) {
         let id = call.spec.id;
         let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });
@@ -403,7 +350,7 @@ impl Storage {
         Ok(())
     }
 
-    async fn end_volume(self: Arc<Self>, id: VolumeId) -> Result<Done> {
+    pub(super) async fn end_volume(self: Arc<Self>, id: VolumeId) -> Result<Done> {
         let ended = self.clone().try_end_volume(id).await;
         if ended.is_err() {
             self.failed_deletions().insert(id, clock::now());

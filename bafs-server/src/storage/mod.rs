@@ -51,6 +51,7 @@ mod flush;
 mod hard_links;
 mod inflight_extractions;
 mod lifecycle;
+mod lifetimes;
 mod listing_prefetch;
 mod scratch_trees;
 mod sent_sets;
@@ -160,6 +161,9 @@ impl Storage {
                 table.write(TableChange::RemoveVolume(spec.id)).await?;
             }
         }
+        for id in loaded.giving_way {
+            volumes.set_giving_way(now, id, true);
+        }
         for id in caches.volume_ids() {
             if volumes.get(id).is_none() {
                 caches.remove(id).await;
@@ -206,10 +210,10 @@ impl Storage {
         usage_watch::watch_usage(self.trees.clone()).await;
     }
 
-    /// Space for volumes: all of it, and what is not reserved.
+    /// Space for volumes: all of it, and what a new one can have.
     pub fn space(&self) -> (Amount, Amount) {
         let volumes = self.volumes();
-        (volumes.space().capacity(), volumes.space().free())
+        (volumes.space().capacity(), volumes.offered())
     }
 
     /// Whether there is a volume of such a kind.

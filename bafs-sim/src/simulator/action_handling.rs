@@ -509,6 +509,7 @@ fn build_report(
         outcome,
         wall_ms,
         cpu_ms,
+        memory_bytes_max: 0,
         output_tail: String::new(),
         volumes,
     }

@@ -1,11 +1,11 @@
 //! The picture of the lives of blocks: for neighbouring blocks of each file a bar from the first
 //! access to the last, in the colour of the role.
 
-use anyhow::Result;
 use bafs_profile::report::Report;
 use bafs_profile::role::Role;
 
-use crate::svg_chart::{Bar, Colour, Gantt};
+use crate::gantt_chart::{Bar, Gantt};
+use crate::svg_chart::Colour;
 
 /// Rows of the picture; files with little traffic come last and are left out.
 const ROWS_MAX: usize = 120;
@@ -35,7 +35,7 @@ fn short_name(path: &str) -> String {
 }
 
 /// Draws the picture.
-pub(super) fn render_lifetimes(report: &Report) -> Result<String> {
+pub(super) fn render_lifetimes(report: &Report) -> String {
     let lives = report.block_lives.iter().take(ROWS_MAX);
     let end_s = report.rows.last().map_or(1.0, |total| total.wall_s);
     let mut rows = Vec::new();
@@ -47,6 +47,7 @@ pub(super) fn render_lifetimes(report: &Report) -> Result<String> {
             from: life.first_s,
             until: life.last_s.max(life.first_s + end_s * WIDTH_MIN),
             colour: colour(life.role),
+            label: String::new(),
         });
     }
     let legend = Role::ALL.map(|role| (role.name().to_owned(), colour(role)));

@@ -58,7 +58,7 @@ pub(crate) fn run_profile(args: &ProfileArgs, output: Printer) -> Result<ExitCod
         ));
     }
     if let Some(path) = &args.svg {
-        write_text(path, &lifetime_chart::render_lifetimes(&report)?)?;
+        write_text(path, &lifetime_chart::render_lifetimes(&report))?;
     }
     output.print_result(&format_tables(&report, args.files), &report)?;
     Ok(failed.map_or(ExitCode::SUCCESS, |code| ExitCode::from(code as u8)))

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use bafs_sched::timeline::{ExecutionOutcome, ExecutionRecord, Timeline, VolumeRole};
 
-use crate::svg_chart::{Axis, Bar, Chart, Colour, Curve, CurveStyle, Gantt};
+use crate::gantt_chart::{Bar, Gantt};
+use crate::svg_chart::{Axis, Chart, Colour, Curve, CurveStyle};
 
 fn seconds(ms: u64) -> f64 {
     ms as f64 / 1e3
 }
 
 /// Which execution ran where and when: a row for each slot that was used.
-pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
+pub(super) fn draw_gantt(timeline: &Timeline) -> String {
     let mut by_node: BTreeMap<&str, Vec<&ExecutionRecord>> = BTreeMap::new();
     for execution in &timeline.executions {
         by_node.entry(&execution.node).or_default().push(execution);
@@ -36,6 +37,7 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
                 from: seconds(execution.requested_ms),
                 until: seconds(until),
                 colour: outcome_colour(execution.outcome),
+                label: describe_execution(timeline, execution, until),
             });
         }
     }
@@ -58,6 +60,19 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
             .collect(),
     };
     gantt.render_svg()
+}
+
+/// The job first: a bar that has room shows what is before the comma.
+fn describe_execution(timeline: &Timeline, execution: &ExecutionRecord, until_ms: u64) -> String {
+    let name = &timeline.jobs[execution.job.as_usize()].name;
+    let how = match execution.outcome {
+        ExecutionOutcome::Done => "done",
+        ExecutionOutcome::RolledBack => "done, but its output was lost",
+        ExecutionOutcome::Running => "running",
+        ExecutionOutcome::Failed | ExecutionOutcome::Abandoned => &execution.end_description,
+    };
+    let (from, until) = (seconds(execution.requested_ms), seconds(until_ms));
+    format!("{name}, {from:.1} s to {until:.1} s: {how}")
 }
 
 fn outcome_colour(health: ExecutionOutcome) -> Colour {

@@ -1,6 +1,7 @@
 //! `bafs report`: what a run did, as one page or as data, from its journal. It runs nothing.
 
 mod charts;
+mod jobs;
 mod page;
 
 use std::path::{Path, PathBuf};
@@ -8,13 +9,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use bafs_sched::Outcome;
 use bafs_sched::goodput::{Goodput, compute_goodput};
+use bafs_sched::io::job_logs::read_index;
 use bafs_sched::replay::{HistoryLine, replay_history};
-use bafs_sched::timeline::{Timeline, build_timeline};
+use bafs_sched::timeline::{ExecutionRecord, Timeline, build_timeline};
 use bafs_sim::strategy_selector::ModelSelector;
 use serde::Serialize;
 
+use self::jobs::JobLog;
 use crate::args::ReportArgs;
 use crate::history;
+use crate::logs::logs_directory;
 use crate::output::{self, Printer};
 use crate::sizes::{MeasuredVolume, measure_volumes};
 
@@ -27,8 +31,25 @@ struct ReportData {
     warnings: Vec<String>,
     /// Scratch volumes with the most that they held.
     volume_sizes: Vec<MeasuredVolume>,
+    /// Where the output of attempts is kept, in the order in which they ended.
+    logs: Vec<JobLog>,
     /// Everything that happened, in order.
     history_lines: Vec<HistoryLine>,
+}
+
+impl ReportData {
+    /// Where the output of a job is kept, attempt by attempt.
+    fn logs_of<'r>(&'r self, job: &'r str) -> impl DoubleEndedIterator<Item = &'r JobLog> {
+        self.logs.iter().filter(move |log| log.job == job)
+    }
+
+    /// Which attempt of its job an execution was, of those that ended, from 1 on.
+    fn attempt_of(&self, execution: &ExecutionRecord) -> u32 {
+        let executions = self.timeline.executions.iter();
+        let before = executions.take_while(|it| !std::ptr::eq(*it, execution));
+        let ended = before.filter(|it| it.job == execution.job && it.reported.is_some());
+        ended.count() as u32 + 1
+    }
 }
 
 /// Writes the page, or prints the data.
@@ -38,7 +59,7 @@ pub(crate) fn run_report(args: &ReportArgs, output: Printer) -> Result<()> {
     if args.output.as_deref().is_some_and(output::is_stdout) {
         return match output.is_json() {
             true => output.print_result("", &report),
-            false => output::print_bytes(page::render_page(&report)?.as_bytes()),
+            false => output::print_bytes(page::render_page(&report, None)?.as_bytes()),
         };
     }
     if let Some(path) = &args.output {
@@ -72,12 +93,25 @@ fn read_report(journal: &Path) -> Result<ReportData> {
         goodput,
         timeline,
         volume_sizes,
+        logs: find_logs(journal),
         history_lines: lines,
     })
 }
 
+/// What is kept of the output of jobs; nothing if the logs cannot be read.
+fn find_logs(journal: &Path) -> Vec<JobLog> {
+    let directory = logs_directory(journal);
+    let directory = std::path::absolute(&directory).unwrap_or(directory);
+    let attempts = read_index(&directory).unwrap_or_default();
+    let logs = attempts.iter();
+    logs.map(|attempt| JobLog::of_attempt(attempt, &directory))
+        .collect()
+}
+
 fn write_page(report: &ReportData, path: &Path) -> Result<()> {
-    let page = page::render_page(report)?;
+    let directory = std::path::absolute(path).ok();
+    let directory = directory.as_deref().and_then(Path::parent);
+    let page = page::render_page(report, directory)?;
     std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -171,7 +205,7 @@ mod tests {
         let (mut journal, _) = opened.expect("it is created");
         journal.append(&history.steps).expect("it is written");
         let report = read_report(&path).expect("it is read");
-        let page = page::render_page(&report).expect("it is drawn");
+        let page = page::render_page(&report, None).expect("it is drawn");
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
         assert!(page.contains("&lt;img src=x"));
         for bad in ["<script", "<img", "http://", "https://", "url("] {
@@ -179,7 +213,7 @@ mod tests {
             assert!(!found.contains(bad), "{bad} is in the page");
         }
         assert_eq!(page.matches("<svg").count(), 4);
-        for section in ["Ledger", "Failures", "Copies", "Warnings", "Events"] {
+        for section in ["Jobs", "Ledger", "Failures", "Copies", "Warnings", "Events"] {
             assert!(page.contains(section), "{section} is missing");
         }
         assert!(report.goodput.total.lost_ms > 0, "nothing was lost");

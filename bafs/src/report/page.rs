@@ -1,25 +1,28 @@
 //! A report as one page that needs nothing else: no script, no style sheet, no picture of others.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use anyhow::Result;
-use bafs_proto::path::is_control_or_bidirectional;
 use bafs_sched::Outcome;
 use bafs_sched::goodput::TimeAccount;
 
-use super::{ReportData, charts};
+use super::{ReportData, charts, jobs};
+use crate::html_text::escape_html;
 
 /// Rows of a table at most: more is in the data (`--json`).
-const ROWS_MAX: usize = 1_000;
+pub(super) const ROWS_MAX: usize = 1_000;
 
 const STYLE_SHEET: &str = "body{font:14px sans-serif;max-width:1000px;margin:2em auto;color:#222}\
 h1{font-size:22px}h2{font-size:17px;margin-top:2em}table{border-collapse:collapse}\
 td,th{padding:2px 10px 2px 0;text-align:left;border-bottom:1px solid #ddd;vertical-align:top}\
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}\
-.warn{color:#a00}.small{color:#666;font-size:12px}";
+pre{margin:2px 0;white-space:pre-wrap;\
+color:#444;font-size:12px}.warn{color:#a00}.small{color:#666;font-size:12px}";
 
-/// The page.
-pub(super) fn render_page(report: &ReportData) -> Result<String> {
+/// The page, which will be in a directory: links to files beside it lead there. Without one they
+/// have whole paths.
+pub(super) fn render_page(report: &ReportData, directory: Option<&Path>) -> Result<String> {
     let timeline = &report.timeline;
     let mut html =
         String::from("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
@@ -38,7 +41,7 @@ pub(super) fn render_page(report: &ReportData) -> Result<String> {
     write_summary(&mut html, report)?;
     write_warnings(&mut html, report)?;
     for picture in [
-        charts::draw_gantt(timeline)?,
+        charts::draw_gantt(timeline),
         charts::draw_processors(timeline)?,
         charts::draw_space(timeline)?,
         charts::draw_home_traffic(timeline)?,
@@ -47,8 +50,9 @@ pub(super) fn render_page(report: &ReportData) -> Result<String> {
     }
     html += "<p class=\"small\">A journal records the arrival of files at home and the pages that \
              jobs read from caches. The home server counts the bytes that caches fetch.</p>";
+    jobs::write_jobs(&mut html, report, directory)?;
+    write_failures(&mut html, report, directory)?;
     write_ledger(&mut html, report)?;
-    write_failures(&mut html, report)?;
     write_copies(&mut html, report)?;
     write_measured_sizes(&mut html, report)?;
     write_events(&mut html, report)?;
@@ -90,7 +94,13 @@ fn write_warnings(html: &mut String, report: &ReportData) -> Result<()> {
     }
     *html += "<h2>Warnings</h2><ul>";
     for warning in report.warnings.iter().take(ROWS_MAX) {
-        write!(html, "<li class=\"warn\">{}</li>", escape_html(warning))?;
+        // The last lines that a job printed follow the first one.
+        let (first, rest) = warning.split_once('\n').unwrap_or((warning, ""));
+        write!(html, "<li class=\"warn\">{}", escape_html(first))?;
+        if !rest.is_empty() {
+            write!(html, "<pre>{}</pre>", escape_html(rest))?;
+        }
+        *html += "</li>";
     }
     *html += "</ul>";
     Ok(())
@@ -145,7 +155,7 @@ fn write_account(html: &mut String, name: &str, account: &TimeAccount) -> Result
     Ok(())
 }
 
-fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
+fn write_failures(html: &mut String, report: &ReportData, directory: Option<&Path>) -> Result<()> {
     let timeline = &report.timeline;
     let lost: Vec<_> = timeline
         .executions
@@ -156,23 +166,43 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
         return Ok(());
     }
     *html += "<h2>Failures</h2>";
-    write_header(html, &["job", "node", "from, s", "to, s", "outcome"])?;
+    let titles = [
+        "job",
+        "node",
+        "from, s",
+        "to, s",
+        "outcome, and last lines",
+        "logs",
+    ];
+    write_header(html, &titles)?;
     for execution in lost.iter().take(ROWS_MAX) {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
         let how = match execution.outcome {
             bafs_sched::timeline::ExecutionOutcome::RolledBack => "done, but its output was lost",
             _ => &execution.end_description,
         };
-        write_row(
+        let job = &timeline.jobs[execution.job.as_usize()].name;
+        *html += "<tr>";
+        for cell in [
+            job,
+            &execution.node,
+            &format_seconds(execution.requested_ms),
+            &format_seconds(until),
+        ] {
+            write!(html, "<td>{}</td>", escape_html(cell))?;
+        }
+        write!(html, "<td>{}", escape_html(how))?;
+        if !execution.output_tail.is_empty() {
+            write!(html, "<pre>{}</pre>", escape_html(&execution.output_tail))?;
+        }
+        *html += "</td><td>";
+        let attempt = report.attempt_of(execution);
+        jobs::write_links(
             html,
-            &[
-                &timeline.jobs[execution.job.as_usize()].name,
-                &execution.node,
-                &format_seconds(execution.requested_ms),
-                &format_seconds(until),
-                how,
-            ],
+            report.logs_of(job).filter(|it| it.attempt == attempt),
+            directory,
         )?;
+        *html += "</td></tr>\n";
     }
     *html += "</table>";
     write_omitted(html, lost.len())
@@ -253,7 +283,7 @@ fn write_events(html: &mut String, report: &ReportData) -> Result<()> {
     write_omitted(html, report.history_lines.len())
 }
 
-fn write_header(html: &mut String, titles: &[&str]) -> Result<()> {
+pub(super) fn write_header(html: &mut String, titles: &[&str]) -> Result<()> {
     *html += "<table><tr>";
     for title in titles {
         write!(html, "<th>{title}</th>")?;
@@ -271,7 +301,7 @@ fn write_row(html: &mut String, cells: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn write_omitted(html: &mut String, rows: usize) -> Result<()> {
+pub(super) fn write_omitted(html: &mut String, rows: usize) -> Result<()> {
     if rows > ROWS_MAX {
         let more = rows - ROWS_MAX;
         write!(
@@ -282,25 +312,6 @@ fn write_omitted(html: &mut String, rows: usize) -> Result<()> {
     Ok(())
 }
 
-fn format_seconds(ms: u64) -> String {
+pub(super) fn format_seconds(ms: u64) -> String {
     format!("{}.{:03}", ms / 1_000, ms % 1_000)
-}
-
-/// Text as a page shows it, whatever is in it.
-fn escape_html(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&#39;",
-            c if is_control_or_bidirectional(c) && c != '\n' && c != '\t' => {
-                escaped.push('\u{fffd}')
-            }
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }

@@ -2,30 +2,29 @@
 //! be compared with what earlier runs saw. A few calls, many at once. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use bafs_proto::file_set::MANIFEST_NAME;
 use bafs_proto::message::{ListSource, SourceEntry, SourceKind, StatSource};
-use bafs_proto::path::PROGRAM_DIRECTORY;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::earlier_work::{
-    FoundResult, HomeState, JobRecord, ProgramIdentity, SourceListing, SourceState, source_of,
+    FoundResult, HomeState, JobRecord, SourceListing, SourceState, source_of,
 };
 use bafs_server::home_server::DirectoryView;
-use bafs_workflow::{Job, JobIndex, Scheme, Url, Workflow};
+use bafs_workflow::{Scheme, Url, Workflow};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::host_files::find_host_files;
 use super::sent_set::{MANIFEST_BYTES_MAX, find_manifest, find_set};
 use crate::beside_files::BesideFiles;
 use crate::client::ClusterClient;
 use crate::home_view::{ClusterView, HomeView, LOCAL_HOME};
 
 /// Calls to homes at once.
-const CALLS_MAX: usize = 32;
+pub(super) const CALLS_MAX: usize = 32;
 
 /// Entries of one listing that are held: those that a volume may have.
 const ENTRIES_MAX: usize = bafs_proto::limits::MANIFEST_ENTRIES_MAX;
@@ -83,10 +82,12 @@ pub(super) fn look_at_homes(
             );
         }
     }
+    let (programs, files) = find_host_files(workflow);
     Ok(HomeState {
         sources,
         results,
-        programs: find_programs(workflow),
+        programs,
+        files,
     })
 }
 
@@ -288,57 +289,4 @@ fn to_known_error(error: anyhow::Error) -> Error {
         Ok(error) => error,
         Err(error) => Error::new(ErrorCode::Unreachable, format!("{error:#}")),
     }
-}
-
-/// Programs of jobs that this machine has outside of volumes.
-fn find_programs(workflow: &Workflow) -> BTreeMap<JobIndex, ProgramIdentity> {
-    let mut known: BTreeMap<PathBuf, Option<ProgramIdentity>> = BTreeMap::new();
-    let mut programs = BTreeMap::new();
-    for (job, index) in workflow.jobs.iter().zip(0u32..) {
-        let Some(path) = find_program(job) else {
-            continue;
-        };
-        let found = known
-            .entry(path)
-            .or_insert_with_key(|path| identify_program(path));
-        if let Some(found) = found {
-            programs.insert(JobIndex(index), found.clone());
-        }
-    }
-    programs
-}
-
-fn find_program(job: &Job) -> Option<PathBuf> {
-    let program = Path::new(&job.command.executable);
-    if program.is_absolute() {
-        let is_in_volume = job.mount_at(&job.command.executable).is_some();
-        return (!is_in_volume).then(|| program.to_owned());
-    }
-    // What a volume brings is an input of the job.
-    let brought = format!("{PROGRAM_DIRECTORY}/{}", job.command.executable);
-    let is_brought = job.root().is_some() || job.mount_at(&brought).is_some();
-    if program.components().count() > 1 || is_brought {
-        return None;
-    }
-    let mut variables = job.command.environment.iter();
-    let own = variables.find(|(name, _)| name == "PATH");
-    let path = own.map(|(_, value)| value.into());
-    let path = path.or_else(|| std::env::var_os("PATH"))?;
-    let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));
-    places.find(|place| {
-        let found = place.metadata();
-        found.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
-    })
-}
-
-fn identify_program(path: &Path) -> Option<ProgramIdentity> {
-    let found = path.metadata().ok().filter(|it| it.is_file())?;
-    Some(ProgramIdentity {
-        path: path.to_string_lossy().into_owned(),
-        size: found.size(),
-        mtime_ns: found
-            .mtime()
-            .saturating_mul(1_000_000_000)
-            .saturating_add(found.mtime_nsec()),
-    })
 }

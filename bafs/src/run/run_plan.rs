@@ -20,6 +20,7 @@ use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
 use serde_json::json;
 
 use super::home_state::look_at_homes;
+use super::target_check::check_targets;
 use crate::args::{RunArgs, UsageError};
 use crate::client::ClusterClient;
 use crate::home_view::HomeView;
@@ -34,8 +35,8 @@ const NAMES_SHOWN_MAX: usize = 5;
 pub(super) enum RunPlan {
     /// It goes on with the last one, which was interrupted.
     Resume(EarlierRun),
-    /// The last one was interrupted, and is of no use: it is cancelled first.
-    CancelFirst(EarlierRun),
+    /// The last one was interrupted, and is of no use, for this reason: it is cancelled first.
+    CancelFirst(EarlierRun, String),
     /// Another run begins.
     Begin(Box<PlannedRun>),
 }
@@ -79,9 +80,13 @@ pub(super) fn plan_run(
     };
     if let Some(open) = earlier.as_ref().filter(is_open) {
         let is_wanted = forced.is_empty() && open.workflow == *workflow;
-        return Ok(match is_wanted {
-            true => RunPlan::Resume(open.clone()),
-            false => RunPlan::CancelFirst(open.clone()),
+        let why_not = match is_wanted {
+            true => find_other_cluster(open, place.homes),
+            false => Some("is not what is wanted now".to_owned()),
+        };
+        return Ok(match why_not {
+            None => RunPlan::Resume(open.clone()),
+            Some(why) => RunPlan::CancelFirst(open.clone(), why),
         });
     }
     let none = BTreeMap::new();
@@ -96,11 +101,12 @@ pub(super) fn plan_run(
     let kept = match (&earlier, place.homes) {
         (Some(run), HomeView::Cluster(cluster)) if !run.kept.is_empty() && !place.is_temporary => {
             let (client, kept) = (cluster.client().clone(), run.kept.clone());
-            cluster.run(find_kept(client, kept))?
+            cluster.run(find_kept(client, kept, args.dry_run))?
         }
         _ => FoundVolumes::default(),
     };
     let decisions = decide_jobs(workflow, records, own, &kept.volumes);
+    check_targets(place.homes, workflow, &decisions.running().collect())?;
     let names: BTreeSet<&str> = workflow.jobs.iter().map(|job| job.name.as_str()).collect();
     let removed = records.keys().filter(|name| !names.contains(name.as_str()));
     Ok(RunPlan::Begin(Box::new(PlannedRun {
@@ -108,10 +114,43 @@ pub(super) fn plan_run(
         earlier: earlier.as_ref().map(|run| run.run),
         work: EarlierWork {
             is_temporary: place.is_temporary,
-            ..collect_work(workflow, records, &home, &decisions, kept)
+            ..collect_work(
+                workflow,
+                records,
+                &home,
+                &decisions,
+                kept,
+                links_sources(args),
+            )
         },
         decisions,
     })))
+}
+
+/// Why an interrupted run cannot go on where it would now, if so.
+fn find_other_cluster(open: &EarlierRun, homes: &HomeView) -> Option<String> {
+    let HomeView::Cluster(cluster) = homes else {
+        return None;
+    };
+    let listed = cluster.run(cluster.client().list_servers(Some(ServerKind::Home)));
+    // A catalog that does not answer now is waited for by the run.
+    find_other_home(open, &listed.ok()?)
+}
+
+/// Whether a home of an interrupted run is another server by now, and its own is away: then what it
+/// did is elsewhere, on another cluster perhaps, and it would wait in vain.
+fn find_other_home(open: &EarlierRun, adverts: &[Advert]) -> Option<String> {
+    open.homes.iter().find_map(|(name, (server, address))| {
+        let is_own_away = adverts.iter().all(|home| home.id != *server);
+        let mut others = adverts.iter();
+        let other = others.find(|home| home.name.eq_ignore_ascii_case(name))?;
+        is_own_away.then(|| {
+            format!(
+                "had the home '{name}' at {address}, and here that is another one, at {}",
+                other.address
+            )
+        })
+    })
 }
 
 /// What the journal tells. One that this version does not read is put aside if the user wants
@@ -158,6 +197,11 @@ fn find_forced(args: &RunArgs, workflow: &Workflow) -> Result<Vec<JobIndex>> {
     args.from.iter().map(find).collect()
 }
 
+/// Whether the run links sources of one file at home, which changes what can be compared of them.
+fn links_sources(args: &RunArgs) -> bool {
+    args.remote_io || args.cache_only
+}
+
 /// All that the scheduler is told.
 fn collect_work(
     workflow: &Workflow,
@@ -165,6 +209,7 @@ fn collect_work(
     home: &HomeState,
     decisions: &JobDecisions,
     kept: FoundVolumes,
+    links_files: bool,
 ) -> EarlierWork {
     let volumes = workflow.volumes.iter().zip(0u32..);
     let sources = volumes.filter_map(|(volume, index)| {
@@ -172,6 +217,9 @@ fn collect_work(
         let SourceState::Listed(listing) = state else {
             return None;
         };
+        if links_files && listing.is_file() {
+            return None;
+        }
         Some((VolumeIndex(index), listing.digest()?))
     });
     let adopted: Vec<AdoptedVolume> = decisions
@@ -194,6 +242,7 @@ fn collect_work(
         up_to_date: decisions.up_to_date().collect(),
         sources: sources.collect(),
         programs: home.programs.clone().into_iter().collect(),
+        files: home.files.clone().into_iter().collect(),
         dropped: dropped.map(|kept| (kept.id, kept.server)).collect(),
         nodes: kept.nodes,
         adopted,
@@ -208,8 +257,13 @@ struct FoundVolumes {
     nodes: Vec<NodeInfo>,
 }
 
-/// Asks the nodes of kept volumes for them.
-async fn find_kept(client: ClusterClient, kept: Vec<KeptVolume>) -> Result<FoundVolumes> {
+/// Asks the nodes of kept volumes for them. From then on nobody else gets their space, unless they
+/// still give way.
+async fn find_kept(
+    client: ClusterClient,
+    kept: Vec<KeptVolume>,
+    gives_way: bool,
+) -> Result<FoundVolumes> {
     let adverts = client.list_servers(Some(ServerKind::Node)).await?;
     let mut found = FoundVolumes::default();
     let mut holders: Vec<Advert> = Vec::new();
@@ -225,6 +279,7 @@ async fn find_kept(client: ClusterClient, kept: Vec<KeptVolume>) -> Result<Found
         let call = RenewVolumes {
             volumes: here.iter().map(|kept| kept.id).collect(),
             lifetime_ms: 0,
+            gives_way,
         };
         // A node that does not answer has nothing for this run.
         let Ok(renewed) = client.call(&advert.address, call).await else {
@@ -234,12 +289,12 @@ async fn find_kept(client: ClusterClient, kept: Vec<KeptVolume>) -> Result<Found
         found.volumes.extend(here.into_iter().filter(is_there));
         holders.push(advert);
     }
-    found.nodes = describe_nodes(holders, &found.volumes);
+    found.nodes = describe_nodes(holders);
     Ok(found)
 }
 
-/// Nodes as the scheduler knows them; what they keep for this run is not of others.
-fn describe_nodes(adverts: Vec<Advert>, kept: &[KeptVolume]) -> Vec<NodeInfo> {
+/// Nodes as the scheduler knows them. What they kept for this run they listed as free.
+fn describe_nodes(adverts: Vec<Advert>) -> Vec<NodeInfo> {
     let nobody = Workflow {
         name: String::new(),
         jobs: Vec::new(),
@@ -250,15 +305,10 @@ fn describe_nodes(adverts: Vec<Advert>, kept: &[KeptVolume]) -> Vec<NodeInfo> {
     let now = bafs_server::clock::now();
     let listed =
         ListingTracker::default().compare_listing(&unknown, adverts, now, |_: ServerId| true);
-    let Some(Event::NodesListed { mut nodes, .. }) = listed else {
-        return Vec::new();
-    };
-    for node in &mut nodes {
-        for kept in kept.iter().filter(|kept| kept.server == node.id) {
-            node.foreign_space = node.foreign_space.saturating_sub(kept.size);
-        }
+    match listed {
+        Some(Event::NodesListed { nodes, .. }) => nodes,
+        _ => Vec::new(),
     }
-    nodes
 }
 
 impl PlannedRun {
@@ -371,4 +421,67 @@ pub(super) fn parse_keep_ms(args: &RunArgs) -> Result<u64> {
     seconds
         .map(|seconds| seconds.saturating_mul(1000))
         .context("how long volumes are kept")
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::attributes::Attributes;
+    use bafs_proto::message::Lifetime;
+
+    use super::*;
+
+    fn home(id: u64, name: &str) -> Advert {
+        Advert {
+            id: ServerId(id),
+            kind: ServerKind::Home,
+            name: name.to_owned(),
+            address: format!("h{id}:1"),
+            group: String::new(),
+            ttl_ms: 4_000,
+            capacity_bytes: 0,
+            capacity_files: 0,
+            free_bytes: 0,
+            free_files: 0,
+            slots: 0,
+            jobs: 0,
+            caches: Vec::new(),
+            lifetime: Lifetime::default(),
+            attributes: Attributes::default(),
+        }
+    }
+
+    #[test]
+    fn interrupted_run_knows_its_home_again() {
+        let nobody = Workflow {
+            name: String::new(),
+            jobs: Vec::new(),
+            volumes: Vec::new(),
+            extracts: Vec::new(),
+        };
+        let open = EarlierRun {
+            run: RunId(1),
+            workflow: nobody,
+            is_over: false,
+            has_begun: true,
+            is_temporary: false,
+            records: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            kept: Vec::new(),
+            homes: BTreeMap::from([("home".to_owned(), (ServerId(1), "a:1".to_owned()))]),
+        };
+        let find = |adverts: &[Advert]| find_other_home(&open, adverts);
+        let told = "had the home 'home' at a:1, and here that is another one, at h2:1";
+        assert_eq!(
+            find(&[home(2, "Home"), home(3, "x")]).as_deref(),
+            Some(told)
+        );
+        assert_eq!(find(&[home(1, "home")]), None, "it is there");
+        assert_eq!(find(&[home(1, "renamed"), home(2, "home")]), None);
+        assert_eq!(
+            find(&[home(2, "other")]),
+            None,
+            "it is away, and may come back"
+        );
+        assert_eq!(find(&[]), None);
+    }
 }

@@ -60,12 +60,11 @@ pub(super) async fn prepare_run(
     };
     let look = |place| tokio::task::block_in_place(|| plan_run(args, workflow, place));
     let mut plan = look(place)?;
-    if let RunPlan::CancelFirst(open) = plan {
+    if let RunPlan::CancelFirst(open, why) = plan {
         if let (Some(cluster), false) = (setting.cluster, args.dry_run) {
-            print_notice(
-                "the run before was interrupted, and is not what is wanted now: its jobs are \
-                 stopped first",
-            );
+            print_notice(&format!(
+                "the run before was interrupted, and {why}: its jobs are stopped first"
+            ));
             cancel_run(open, cluster, setting.journal).await?;
         }
         let ignores_open_runs = true;
@@ -76,7 +75,7 @@ pub(super) async fn prepare_run(
     }
     let planned = match plan {
         RunPlan::Begin(planned) => planned,
-        RunPlan::Resume(open) | RunPlan::CancelFirst(open) => {
+        RunPlan::Resume(open) | RunPlan::CancelFirst(open, _) => {
             if args.dry_run {
                 let (text, value) = describe_open_run(&open, holder);
                 output.print_result(&text, &value)?;

@@ -10,8 +10,9 @@ use bafs_sim::simulator::study::{StudyPoint, StudyVariable, sketch_point};
 use bafs_workflow::Workflow;
 
 use super::SimulatedRun;
+use crate::gantt_chart::{Bar, Gantt};
 use crate::graph;
-use crate::svg_chart::{Axis, Bar, CategoryMap, Chart, Colour, Curve, CurveStyle, Gantt};
+use crate::svg_chart::{Axis, CategoryMap, Chart, Colour, Curve, CurveStyle};
 
 /// Points of a sensitivity curve.
 const SENSITIVITY_POINTS: u32 = 6;
@@ -57,10 +58,7 @@ pub(super) fn write_run_charts(
         let name = row.policy.to_lowercase();
         let chart = storage_chart(row);
         files.write_file(&format!("storage-{name}.svg"), &chart.render_svg()?)?;
-        files.write_file(
-            &format!("gantt-{name}.svg"),
-            &gantt_chart(row).render_svg()?,
-        )?;
+        files.write_file(&format!("gantt-{name}.svg"), &gantt_chart(row).render_svg())?;
     }
     Ok(files.written)
 }
@@ -205,6 +203,7 @@ fn gantt_chart(row: &SimulatedRun) -> Gantt {
                 } else {
                     Colour::FAILURE
                 },
+                label: String::new(),
             });
         }
     }

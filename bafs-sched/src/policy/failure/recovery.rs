@@ -139,6 +139,7 @@ mod tests {
             outcome: JobOutcome::EnvironmentFailed(Error::new(code, "x")),
             wall_ms: 0,
             cpu_ms: 0,
+            memory_bytes_max: 0,
             output_tail: String::new(),
             volumes: Vec::new(),
         };
