@@ -9,6 +9,17 @@ pub struct Amount {
     pub files: u64,
 }
 
+impl Amount {
+    /// What it is more than another, of each kind.
+    #[must_use]
+    pub fn excess_over(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
+    }
+}
+
 /// There is too little space; the amount says how much is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpaceShortage {
