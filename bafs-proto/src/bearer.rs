@@ -125,6 +125,7 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         Request::GetVolume(call) => (Resource::Volume(call.volume), MANAGE),
         Request::DeleteVolume(call) => (Resource::Volume(call.volume), MANAGE),
         Request::InvalidateVolume(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::ResizeVolume(call) => (Resource::Volume(call.volume), MANAGE),
         Request::ExtractFile(call) => (Resource::Volume(call.volume), MANAGE),
         Request::GetCache(call) => (Resource::Volume(call.volume), MANAGE),
         Request::WarmCache(call) => (Resource::Volume(call.volume), MANAGE),

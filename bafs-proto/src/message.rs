@@ -61,7 +61,7 @@ pub use crate::source::{
     ListSource, SourceEntry, SourceIdentity, SourceKind, SourcePage, StatSource,
 };
 use crate::token::Token;
-use crate::volume::{VolumeSpec, VolumeStatus};
+use crate::volume::{ResizeVolume, VolumeSpec, VolumeStatus};
 
 /// Kind of a process, as its hello says. The certificate proves only the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -227,6 +227,8 @@ calls! {
     FindPrograms => MissingPrograms,
     // the queue of a service
     CallQueue => QueueAnswer,
+    // the size of a volume
+    ResizeVolume => VolumeStatus,
 }
 
 /// Done, nothing to say.
@@ -475,7 +477,7 @@ pub enum TreeRef {
     Home(String),
 }
 
-/// Opens a tree for an agent. A writer fences all earlier writers of a volume.
+/// Opens a tree for an agent. A writer fences all earlier writers of a volume, unless it yields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenTree {
     /// Which tree.
@@ -484,6 +486,9 @@ pub struct OpenTree {
     pub agent: AgentId,
     /// Whether it will write.
     pub writable: bool,
+    /// Whether a writer is refused with `LeaseHeld` while another agent writes the volume, instead
+    /// of fencing that.
+    pub yields: bool,
     /// Goes on with an earlier session of the same agent that the server no longer knows: what
     /// [`TreeSession::machine_incarnation`] was then. Refused when data may be missing since, or
     /// when another agent has written since.

@@ -155,6 +155,19 @@ impl LimitKind {
     }
 }
 
+/// Changes the size of a volume that is ready. Repeating it is harmless. Fails with `NoSpaceBytes`
+/// or `NoSpaceFiles` when the node has too little, with `WrongState` when the volume holds more,
+/// and with `LeaseHeld` while an agent accounts for the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResizeVolume {
+    /// Which.
+    pub volume: VolumeId,
+    /// New size in bytes, at least 1.
+    pub size_bytes: u64,
+    /// New number of files, at least 1; `None` leaves it.
+    pub size_files: Option<u64>,
+}
+
 /// State of a volume: it is being made, ready, or its making failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -163,6 +163,7 @@ impl TreeSessions {
             tree: name,
             agent,
             writable,
+            yields: _,
             resumed_incarnation: resumes,
         } = open;
         let machine = self.0.boot_id;
@@ -665,6 +666,7 @@ mod tests {
             tree: TreeRef::Volume(VolumeId(1)),
             agent: AgentId::random(),
             writable: true,
+            yields: false,
             resumed_incarnation: resumes,
         }
     }

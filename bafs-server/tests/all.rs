@@ -16,6 +16,7 @@ mod lifetimes;
 mod node;
 mod node_listing;
 mod older_copies;
+mod resizing;
 mod set_extraction;
 mod storage;
 mod test_home;

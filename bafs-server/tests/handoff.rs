@@ -56,6 +56,7 @@ impl NodeFixture {
             tree,
             agent,
             writable,
+            yields: false,
             resumed_incarnation: None,
         };
         Ok(self.world.call_for(A, call, 1_000).await?.epoch)

@@ -170,6 +170,7 @@ async fn a_token_must_cover_link_targets_too() {
         tree: TreeRef::Home("mine/way/tree".to_owned()),
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: None,
     };
     assert_eq!(
@@ -362,6 +363,7 @@ async fn remote_trees_support_reading_and_writing() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable,
+        yields: false,
         resumed_incarnation: None,
     };
     assert_eq!(
@@ -436,6 +438,7 @@ async fn a_reader_cannot_use_a_writers_session() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: None,
     };
     let epoch = world.call(open).await.expect("open").epoch;

@@ -148,6 +148,7 @@ async fn results_extend_a_volumes_lifetime_across_restarts() {
             tree: tree.clone(),
             agent: AgentId(id),
             writable,
+            yields: false,
             resumed_incarnation: None,
         };
         let epoch = world.call(A, open).await.expect("open").epoch;

@@ -20,6 +20,7 @@ use bafs_proto::net::{Cancellation, IncomingRequest, Peer, Service};
 use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
+use bafs_proto::volume::ResizeVolume;
 use bafs_proto::{ErrorClass, ErrorCode, Result};
 use bafs_server::catalog::Catalog;
 use bafs_server::node::Node;
@@ -118,6 +119,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         tree: tree(),
         agent: AgentId(1),
         writable,
+        yields: false,
         resumed_incarnation: None,
     };
     let create = CreateVolume {
@@ -147,6 +149,16 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
                 volumes: vec![V],
                 lifetime_ms: 0,
                 gives_way: false,
+            }
+            .into(),
+            volume(),
+            Right::Manage,
+        ),
+        (
+            ResizeVolume {
+                volume: V,
+                size_bytes: 1,
+                size_files: None,
             }
             .into(),
             volume(),
@@ -248,6 +260,7 @@ async fn every_request_needs_exactly_its_right() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: None,
     };
     let writer = world.call("a:1", open).await.expect("open").epoch;
@@ -314,6 +327,7 @@ async fn every_request_needs_exactly_its_right() {
             tree: TreeRef::Home("x".to_owned()),
             agent: AgentId(1),
             writable: false,
+            yields: false,
             resumed_incarnation: None,
         }
         .into(),
@@ -377,6 +391,7 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: None,
     };
     let session = world.call("a:1", open).await.expect("open");

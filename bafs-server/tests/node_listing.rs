@@ -1,11 +1,12 @@
 //! Lists of volumes: whose, page by page, and while others are deleted.
 
 use crate::node::call_node;
-use crate::test_nodes::{ALL, FOREVER, NodeCluster, spec};
+use crate::test_nodes::{ALL, FOREVER, NodeCluster, spec, tree};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{DeleteVolume, ListVolumes, Reply};
 use bafs_proto::token::{Resource, Token};
 use bafs_proto::volume::VolumeSpec;
+use bafs_server::clock;
 use futures_util::future::join_all;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,6 +72,46 @@ async fn concurrent_deletions_hide_no_other_volumes() {
         id = fresh.end;
     }
     assert!(beside > 0, "nothing was listed beside what stays");
+}
+
+/// As after a kill of the node, with agents of its jobs that hang.
+#[tokio::test(flavor = "multi_thread")]
+async fn hanging_agents_delay_no_listing() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node("a:1", world.config(store.path())).await;
+    for id in 1..=9 {
+        let small = VolumeSpec {
+            size_bytes: 4096,
+            size_files: 10,
+            ..spec(id, None)
+        };
+        world.create("a:1", small).await.expect("create");
+    }
+    let after = tempfile::tempdir().expect("store");
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .arg(format!("{}/.", store.path().display()))
+        .arg(after.path())
+        .status();
+    assert!(copied.expect("cp").success());
+    let held = (1..=8).map(|id| {
+        let lock = tree(after.path(), id).with_file_name("lock");
+        let lock = std::fs::File::create(lock).expect("a lock");
+        lock.try_lock().expect("it is nobody's");
+        lock
+    });
+    let held: Vec<_> = held.collect();
+    let _again = world.node("b:1", world.config(after.path())).await;
+    let began = clock::now();
+    let listed = world.call("b:1", ListVolumes::default()).await;
+    let listed = listed.expect("a list").volumes;
+    let took_ms = clock::now().ms_since(began);
+    // Each of them alone is waited for three seconds.
+    assert!(took_ms < 6_000, "{took_ms} ms");
+    let measured = listed.iter().filter(|it| it.error.is_none());
+    let measured: Vec<_> = measured.map(|it| it.spec.id.0).collect();
+    assert_eq!((listed.len(), measured), (9, vec![9]));
+    drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread")]

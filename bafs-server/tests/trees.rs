@@ -41,6 +41,7 @@ impl SessionFixture {
             tree: VOLUME,
             agent: AgentId(1),
             writable,
+            yields: false,
             resumed_incarnation: None,
         };
         self.sessions
@@ -141,6 +142,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: None,
     };
     let later = restarted
@@ -158,6 +160,7 @@ async fn sessions_do_not_resume_after_machine_restarts() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: resumes,
     };
     let sessions = &bench.sessions;
@@ -182,6 +185,7 @@ async fn writers_of_a_home_tree_coexist() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable: true,
+        yields: false,
         resumed_incarnation: None,
     };
     let first = bench
@@ -218,6 +222,7 @@ async fn a_deleted_volume_cannot_be_reopened() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: false,
+        yields: false,
         resumed_incarnation: None,
     };
     let again = bench.sessions.open(bench.tree.clone(), call).await;

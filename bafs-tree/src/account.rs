@@ -104,7 +104,8 @@ impl FileState {
 /// The use of one tree.
 #[derive(Debug)]
 pub(crate) struct Account {
-    limit: Limit,
+    limit_bytes: AtomicU64,
+    limit_files: AtomicU64,
     /// Charges and reservations.
     bytes: AtomicU64,
     files: AtomicU64,
@@ -118,7 +119,8 @@ pub(crate) struct Account {
 impl Account {
     pub(crate) fn new(limit: Limit) -> Self {
         Self {
-            limit,
+            limit_bytes: limit.bytes.into(),
+            limit_files: limit.files.into(),
             bytes: AtomicU64::new(0),
             files: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
@@ -128,7 +130,16 @@ impl Account {
     }
 
     pub(crate) fn limit(&self) -> Limit {
-        self.limit
+        Limit {
+            bytes: self.limit_bytes.load(SeqCst),
+            files: self.limit_files.load(SeqCst),
+        }
+    }
+
+    /// Replaces the limit. What is charged stays, also where that is more.
+    pub(crate) fn set_limit(&self, limit: Limit) {
+        self.limit_bytes.store(limit.bytes, SeqCst);
+        self.limit_files.store(limit.files, SeqCst);
     }
 
     /// Bytes and files in use, reservations included.
@@ -137,14 +148,15 @@ impl Account {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.limit.bytes.saturating_sub(self.bytes.load(SeqCst))
+        let limit = self.limit_bytes.load(SeqCst);
+        limit.saturating_sub(self.bytes.load(SeqCst))
     }
 
     /// Takes `amount` bytes if they fit.
     pub(crate) fn reserve(&self, amount: u64) -> bool {
         // First, and given back last: who finds nothing free must see why.
         self.reserved.fetch_add(amount, SeqCst);
-        let fits = add_within_limit(&self.bytes, amount, self.limit.bytes);
+        let fits = add_within_limit(&self.bytes, amount, self.limit_bytes.load(SeqCst));
         if !fits {
             self.reserved.fetch_sub(amount, SeqCst);
         }
@@ -190,7 +202,7 @@ impl Account {
 
     /// Takes one file if it fits.
     pub(crate) fn reserve_file(&self) -> bool {
-        add_within_limit(&self.files, 1, self.limit.files)
+        add_within_limit(&self.files, 1, self.limit_files.load(SeqCst))
     }
 
     pub(crate) fn release_file(&self) {

@@ -193,6 +193,23 @@ impl Tree {
         }
     }
 
+    /// Replaces the limit of a tree that has one. Answers whether the tree holds no more than that;
+    /// if it holds more, the old limit stays.
+    pub fn set_limit(&self, limit: Limit) -> bool {
+        let Some(account) = &self.account else {
+            return false;
+        };
+        let before = account.limit();
+        // First, so that nobody takes more between the look and the change.
+        account.set_limit(limit);
+        let (bytes, files) = account.used();
+        let fits = bytes <= limit.bytes && files <= limit.files;
+        if !fits {
+            account.set_limit(before);
+        }
+        fits
+    }
+
     /// Bytes and files in use; zeros for a tree without a limit, where nothing is counted.
     pub fn used(&self) -> (u64, u64) {
         let told = || self.reported_use.as_ref().map(|it| it.get());

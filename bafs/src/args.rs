@@ -44,7 +44,8 @@ pub(crate) use sizes::SizesArgs;
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 pub(crate) use volume::{
     LimitEnforcement, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
-    VolumeReplicateArgs, VolumeWarmArgs,
+    VolumeGetArgs, VolumeLsArgs, VolumePutArgs, VolumeRenewArgs, VolumeReplicateArgs,
+    VolumeResizeArgs, VolumeWarmArgs,
 };
 
 /// A distributed file system for batch jobs.
@@ -112,7 +113,7 @@ pub(crate) enum CliCommand {
     Servers(ServersArgs),
     /// Take a node out of use without losing data: it takes no new work, and runs copy its data.
     Drain(DrainArgs),
-    /// Create, list, show, copy, extract, warm and delete volumes.
+    /// Create, list, show, fill, read, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// List or remove cached data of sources that no volume shows any more.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use bafs_proto::attributes::Constraint;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::error::ErrorClass;
@@ -23,11 +23,15 @@ use bafs_server::clock;
 use bafs_workflow::{Scheme, Url};
 use bytes::Bytes;
 
-use crate::args::ClientArgs;
+use crate::args::{ClientArgs, UsageError};
+use crate::failure::{ClassifiedError, FailureClass};
 use crate::init;
 
 /// Time for a command's single calls, in milliseconds.
 const CALL_TIMEOUT_MS: u64 = 10_000;
+
+/// Most listings by which it is confirmed that a name is of no volume, or of several.
+const CONFIRMATIONS_MAX: usize = 4;
 
 /// What is given away ends with the token that it was made of: the largest time that one can name.
 const LATEST_TIME: Time = Time(i64::MAX as u64);
@@ -133,6 +137,24 @@ impl ClusterClient {
         Ok(bytes)
     }
 
+    /// Makes a call with raw data once, as this client's bearer may.
+    pub(crate) async fn call_with_data<C: Call + Clone>(
+        &self,
+        address: &str,
+        call: C,
+        body: Bytes,
+        ms: u64,
+    ) -> bafs_proto::Result<(C::Reply, Bytes)> {
+        let request: Request = call.clone().into();
+        let token = self
+            .bearer
+            .token_for_call(address, &request, clock::now(), ms)?;
+        let deadline = Deadline::after_ms(ms);
+        self.pool
+            .call_with_body(address, &token, call, body, deadline)
+            .await
+    }
+
     /// Makes a call with raw data and this token, up to `tries` times while it fails transiently.
     pub(crate) async fn call_with_body<C: Call + Clone>(
         &self,
@@ -178,12 +200,20 @@ impl ClusterClient {
     }
 
     /// Every volume with the node that holds it. Nodes that do not tell theirs are passed over and
-    /// named in the second list, with why.
+    /// named in the second list, with why. All nodes are asked at once, so that a silent one does
+    /// not keep the answers of the others waiting.
     pub(crate) async fn list_volumes(&self) -> Result<(Vec<(Advert, VolumeStatus)>, Vec<String>)> {
+        let nodes = self.list_servers(Some(ServerKind::Node)).await?;
+        let mut asked = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let (client, asked_node) = (self.clone(), node.clone());
+            let listing = async move { client.list_node_volumes(&asked_node).await };
+            asked.push((node, tokio::spawn(listing)));
+        }
         let mut found = Vec::new();
         let mut silent = Vec::new();
-        for node in self.list_servers(Some(ServerKind::Node)).await? {
-            match self.list_node_volumes(&node).await {
+        for (node, listing) in asked {
+            match listing.await.context("a listing").and_then(|listed| listed) {
                 Ok(volumes) => found.extend(volumes.into_iter().map(|v| (node.clone(), v))),
                 Err(error) => silent.push(format!("{}: {error:#}", node.name)),
             }
@@ -206,12 +236,44 @@ impl ClusterClient {
 
     /// The volume of this id or name, and its node.
     pub(crate) async fn find_volume(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
-        self.list_volumes_for_search().await?.find_one(wanted)
+        let listing = self.list_volumes_for_search().await?;
+        self.find_volume_in(&listing, wanted).await
+    }
+
+    /// The volume of this id or name in a listing, or in a later one. Nodes tell their volumes at
+    /// different moments. So a name that moves from one volume to another, while others come and
+    /// go, may seem to be of none or of two: only what two listings show counts.
+    pub(crate) async fn find_volume_in(
+        &self,
+        listing: &VolumeListing,
+        wanted: &str,
+    ) -> Result<(Advert, VolumeStatus)> {
+        let mut found = listing.find_one(wanted);
+        let mut earlier_ids = listing.ids_of(wanted);
+        for _ in 0..CONFIRMATIONS_MAX {
+            if found.is_ok() {
+                break;
+            }
+            let later = self.list_volumes_for_search().await?;
+            found = later.find_one(wanted);
+            let later_ids = later.ids_of(wanted);
+            let is_known = |id: &&VolumeId| earlier_ids.contains(id);
+            let is_of_several = later_ids.iter().filter(is_known).count() > 1;
+            if is_of_several || (earlier_ids.is_empty() && later_ids.is_empty()) {
+                break;
+            }
+            earlier_ids = later_ids;
+        }
+        found
     }
 
     /// All volumes of this id or name, with their nodes: one at least.
     pub(crate) async fn find_volumes(&self, wanted: &str) -> Result<Vec<(Advert, VolumeStatus)>> {
-        self.list_volumes_for_search().await?.find_all(wanted)
+        match self.list_volumes_for_search().await?.find_all(wanted) {
+            Ok(found) => Ok(found),
+            // As above.
+            Err(_) => self.list_volumes_for_search().await?.find_all(wanted),
+        }
     }
 
     /// Every volume, to find several in.
@@ -222,9 +284,11 @@ impl ClusterClient {
 
     /// A home URL as the wire knows it.
     pub(crate) async fn resolve_source(&self, text: &str) -> Result<VolumeSource> {
-        let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
+        let wrong =
+            |why: &dyn std::fmt::Display| UsageError::from_reason(format!("'{text}': {why}"));
+        let url: Url = text.parse().map_err(|e| wrong(&e))?;
         if url.scheme != Scheme::Bafs {
-            let (address, path) = url.foreign_location()?;
+            let (address, path) = url.foreign_location().map_err(|e| wrong(&e))?;
             let id = None;
             return Ok(VolumeSource::Home { address, path, id });
         }
@@ -239,12 +303,14 @@ impl ClusterClient {
                 .next();
             return Ok(VolumeSource::Home { address, path, id });
         }
-        let home = select_home(homes?, &url.host).with_context(|| {
-            format!(
-                "no live home '{}'; start one with `bafs home --name {0}`",
-                url.host
+        let none = || {
+            ClassifiedError::with_remedy(
+                FailureClass::Unreachable,
+                format!("no live home '{}'", url.host),
+                format!("start one with `bafs home --name {}`", url.host),
             )
-        })?;
+        };
+        let home = select_home(homes?, &url.host).ok_or_else(none)?;
         Ok(VolumeSource::Home {
             address: home.address,
             path,
@@ -253,7 +319,7 @@ impl ClusterClient {
     }
 }
 
-/// Every volume of a cluster, as its nodes told at one time.
+/// Every volume of a cluster, as its nodes told within one listing.
 #[derive(Debug)]
 pub(crate) struct VolumeListing {
     volumes: Vec<(Advert, VolumeStatus)>,
@@ -274,12 +340,19 @@ impl VolumeListing {
                 format!("{} (on {}{failed})", v.spec.id, node.name)
             };
             let all: Vec<_> = matching.iter().map(one).collect();
-            bail!(
-                "several volumes are named '{wanted}'; give the id of one: {}",
-                all.join(", ")
-            );
+            return Err(ClassifiedError::with_remedy(
+                FailureClass::Ambiguous,
+                format!("several volumes are named '{wanted}'"),
+                format!("give the id of one: {}", all.join(", ")),
+            ));
         }
         matching.pop().context("a volume was found")
+    }
+
+    /// The ids of all volumes of this id or name.
+    fn ids_of(&self, wanted: &str) -> Vec<VolumeId> {
+        let found = self.find_all(wanted).unwrap_or_default();
+        found.iter().map(|(_, volume)| volume.spec.id).collect()
     }
 
     /// All volumes of this id or name, with their nodes: one at least.
@@ -291,13 +364,20 @@ impl VolumeListing {
         if volumes.is_empty() {
             let silent = &self.silent;
             if !silent.is_empty() {
-                bail!(
-                    "volume '{wanted}' is on no reachable node; these nodes do not answer: {}; \
-                     repeat the command when they do",
-                    silent.join("; ")
-                );
+                return Err(ClassifiedError::with_remedy(
+                    FailureClass::Unreachable,
+                    format!(
+                        "volume '{wanted}' is on no reachable node; these nodes do not answer: {}",
+                        silent.join("; ")
+                    ),
+                    "repeat the command when they do",
+                ));
             }
-            bail!("no volume '{wanted}' on any live node; see `bafs volume list`");
+            return Err(ClassifiedError::with_remedy(
+                FailureClass::NotFound,
+                format!("no volume '{wanted}' on any live node"),
+                "see `bafs volume list`",
+            ));
         }
         Ok(volumes)
     }
@@ -313,13 +393,20 @@ fn select_node(nodes: Vec<Advert>, wanted: &str) -> Result<Advert> {
     }
     if meant.len() > 1 {
         let addresses: Vec<_> = meant.into_iter().map(|node| node.address).collect();
-        bail!(
-            "several nodes are named '{wanted}'; give the address of one: {}",
-            addresses.join(" or ")
-        );
+        return Err(ClassifiedError::with_remedy(
+            FailureClass::Ambiguous,
+            format!("several nodes are named '{wanted}'"),
+            format!("give the address of one: {}", addresses.join(" or ")),
+        ));
     }
-    let none = || format!("no live node '{wanted}'; live nodes: {}", known.join(", "));
-    meant.pop().with_context(none)
+    let none = || {
+        ClassifiedError::with_remedy(
+            FailureClass::Unreachable,
+            format!("no live node '{wanted}'"),
+            format!("live nodes: {}", known.join(", ")),
+        )
+    };
+    meant.pop().ok_or_else(none)
 }
 
 /// The home of this name, whose letters are small in a URL.

@@ -20,6 +20,7 @@ use bafs_server::executor::machine_memory_bytes;
 
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, UsageError};
 use crate::client::{ClusterClient, load_user_identity};
+use crate::failure::{FailureClass, class_of};
 use crate::init;
 use crate::locked_directory::{LockedDirectory, TemporaryDirectoryError};
 use crate::output::Printer;
@@ -132,6 +133,7 @@ fn format_start_error(not_begun: &ExecStartError, format: FailureFormat) -> Stri
     let code = match (known, directory) {
         (Some(error), _) => error.code,
         (None, Some(error)) => error.code(),
+        (None, None) if class_of(error) == FailureClass::Unreachable => ErrorCode::Unreachable,
         // What no server said is what is not to be found.
         (None, None) => ErrorCode::NotFound,
     };
@@ -383,7 +385,7 @@ async fn find_volumes(
     let listed = client.list_volumes_for_search().await;
     let listed = listed.map_err(|error| of(&first.volume, error))?;
     for want in wanted {
-        let found = listed.find_one(&want.volume);
+        let found = client.find_volume_in(&listed, &want.volume).await;
         let (node, status) = found.map_err(|error| of(&want.volume, error))?;
         mounts.push(resolve_mount(client, &node, &status, want)?);
     }

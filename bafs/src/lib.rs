@@ -14,6 +14,7 @@ mod config_command;
 pub mod demo;
 mod doctor;
 mod drain;
+mod failure;
 mod failure_groups;
 mod finding;
 mod followed_log;
@@ -189,9 +190,11 @@ fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
             CliCommand::Servers(args) => volume::print_servers(args, output).await,
             CliCommand::Cache(command) => cached_data::run_cache_command(command, output).await,
             CliCommand::Drain(args) => drain::drain_node(args, output).await,
-            CliCommand::Volume(command) => volume::run_volume_command(command, output).await,
             CliCommand::Grant(args) => grant::grant(args, output).await,
             CliCommand::Plan(args) => plan::run_plan(&args, output).await,
+            CliCommand::Volume(command) => {
+                return volume::run_volume_command(command, output).await;
+            }
             CliCommand::Run(args) => return run::run_workflow(args, output).await,
             CliCommand::Pool(command) => pool::run_pool_command(command, output).await,
             CliCommand::Service(command) => {

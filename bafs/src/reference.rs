@@ -10,6 +10,7 @@ use bafs_proto::error::{ErrorClass, ErrorCode};
 use clap::CommandFactory;
 
 use crate::args::Cli;
+use crate::failure::FailureClass;
 use crate::metrics::{self, MetricKind};
 
 /// Environment variable that makes the tests write the pages.
@@ -165,6 +166,73 @@ fn errors() -> String {
     page
 }
 
+/// What follows the table of failures.
+const VOLUME_COMMANDS_END: &str = "\n\
+A command that a signal ends has no class. Standard output that is closed gives 141.
+
+## Repetition
+
+| Command | Repeated after an unknown end |
+|---|---|
+| `create --id ID`, `replicate --id ID` | waits until the existing volume is ready, and prints it |
+| the same with another description | gives `exists` |
+| `create`, `replicate` without `--id` | makes a second volume |
+| `delete` | gives `not_found` if the volume is deleted already |
+| `renew`, `resize`, `warm`, `invalidate` | has the same effect once more |
+| `put`, `get` | copies again; the target is whole at any time |
+| `extract` | sends again; files at home are whole at any time, and a manifest comes last |
+
+The description is the name, owner, node, kind, source, size, files and limit. So a volume that was
+resized has another one. `replicate` compares the original and the node.
+
+## Lists
+
+`list` leaves out the volumes of a node that does not answer, and names the node on standard error.
+`show ID` tells the cases apart. It gives `not_found` if all live nodes answer, else `unreachable`.
+A node that is silent for four seconds is no longer live.
+
+A volume that is deleted meanwhile never hides another one. A name is of no volume, or of several,
+only if two listings agree.
+";
+
+fn volume_commands() -> String {
+    let mut page = String::from(
+        "# Volume commands for programs\n\n`bafs volume` is the interface for other schedulers. \
+         This page says how its commands answer to programs.\n\
+         [Write a scheduler](../guide/schedulers.md) shows a complete one.\n\n\
+         ## Output\n\n\
+         With `--json`, standard output has exactly one JSON document, also after a failure. \
+         `get` with the target `-` writes the file there instead.\n\
+         Standard error has the failure and remarks as text.\n\n\
+         ```json\n{\"error\":{\"class\":\"no_space\",\"code\":\"NoSpaceBytes\",\
+         \"message\":\"…\",\"remedy\":\"…\",\"repeat\":false}}\n```\n\n\
+         | Field | Meaning |\n|---|---|\n\
+         | `class` | class of the failure; programs act on it |\n\
+         | `message` | what failed and why, for people |\n\
+         | `remedy` | what to do about it, for people |\n\
+         | `repeat` | whether the same command may succeed later |\n\
+         | `code` | [error of the server](errors.md), or `null` |\n\n\
+         Ids are text in all JSON. Times are milliseconds since 1970, sizes are bytes.\n\n\
+         ## Failures\n\n\
+         Each class has its own exit code, with and without `--json`. Neither is ever reused.\n\n\
+         | Class | Exit code | Repeat | Meaning | Remedy |\n|---|---|---|---|---|\n",
+    );
+    for class in FailureClass::ALL {
+        let repeat = match class.is_transient() {
+            true => "yes",
+            false => "no",
+        };
+        let (name, code) = (class.name(), class.exit_code());
+        let (meaning, remedy) = (class.meaning(), class.remedy());
+        let _ = writeln!(
+            page,
+            "| `{name}` | {code} | {repeat} | {meaning} | {remedy} |"
+        );
+    }
+    page.push_str(VOLUME_COMMANDS_END);
+    page
+}
+
 fn metrics_page() -> String {
     let mut page = String::from(
         "# Metrics\n\nServers and `bafs run` serve these metrics at `/metrics` when `--metrics \
@@ -194,6 +262,11 @@ fn command_line_reference_matches_the_program() {
 #[test]
 fn error_reference_matches_the_codes() {
     check_page("errors.md", &errors());
+}
+
+#[test]
+fn volume_command_reference_matches_the_classes() {
+    check_page("volume-commands.md", &volume_commands());
 }
 
 #[test]

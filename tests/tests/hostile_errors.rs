@@ -121,8 +121,12 @@ fn cluster_refuses_and_hides_terminal_control_names() -> Result<()> {
     ] {
         let output = world.bafs_command(args).output()?;
         let text = printed_text(&output);
-        // No URL can carry such a name of a home, which is wrong use.
-        let code = if args[0] == "home" { 2 } else { 1 };
+        let code = match args[0] {
+            // No URL can carry such a name of a home, which is wrong use.
+            "home" => 2,
+            "volume" => 4,
+            _ => 1,
+        };
         ensure!(output.status.code() == Some(code), "{args:?}: {text}");
         ensure!(!text.contains(['\u{1b}', '\u{9b}']), "{args:?}: {text:?}");
         if args[0] == "home" || args[0] == "node" {

@@ -156,6 +156,7 @@ impl<'a> HomeSession<'a> {
             tree: home_tree(),
             agent: AgentId::random(),
             writable: true,
+            yields: false,
             resumed_incarnation: None,
         };
         let session = servers.call_until(home, call, CALL_TIMEOUT_MS).await?;

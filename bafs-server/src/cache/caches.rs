@@ -287,6 +287,18 @@ impl Caches {
         Ok(digest)
     }
 
+    /// A volume keeps at most so many bytes and files from now on. What is over that leaves as new
+    /// blocks come.
+    ///
+    /// # Errors
+    /// `VolumeLost`, `ServerFault`; then nothing changed.
+    pub async fn resize(&self, id: VolumeId, bytes: u64, files: u64) -> Result<()> {
+        let changing = self.changing(id);
+        let _one_at_a_time = changing.lock().await;
+        let volume = self.volume(id)?;
+        run_blocking(move || volume.resize_user(id, bytes, files)).await?
+    }
+
     /// Removes a volume. Its data stay as long as another volume shows them, or nobody wants their
     /// space; those of a volume that shares with nobody go. Reads that are under way end by
     /// themselves.

@@ -253,6 +253,19 @@ impl CacheVolume {
         Ok(())
     }
 
+    /// A volume keeps at most so many bytes and files from now on (waits for the disk).
+    ///
+    /// # Errors
+    /// `ServerFault` when the disk fails; then nothing changed.
+    pub(crate) fn resize_user(&self, id: VolumeId, bytes: u64, files: u64) -> Result<()> {
+        self.change_users(|users| {
+            for user in users.iter_mut().filter(|user| user.spec.id == id) {
+                user.spec.size_bytes = bytes;
+                user.spec.size_files = files;
+            }
+        })
+    }
+
     /// The counters since a volume shows them.
     pub(crate) fn counters_of(&self, id: VolumeId) -> BTreeMap<String, u64> {
         let mut counts = self.parts.counters.all().snapshot();

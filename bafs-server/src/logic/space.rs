@@ -18,6 +18,15 @@ impl Amount {
             files: self.files.saturating_add(other.files),
         }
     }
+
+    /// What it is more than another, of each kind.
+    #[must_use]
+    pub fn excess_over(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
+    }
 }
 
 /// There is too little space; the amount says how much is free.

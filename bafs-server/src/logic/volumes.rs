@@ -70,6 +70,17 @@ pub enum CreationRefusal {
     TooMany,
 }
 
+/// Why a volume keeps its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResizeRefusal {
+    /// There is no such volume.
+    Absent,
+    /// It is being made, or making it failed.
+    NotReady,
+    /// Too little space for it.
+    NoSpace(SpaceShortage),
+}
+
 /// All volumes of a server, those that were, and the ledger of their space.
 #[derive(Debug)]
 pub struct VolumeTable {
@@ -105,7 +116,11 @@ impl VolumeTable {
     /// could show interest while the server was away.
     pub fn restore(&mut self, now: Time, spec: VolumeSpec, manifest: Option<Digest>) {
         self.space.restore_reservation(reserved_amount(&spec));
-        add_reservation(&mut self.reserved_by_owner, &spec);
+        add_reservation(
+            &mut self.reserved_by_owner,
+            &spec.owner,
+            reserved_amount(&spec),
+        );
         let expires = now.plus_ms(spec.lifetime_ms);
         let (state, fault) = (VolumeState::Ready, None);
         let id = spec.id;
@@ -162,22 +177,11 @@ impl VolumeTable {
         if self.rows.len() >= VOLUMES_MAX {
             return Err(CreationRefusal::TooMany);
         }
-        let is_leaving = !self.deletions_in_progress.is_empty();
-        self.quotas.expire(now);
-        let (need, left) = (reserved_amount(spec), self.available_to(&spec.owner));
-        let short = if need.bytes > left.bytes {
-            Err((SpaceShortage::Bytes(left.bytes), is_leaving))
-        } else if need.files > left.files {
-            Err((SpaceShortage::Files(left.files), is_leaving))
-        } else {
-            // What lacks then gives way.
-            self.space.reserve(need).map_err(|short| (short, true))
-        };
-        short.map_err(|(shortage, is_space_coming)| CreationRefusal::NoSpace {
+        let reserved = self.reserve(now, &spec.owner, reserved_amount(spec));
+        reserved.map_err(|(shortage, is_space_coming)| CreationRefusal::NoSpace {
             shortage,
             is_space_coming,
         })?;
-        add_reservation(&mut self.reserved_by_owner, spec);
         let row = VolumeRow {
             spec: spec.clone(),
             state: VolumeState::Creating,
@@ -189,6 +193,72 @@ impl VolumeTable {
         };
         self.rows.insert(spec.id, row);
         Ok(Creation::Start)
+    }
+
+    /// Reserves space for an owner, all or nothing. A shortage says whether space is coming.
+    fn reserve(
+        &mut self,
+        now: Time,
+        owner: &str,
+        need: Amount,
+    ) -> Result<(), (SpaceShortage, bool)> {
+        let is_leaving = !self.deletions_in_progress.is_empty();
+        self.quotas.expire(now);
+        let left = self.available_to(owner);
+        if need.bytes > left.bytes {
+            return Err((SpaceShortage::Bytes(left.bytes), is_leaving));
+        }
+        if need.files > left.files {
+            return Err((SpaceShortage::Files(left.files), is_leaving));
+        }
+        // What lacks then gives way.
+        self.space.reserve(need).map_err(|short| (short, true))?;
+        add_reservation(&mut self.reserved_by_owner, owner, need);
+        Ok(())
+    }
+
+    /// Decides on another size of a volume, and reserves what it takes more. Answers the new
+    /// specification. [`Self::end_resize`] must follow before anything else of this volume.
+    ///
+    /// # Errors
+    /// [`ResizeRefusal`]; nothing is changed then.
+    pub fn begin_resize(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        size_bytes: u64,
+        size_files: Option<u64>,
+    ) -> Result<VolumeSpec, ResizeRefusal> {
+        let row = self.rows.get(&id).ok_or(ResizeRefusal::Absent)?;
+        if row.state != VolumeState::Ready {
+            return Err(ResizeRefusal::NotReady);
+        }
+        let spec = VolumeSpec {
+            size_bytes,
+            size_files: size_files.unwrap_or(row.spec.size_files),
+            ..row.spec.clone()
+        };
+        let growth = reserved_amount(&spec).excess_over(reserved_amount(&row.spec));
+        self.reserve(now, &spec.owner, growth)
+            .map_err(|(shortage, _)| ResizeRefusal::NoSpace(shortage))?;
+        Ok(spec)
+    }
+
+    /// The volume has the new size, or keeps its old one: what that does not need is free again.
+    pub fn end_resize(&mut self, now: Time, resized: &VolumeSpec, is_done: bool) {
+        let Some(row) = self.rows.get_mut(&resized.id) else {
+            return;
+        };
+        let (old, new) = (reserved_amount(&row.spec), reserved_amount(resized));
+        let unused = if is_done {
+            row.spec.size_bytes = resized.size_bytes;
+            row.spec.size_files = resized.size_files;
+            row.expires = row.expires.max(now.plus_ms(row.spec.lifetime_ms));
+            old.excess_over(new)
+        } else {
+            new.excess_over(old)
+        };
+        self.release(&resized.owner, unused);
     }
 
     /// What nobody reserved.
@@ -356,12 +426,16 @@ impl VolumeTable {
         let Some((owner, amount)) = self.deletions_in_progress.remove(&id) else {
             return;
         };
+        self.release(&owner, amount);
+    }
+
+    fn release(&mut self, owner: &str, amount: Amount) {
         self.space.release(amount);
-        if let Some(held) = self.reserved_by_owner.get_mut(&owner) {
+        if let Some(held) = self.reserved_by_owner.get_mut(owner) {
             held.bytes = held.bytes.saturating_sub(amount.bytes);
             held.files = held.files.saturating_sub(amount.files);
             if *held == Amount::default() {
-                self.reserved_by_owner.remove(&owner);
+                self.reserved_by_owner.remove(owner);
             }
         }
     }
@@ -440,11 +514,8 @@ pub struct Deletion {
     pub evicted_tombstone: Option<VolumeId>,
 }
 
-fn add_reservation(held: &mut BTreeMap<String, Amount>, spec: &VolumeSpec) {
-    let (there, more) = (
-        held.entry(spec.owner.clone()).or_default(),
-        reserved_amount(spec),
-    );
+fn add_reservation(held: &mut BTreeMap<String, Amount>, owner: &str, more: Amount) {
+    let there = held.entry(owner.to_owned()).or_default();
     there.bytes = there.bytes.saturating_add(more.bytes);
     there.files = there.files.saturating_add(more.files);
 }

@@ -61,6 +61,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         Request::GetVolume(call) => volume(call.volume, Right::Manage),
         Request::DeleteVolume(call) => volume(call.volume, Right::Manage),
         Request::InvalidateVolume(call) => volume(call.volume, Right::Manage),
+        Request::ResizeVolume(call) => volume(call.volume, Right::Manage),
         Request::ExtractFile(call) => volume(call.volume, Right::Manage),
         Request::RenewVolumes(call) => {
             if call.volumes.len() > RENEWED_VOLUMES_MAX {
@@ -279,6 +280,7 @@ impl Node {
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)
             }
+            Request::ResizeVolume(call) => Reply::ResizeVolume(self.storage.resize(call).await?),
             Request::ExtractFile(call) => {
                 Reply::ExtractFile(self.storage.extract(call, deadline).await?)
             }

@@ -9,6 +9,7 @@
 //!              ├─ lifecycle.rs     acts: makes, renews and deletes volumes
 //!              │    fill.rs        fills a scratch volume from home or from another node
 //!              │    cache          makes a cache volume (crate::cache)
+//!              ├─ resizing.rs      changes the size of a volume
 //!              ├─ tree_calls.rs    calls about the trees of scratch volumes
 //!              │    scratch_trees.rs   sessions of agents, and their hand-over
 //!              ├─ extractions.rs   sends results home
@@ -53,6 +54,7 @@ mod inflight_extractions;
 mod lifecycle;
 mod lifetimes;
 mod listing_prefetch;
+mod resizing;
 mod scratch_trees;
 mod sent_sets;
 mod set_extraction;
@@ -69,6 +71,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bafs_proto::ids::VolumeId;
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
@@ -77,6 +80,7 @@ use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
+use futures_util::future::join_all;
 use tokio::sync::watch;
 
 pub use store::Store;
@@ -102,6 +106,10 @@ const VOLUME_LOCKS: usize = 64;
 /// Most volumes of one page: with the longest texts, 7 KiB each, they fit a header, and each costs
 /// the check of a right.
 const PAGE_VOLUMES_MAX: usize = 128;
+
+/// Who lists volumes waits no longer for the size of one: twice the time after which a count that
+/// goes on says so.
+const MEASURE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Longest owner or address, in bytes.
 const TEXT_BYTES_MAX: usize = 255;
@@ -236,36 +244,41 @@ impl Storage {
         (page, next)
     }
 
-    /// What there is to tell of volumes. One that is deleted meanwhile is left out, and one that
-    /// cannot be measured is told with the reason: neither hides another.
+    /// What there is to tell of volumes, measured at once. One that is deleted meanwhile is left
+    /// out, and one that cannot be measured, or not soon, is told with the reason: neither hides
+    /// another.
     pub(crate) async fn describe_volumes(
         &self,
         rows: impl Iterator<Item = VolumeRow>,
     ) -> Vec<VolumeStatus> {
-        let mut volumes = Vec::new();
-        for row in rows {
-            let id = row.spec.id;
-            match self.measure_status(row.clone()).await {
-                // They would not fit a page; who asks for one volume is told.
-                Ok(status) => volumes.push(VolumeStatus {
-                    warnings: SourceWarnings::default(),
-                    ..status
-                }),
-                Err(_) if self.volumes().get(id).is_none() => {}
-                Err(error) => {
-                    tracing::warn!(volume = %id, %error, "volume not measured");
-                    let fault = Some(error);
-                    volumes.push(volume_status(
-                        VolumeRow {
-                            failure: fault,
-                            ..row
-                        },
-                        (0, 0),
-                    ));
-                }
+        let described = join_all(rows.map(|row| self.describe_volume(row))).await;
+        described.into_iter().flatten().collect()
+    }
+
+    async fn describe_volume(&self, row: VolumeRow) -> Option<VolumeStatus> {
+        let id = row.spec.id;
+        let measuring = tokio::time::timeout(MEASURE_TIME_MAX, self.measure_status(row.clone()));
+        let measured = measuring.await.unwrap_or_else(|_| {
+            let text = format!("volume {id} is not measured yet: its writer is about to change");
+            Err(Error::new(ErrorCode::InProgress, text))
+        });
+        match measured {
+            // They would not fit a page; who asks for one volume is told.
+            Ok(status) => Some(VolumeStatus {
+                warnings: SourceWarnings::default(),
+                ..status
+            }),
+            Err(_) if self.volumes().get(id).is_none() => {
+                // Who gave up measuring must not leave a tree open.
+                self.trees.drop_volume(id).await;
+                None
+            }
+            Err(error) => {
+                tracing::warn!(volume = %id, %error, "volume not measured");
+                let failure = Some(error);
+                Some(volume_status(VolumeRow { failure, ..row }, (0, 0)))
             }
         }
-        volumes
     }
 
     /// One volume.

@@ -13,7 +13,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Limit;
 
 use super::store::Store;
-use super::tree_owner::{VolumeTree, give_back_deadline};
+use super::tree_owner::{VolumeTree, give_back_deadline, lease_held_error};
 use super::volume_errors::volume_lost_error;
 use crate::counters::Counters;
 use crate::errors::run_blocking;
@@ -68,7 +68,8 @@ impl ScratchTrees {
     /// machine, that accounts for the tree itself, has given it back or is dead.
     ///
     /// # Errors
-    /// `Busy`; `Fenced` for a session that goes on when another agent has written since.
+    /// `Busy`; `Fenced` for a session that goes on when another agent has written since;
+    /// `LeaseHeld` for one that yields to another writer.
     pub(super) async fn open(
         &self,
         volume: &VolumeTree,
@@ -81,6 +82,12 @@ impl ScratchTrees {
             sessions.wait_for_writer_end(&call.tree, call.agent).await;
         }
         let mut hold = volume.lock_owner().await;
+        if call.writable && call.yields {
+            let has_writer = self.sessions.has_writer(&call.tree, call.agent);
+            if has_writer || VolumeTree::is_owned_by_agent(&hold) {
+                return Err(lease_held_error(id));
+            }
+        }
         let tree = if call.writable {
             let (store, agent) = (self.store.clone(), call.agent);
             run_blocking(move || note_writer(&store, id, agent, resumes)).await?;
@@ -94,6 +101,16 @@ impl ScratchTrees {
             volume.open_for_reader(&mut hold, until).await?
         };
         self.sessions.open(tree, call).await
+    }
+
+    /// Lets a volume hold so much from now on.
+    ///
+    /// # Errors
+    /// As [`VolumeTree::set_limit`].
+    pub(super) async fn set_limit(&self, spec: &VolumeSpec, limit: Limit) -> Result<()> {
+        let volume = self.volume_tree(spec);
+        let mut hold = volume.lock_owner().await;
+        volume.set_limit(&mut hold, limit).await
     }
 
     /// Hands the tree of a volume over to the agent of a session.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::fd_passing::{HandoffHeader, HandoffReply, HandoffRequest, TreeHandoff};
@@ -41,7 +41,7 @@ const LOCK_POLL_MAX: Duration = Duration::from_millis(20);
 pub(super) struct VolumeTree {
     id: VolumeId,
     root: PathBuf,
-    limit: Limit,
+    limit: std::sync::Mutex<Limit>,
     kind: LimitKind,
     owner: Mutex<TreeOwner>,
     /// Wants back what readers got; its receivers are their connections.
@@ -85,7 +85,7 @@ impl VolumeTree {
         Self {
             id,
             root,
-            limit,
+            limit: std::sync::Mutex::new(limit),
             kind,
             owner: Mutex::new(TreeOwner::Unknown),
             reader_recall: watch::Sender::new(None),
@@ -149,6 +149,8 @@ impl VolumeTree {
         let counted =
             counted.unwrap_or_else(|e| Err(tree_io_error(self.id, &std::io::Error::other(e))));
         let (tree, lock) = counted?;
+        // It may have changed since the count began.
+        tree.set_limit(self.limit());
         *hold = TreeOwner::Server {
             tree: tree.clone(),
             lock,
@@ -157,7 +159,7 @@ impl VolumeTree {
     }
 
     fn start_count(&self, lock: OwnedFd) -> JoinHandle<Result<(Arc<Tree>, OwnedFd)>> {
-        let (id, root, limit) = (self.id, self.root.clone(), self.limit);
+        let (id, root, limit) = (self.id, self.root.clone(), self.limit());
         tokio::task::spawn_blocking(move || {
             let opened = Tree::open(&root, Some(limit)).map_err(|e| tree_io_error(id, &e))?;
             Ok((opened, lock))
@@ -201,7 +203,8 @@ impl VolumeTree {
         };
         let broken = |e: rustix::io::Errno| tree_io_error(self.id, &e.into());
         let (used, duplicate) = (tree.used(), || rustix::io::dup(tree.directory()));
-        let told = Arc::new(TreeUse::new(self.limit, used));
+        let limit = self.limit();
+        let told = Arc::new(TreeUse::new(limit, used));
         let beside = Tree::open_read_only(duplicate().map_err(broken)?, told.clone());
         let beside = beside.map_err(|e| tree_io_error(self.id, &e))?;
         let files = vec![
@@ -215,8 +218,8 @@ impl VolumeTree {
             reader_tree: beside,
             reported_use: told.clone(),
             allowed_limit: Limit {
-                bytes: self.limit.bytes.max(used.0),
-                files: self.limit.files.max(used.1),
+                bytes: limit.bytes.max(used.0),
+                files: limit.files.max(used.1),
             },
         });
         Ok(self.make_handoff(files, used, told, recalled))
@@ -230,7 +233,7 @@ impl VolumeTree {
         let used = tree.used();
         let file =
             clone_cloexec(tree.directory()).map_err(|e| tree_io_error(self.id, &e.into()))?;
-        let told = Arc::new(TreeUse::new(self.limit, used));
+        let told = Arc::new(TreeUse::new(self.limit(), used));
         Ok(self.make_handoff(vec![file], used, told, self.reader_recall.subscribe()))
     }
 
@@ -242,10 +245,11 @@ impl VolumeTree {
         recall: watch::Receiver<Option<Error>>,
     ) -> Handoff {
         let path = self.root.to_str().map(str::to_owned);
+        let limit = self.limit();
         let header = HandoffHeader::Tree(TreeHandoff {
             bind_path: path.filter(|_| self.kind == LimitKind::Watched),
-            size_bytes: self.limit.bytes,
-            size_files: self.limit.files,
+            size_bytes: limit.bytes,
+            size_files: limit.files,
             used_bytes,
             used_files,
         });
@@ -277,7 +281,29 @@ impl VolumeTree {
 
     /// What it may hold.
     pub(super) fn limit(&self) -> Limit {
-        self.limit
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets it hold so much from now on.
+    ///
+    /// # Errors
+    /// `LeaseHeld` while an agent accounts for it, `WrongState` when it holds more; as
+    /// [`Self::open_for_reader`].
+    pub(super) async fn set_limit(&self, hold: &mut TreeOwner, limit: Limit) -> Result<()> {
+        if Self::is_owned_by_agent(hold) {
+            return Err(lease_held_error(self.id));
+        }
+        let tree = self.counted_tree(hold, give_back_deadline()).await?;
+        if !tree.set_limit(limit) {
+            let (bytes, files) = tree.used();
+            let text = format!(
+                "volume {} holds {bytes} bytes in {files} files, which is more than its new size",
+                self.id
+            );
+            return Err(Error::new(ErrorCode::WrongState, text));
+        }
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+        Ok(())
     }
 
     /// The session of the agent that has it now, and what it may hold meanwhile.
@@ -369,6 +395,12 @@ impl HandoffHandler for TreeHandoffHandler {
         };
         Box::pin(std::future::ready(answer))
     }
+}
+
+/// The refusal of who does not fence the writer of a volume.
+pub(super) fn lease_held_error(id: VolumeId) -> Error {
+    let text = format!("another agent writes volume {id}; repeat this when it has ended");
+    Error::new(ErrorCode::LeaseHeld, text)
 }
 
 fn recall_tree(recall: &watch::Sender<Option<Error>>, why: Error) {

@@ -4,8 +4,10 @@
 use clap::error::ContextKind;
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
-use super::{Cli, EXIT_USAGE_ERROR};
+use super::{Cli, EXIT_USAGE_ERROR, UsageError};
 use crate::config::Configuration;
+use crate::failure::failure_json;
+use crate::output::Printer;
 
 /// New and old name of each renamed variable.
 const RENAMED_VARIABLES: [(&str, &str); 1] = [("BAFS_OPERATION_TIMEOUT", "BAFS_OP_DEADLINE")];
@@ -20,12 +22,31 @@ impl Cli {
             std::process::exit(EXIT_USAGE_ERROR.into())
         });
         let mut command = files.set_defaults(command);
-        let mut matches = command
-            .clone()
-            .try_get_matches()
-            .unwrap_or_else(|error| exit_with_source(&error, &files));
+        let mut matches = command.clone().try_get_matches().unwrap_or_else(|error| {
+            print_as_json(&command, &error);
+            exit_with_source(&error, &files)
+        });
         Self::from_arg_matches_mut(&mut matches)
             .unwrap_or_else(|error| error.format(&mut command).exit())
+    }
+}
+
+/// Prints wrong words of a volume command for programs, as it prints its other failures, if that is
+/// wanted.
+fn print_as_json(command: &Command, error: &clap::Error) {
+    if !error.use_stderr() {
+        return;
+    }
+    // Of wrong words only those before the mistake are understood.
+    let understood = command.clone().ignore_errors(true).try_get_matches();
+    let is_volume = understood.is_ok_and(|it| it.subcommand_name() == Some("volume"));
+    let mut words = std::env::args_os().take_while(|word| word != "--");
+    let is_wanted = is_volume && words.any(|word| word == "--json");
+    if is_wanted {
+        let text = error.render().to_string();
+        let refused = UsageError::from_reason(text.trim().trim_start_matches("error: "));
+        // Its reader may have gone, and the exit code says the same.
+        let _ = Printer::new(true).print_result("", &failure_json(&refused));
     }
 }
 

@@ -1,5 +1,8 @@
 //! Arguments of `bafs volume`.
 
+use std::path::PathBuf;
+
+use bafs_proto::ids::VolumeId;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::client::{ClientArgs, path_text};
@@ -22,6 +25,33 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     /// Delete a volume.
     #[command(after_help = "Example:\n  bafs volume delete work")]
     Delete(VolumeArgs),
+    /// Put off the end of life of volumes, as each use of them does.
+    #[command(after_help = "Example:\n  bafs volume renew work\n  \
+bafs volume renew work data --lifetime-hours 72")]
+    Renew(VolumeRenewArgs),
+    /// Change the size of a volume.
+    #[command(
+        after_help = "A scratch volume cannot become smaller than what it holds, and changes while \
+no job on its node uses it. A cache may become smaller: it gives up blocks.\n\n\
+Example:\n  bafs volume resize work --size 20GB"
+    )]
+    Resize(VolumeResizeArgs),
+    /// Copy a file or directory of this machine into a scratch volume, as a whole.
+    #[command(
+        after_help = "What is put appears at once, complete and durable, or not at all: it is \
+collected in `.bafs-put` of the volume, then renamed. It replaces a file, but no directory. A job \
+that writes the volume goes first.\n\n\
+Example:\n  bafs volume put work input.txt\n  bafs volume put work ./params config/params\n  \
+echo 42 | bafs volume put work - seed"
+    )]
+    Put(VolumePutArgs),
+    /// Copy a file or directory of a volume to this machine, as a whole.
+    #[command(after_help = "Example:\n  bafs volume get work out/summary .\n  \
+bafs volume get work out results\n  bafs volume get work out/summary -")]
+    Get(VolumeGetArgs),
+    /// List the files of a volume, or of a directory in it.
+    #[command(after_help = "Example:\n  bafs volume ls work\n  bafs volume ls work out --json")]
+    Ls(VolumeLsArgs),
     /// Copy a scratch volume to another node.
     #[command(after_help = "Example:\n  bafs volume replicate work --to n2")]
     Replicate(VolumeReplicateArgs),
@@ -68,6 +98,78 @@ pub(crate) struct VolumeWarmArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct VolumeRenewArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Ids or names of the volumes.
+    #[arg(value_name = "VOLUME", required = true)]
+    pub(crate) volumes: Vec<String>,
+    /// Lifetime without use, from now on; defaults to the present one, and only makes it longer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=87_600))]
+    pub(crate) lifetime_hours: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeResizeArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// New space to reserve.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: String,
+    /// New number of files to reserve; defaults to the present one.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) files: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumePutArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// File or directory of this machine; `-` is standard input.
+    pub(crate) source: PathBuf,
+    /// Path in the volume; defaults to the name of the source. Its directories are made.
+    #[arg(value_name = "PATH", value_parser = path_text(), required_if_eq("source", "-"))]
+    pub(crate) path: Option<String>,
+    /// Wait so long for another writer of the volume to end.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    pub(crate) wait: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeGetArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// Path of the file or directory in the volume; `/` is all of it.
+    #[arg(value_name = "PATH", value_parser = path_text())]
+    pub(crate) path: String,
+    /// Target on this machine. A file may have an existing directory as its target, or `-`,
+    /// standard output.
+    pub(crate) target: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeLsArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    pub(crate) volume: String,
+    /// Path of a file or directory in the volume; defaults to all of it.
+    #[arg(
+        value_name = "PATH",
+        default_value = "",
+        hide_default_value = true,
+        value_parser = path_text()
+    )]
+    pub(crate) path: String,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct VolumeArgs {
     #[command(flatten)]
     pub(crate) client: ClientArgs,
@@ -92,6 +194,10 @@ pub(crate) struct VolumeCreateArgs {
     /// Name or address of the node.
     #[arg(long)]
     pub(crate) node: String,
+    /// Id of the volume, 32 hexadecimal digits that you choose. The same command with the same id
+    /// then finds the volume that it made before.
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<VolumeId>,
     /// Space to reserve.
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: String,
@@ -132,6 +238,10 @@ pub(crate) struct VolumeReplicateArgs {
     /// Name or address of the node for the copy.
     #[arg(long)]
     pub(crate) to: String,
+    /// Id of the copy, 32 hexadecimal digits that you choose. The same command with the same id
+    /// then finds the copy that it made before.
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<VolumeId>,
 }
 
 #[derive(Debug, Args)]

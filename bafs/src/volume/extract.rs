@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bafs_proto::file_set::FileSelection;
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{Advert, ExtractFile, PutReceipt, ServerKind};
@@ -13,8 +13,8 @@ use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode};
 use serde_json::json;
 
-use super::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS};
-use crate::args::VolumeExtractArgs;
+use super::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS, connect};
+use crate::args::{UsageError, VolumeExtractArgs};
 use crate::client::ClusterClient;
 use crate::output::Printer;
 
@@ -30,7 +30,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Result<()> {
-    let client = ClusterClient::new(&args.client)?;
+    let selections = read_selections(&args)?;
+    let client = connect(&args.client)?;
     let (node, status) = client.find_volume(&args.volume).await?;
     let VolumeSource::Home {
         address: home,
@@ -38,12 +39,11 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
         id: home_id,
     } = client.resolve_source(&args.target).await?
     else {
-        bail!(
+        return Err(UsageError::from_reason(format!(
             "'{}' is not a URL of a home; write bafs://HOST/PATH",
             args.target
-        );
+        )));
     };
-    let selections = read_selections(&args)?;
     let is_set = !selections.is_empty();
     let resource = Resource::Home(target.clone());
     let mut call = ExtractFile {
@@ -121,11 +121,11 @@ fn read_selections(args: &VolumeExtractArgs) -> Result<Vec<FileSelection>> {
     }
     // A single file may have any name.
     if selections.len() > 1 || matches!(selections[0], FileSelection::Directory(_)) {
-        bail!(
+        return Err(UsageError::from_reason(format!(
             "'{}' is a set of files; write the target as '{}/'",
             args.paths.join(" "),
             args.target
-        );
+        )));
     }
     Ok(Vec::new())
 }

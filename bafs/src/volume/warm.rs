@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bafs_proto::cache::{CacheStatus, GetCache, Pinning, WarmCache, WarmingState, WarmingStatus};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::Advert;
@@ -12,8 +12,10 @@ use bafs_proto::volume::{VolumeKind, VolumeSource, VolumeStatus};
 use bafs_proto::{Error, ErrorCode};
 use serde_json::{Value, json};
 
+use super::connect;
 use crate::args::VolumeWarmArgs;
 use crate::client::ClusterClient;
+use crate::failure::{ClassifiedError, FailureClass};
 use crate::output::Printer;
 
 /// How often it is asked how far a warming is.
@@ -28,7 +30,7 @@ struct VolumeWarming {
 
 /// Warms a cache volume on its node, or a cooperative one on all of its nodes.
 pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<()> {
-    let client = ClusterClient::new(&args.client)?;
+    let client = connect(&args.client)?;
     let mut shares = start_warming(&client, &args).await?;
     let is_running =
         |share: &VolumeWarming| share.has_state(|state| *state == WarmingState::Running);
@@ -47,10 +49,14 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
         for share in shares.iter_mut().filter(|share| share.warming.is_ok()) {
             let volume = share.volume;
             let shown = client.call(&share.node.address, GetCache { volume });
-            share.warming = shown.await?.warming.ok_or_else(|| {
-                let text = "its node restarted meanwhile; warm it again";
-                Error::new(ErrorCode::WrongState, text)
-            });
+            share.warming = match shown.await {
+                Ok(cache) => cache.warming.ok_or_else(|| {
+                    let text = "its node restarted meanwhile; warm it again";
+                    Error::new(ErrorCode::WrongState, text)
+                }),
+                // A share that is deleted meanwhile, or whose node ended, hides no other.
+                Err(error) => Err(error.downcast::<Error>()?),
+            };
         }
     }
     let lines: Vec<_> = shares
@@ -58,8 +64,13 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
         .map(|share| share.format_warming_line(args.unpin))
         .collect();
     let described: Vec<_> = shares.iter().map(VolumeWarming::to_json).collect();
-    output.print_result(&lines.join("\n"), &described)?;
-    check_completion(&shares, args.wait)
+    let completion = check_completion(&shares, args.wait);
+    if completion.is_err() {
+        // Standard output has one document, the failure.
+        output.print_remark(&lines.join("\n"))?;
+        return completion;
+    }
+    output.print_result(&lines.join("\n"), &described)
 }
 
 /// Has all shares warmed as far as their nodes do it.
@@ -102,21 +113,26 @@ fn check_completion(shares: &[VolumeWarming], waited: bool) -> Result<()> {
             .filter_map(|share| share.warming.as_ref().err())
     };
     if let Some(error) = faults().find(|error| !is_apart(error)) {
-        bail!("some shares are not warmed: {error}");
+        return Err(error.clone().context("some shares are not warmed").into());
     }
     if let Some(error) = faults().next().filter(|_| faults().count() == shares.len()) {
-        bail!("nothing is warmed: {error}");
+        return Err(error.clone().context("nothing is warmed").into());
     }
     if !waited {
         return Ok(());
     }
     for share in shares {
         match share.warming.as_ref().map(|warming| &warming.state) {
-            Ok(WarmingState::Failed(error)) => bail!("some blocks were not fetched: {error}"),
-            Ok(WarmingState::Full) => bail!(
-                "some blocks do not fit on {}; make the volume larger, or warm less (--path)",
-                share.node.name
-            ),
+            Ok(WarmingState::Failed(error)) => {
+                return Err(error.clone().context("some blocks were not fetched").into());
+            }
+            Ok(WarmingState::Full) => {
+                return Err(ClassifiedError::with_remedy(
+                    FailureClass::NoSpace,
+                    format!("some blocks do not fit on {}", share.node.name),
+                    "make the volume larger, or warm less (--path)",
+                ));
+            }
             Ok(WarmingState::Running | WarmingState::Done) | Err(_) => {}
         }
     }
@@ -156,7 +172,7 @@ async fn find_warming_targets(
     wanted: &str,
 ) -> Result<Vec<(Advert, VolumeId)>> {
     let (volumes, silent) = client.list_volumes().await?;
-    for node in silent {
+    for node in &silent {
         eprintln!("warning: cannot warm the share of a node: {node}");
     }
     let id = wanted.parse::<VolumeId>().ok();
@@ -167,7 +183,11 @@ async fn find_warming_targets(
     };
     let named: Vec<_> = volumes.iter().filter(|(_, v)| is_named(v)).collect();
     if let Some((_, v)) = named.iter().find(|(_, v)| cooperative_key(v).is_none()) {
-        bail!("{} is a scratch volume; name a cache volume", v.spec.name);
+        return Err(ClassifiedError::with_remedy(
+            FailureClass::WrongState,
+            format!("{} is a scratch volume", v.spec.name),
+            "name a cache volume",
+        ));
     }
     let caches: Vec<_> = named
         .iter()
@@ -179,7 +199,15 @@ async fn find_warming_targets(
     });
     let shares: Vec<_> = shares.map(|(node, v)| (node.clone(), v.spec.id)).collect();
     if shares.is_empty() {
-        bail!("no cache volume '{wanted}' on any live node; see `bafs volume list`");
+        let class = match silent.is_empty() {
+            true => FailureClass::NotFound,
+            false => FailureClass::Unreachable,
+        };
+        return Err(ClassifiedError::with_remedy(
+            class,
+            format!("no cache volume '{wanted}' on any live node"),
+            "see `bafs volume list`",
+        ));
     }
     Ok(shares)
 }

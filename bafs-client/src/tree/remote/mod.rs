@@ -168,6 +168,7 @@ impl RemoteTree {
             tree: tree.clone(),
             agent,
             writable,
+            yields: false,
             resumed_incarnation: None,
         };
         let deadline = server.deadline();

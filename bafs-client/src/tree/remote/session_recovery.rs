@@ -43,6 +43,7 @@ impl RemoteSession {
             tree: self.tree.clone(),
             agent: self.agent,
             writable: self.is_writable,
+            yields: false,
             resumed_incarnation: Some(link.tree_session.machine_incarnation),
         };
         let calling = server.pool.call_with_retries(
