@@ -3,6 +3,8 @@
 mod extract;
 mod warm;
 
+pub(crate) use warm::warm_volumes;
+
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -109,7 +111,7 @@ fn requested_size(args: &VolumeCreateArgs) -> Result<u64> {
     })
 }
 
-async fn create_on_node(
+pub(crate) async fn create_on_node(
     client: &ClusterClient,
     node: &Advert,
     spec: VolumeSpec,
@@ -427,7 +429,7 @@ fn kind_name(kind: &VolumeKind) -> &'static str {
     }
 }
 
-fn owner_name() -> String {
+pub(crate) fn owner_name() -> String {
     std::env::var("USER").unwrap_or_else(|_| format!("uid {}", nix::unistd::getuid()))
 }
 
