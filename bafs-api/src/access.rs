@@ -27,8 +27,8 @@ pub(crate) const PAGE_TOKEN_HEADER: HeaderName = HeaderName::from_static("x-bafs
 /// What browsers say of the page that makes a request.
 const FETCH_SITE_HEADER: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Sessions, links and tokens at once; the oldest go first.
-const SECRETS_MAX: usize = 64;
+/// Sessions, links and tokens at once, for some hundred users; the oldest go first.
+const SECRETS_MAX: usize = 1024;
 
 /// 256 bits: nobody guesses them.
 const SECRET_BYTES: usize = 32;
@@ -107,6 +107,27 @@ impl Access {
         let token = create_secret();
         push_bounded(&mut self.lock().bearers, (token.clone(), requester));
         token
+    }
+
+    /// The bearer token of a user who has one, else a new one: a program that asks again and again
+    /// takes no token from others.
+    pub fn token_of(&self, requester: &Requester) -> String {
+        let known = {
+            let grants = self.lock();
+            let mut bearers = grants.bearers.iter();
+            let known = bearers.find(|(_, owner)| owner == requester);
+            known.map(|(token, _)| token.clone())
+        };
+        known.unwrap_or_else(|| self.create_token(requester.clone()))
+    }
+
+    /// Ends all tokens, links and sessions of a user.
+    pub fn revoke_user(&self, user: &str) {
+        let mut grants = self.lock();
+        grants.bearers.retain(|(_, owner)| owner.user != user);
+        grants.links.retain(|(_, owner)| owner.user != user);
+        let is_other = |session: &Session| session.requester.user != user;
+        grants.sessions.retain(is_other);
     }
 
     /// A new link that opens the page of a user once.
@@ -360,6 +381,34 @@ mod tests {
         };
         assert!(may(&token) && may(&token.replace("Bearer", "bearer")));
         assert!(!may("Bearer x") && !may(&token[..token.len() - 1]) && !may("Basic x"));
+    }
+
+    #[test]
+    fn revoked_users_lose_tokens_links_and_sessions() {
+        let access = access();
+        let (cookie, page_token) = open(&access);
+        let bearer = format!("Bearer {}", access.token_of(&ann()));
+        assert_eq!(bearer, format!("Bearer {}", access.token_of(&ann())));
+        let bob = Requester {
+            user: "bob".to_owned(),
+            ..ann()
+        };
+        let other = format!("Bearer {}", access.token_of(&bob));
+        let link = access.create_login_link(ann()).to_string();
+        let session = [
+            (&COOKIE, cookie.as_str()),
+            (&PAGE_TOKEN_HEADER, page_token.as_str()),
+        ];
+        let may = |pairs: &[(&HeaderName, &str)]| {
+            let found = access.authenticate(&Method::GET, &headers(pairs));
+            found.is_ok()
+        };
+        assert!(may(&session) && may(&[(&AUTHORIZATION, bearer.as_str())]));
+        access.revoke_user("ann");
+        assert!(!may(&session) && !may(&[(&AUTHORIZATION, bearer.as_str())]));
+        let code = link.split_once("code=").expect("a code").1;
+        assert!(access.open_session(code).is_none());
+        assert!(may(&[(&AUTHORIZATION, other.as_str())]));
     }
 
     #[test]

@@ -386,6 +386,7 @@ impl Agent {
             Ownership::SingleOwner { visible_owner, .. } => visible_owner,
         };
         let tree = CacheTree::open(server, volume, owner, health.clone()).await?;
+        let peer_check = tree.explain_peer_check();
         let tree = Tree::Cache(tree);
         let (file_reads, why) = tree.passthrough_support();
         let way = match file_reads {
@@ -399,7 +400,7 @@ impl Agent {
                 ..VolumeMode::cache()
             },
             usage: VolumeUsage::with_pages(),
-            way: format!("{way} ({why})"),
+            way: format!("{way} ({why}; {peer_check})"),
         })
     }
 }

@@ -34,6 +34,10 @@ pub const ATTRIBUTE_VALUE_BYTES_MAX: usize = 1024;
 /// Most comparisons in one constraint.
 pub const COMPARISONS_MAX: usize = 64;
 
+/// Names of the cooperative caches whose data a node has although no volume shows them, those used
+/// last first.
+pub const RETAINED_CACHES: &str = "retained_caches";
+
 const BOOLEAN: u8 = 1;
 const INTEGER: u8 = 2;
 const REAL: u8 = 3;

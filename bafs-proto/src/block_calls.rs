@@ -113,6 +113,18 @@ pub struct Touch {
     pub range: BlockRange,
 }
 
+/// What tells a node that blocks which other nodes send are those of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerCheck {
+    /// The home says what their digests are.
+    Home,
+    /// The home knows no digests: the node that read a block first is trusted.
+    FirstReader,
+    /// Nothing: the node trusts all nodes.
+    Nothing,
+}
+
 /// Blocks, in the body, each of the block size but the last of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockData {

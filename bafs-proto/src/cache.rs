@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::block_calls::PeerCheck;
 use crate::error::Error;
 use crate::hash::Digest;
 use crate::ids::{ServerId, VolumeId};
@@ -71,6 +72,8 @@ pub struct CacheStatus {
     pub manifest: Digest,
     /// Block size in bytes.
     pub block_bytes: u32,
+    /// What tells the node that blocks of other nodes are right.
+    pub peer_check: PeerCheck,
     /// Size of the source, in bytes.
     pub source_bytes: u64,
     /// Regular files of the source.

@@ -82,6 +82,9 @@ pub const PUT_FILES_MAX: usize = 64;
 /// Most entries in one page of a listing.
 pub const PAGE_ENTRIES_MAX: usize = 2048;
 
+/// Most digests of blocks in one reply: a quarter of a head.
+pub const DIGESTS_MAX: u32 = 8192;
+
 /// Most files of one cache volume.
 pub const MANIFEST_ENTRIES_MAX: usize = 4_000_000;
 
@@ -106,6 +109,8 @@ const _: () = assert!(AGENT_NUMBER_FIRST < SUBSTITUTE_NUMBER_FIRST);
 const _: () = assert!(IO_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(DIRECTORY_PAGE_BYTES_MAX <= HEAD_BYTES_MAX / 4);
 const _: () = assert!(BLOCK_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(DIGESTS_MAX <= HEAD_BYTES_MAX / 4 / 32);
+const _: () = assert!(BODY_BYTES_MAX / BLOCK_BYTES_MIN <= DIGESTS_MAX);
 const _: () = assert!(BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT);
 const _: () = assert!(BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX);
 const _: () = {

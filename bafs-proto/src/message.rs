@@ -34,8 +34,8 @@ use serde::{Deserialize, Serialize};
 pub use crate::advert::{Advert, CacheAdvert, HEAD_ATTRIBUTES, Lifetime, ServerKind};
 use crate::attributes::Constraint;
 pub use crate::block_calls::{
-    BlockData, BlockRange, CacheRef, FetchPriority, FetchScope, Probe, ProbePurpose, Promote,
-    ReadBlocks, Touch,
+    BlockData, BlockRange, CacheRef, FetchPriority, FetchScope, PeerCheck, Probe, ProbePurpose,
+    Promote, ReadBlocks, Touch,
 };
 pub use crate::cache::InvalidateVolume;
 use crate::cache::{
@@ -58,7 +58,8 @@ use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 pub use crate::source::{
-    ListSource, SourceEntry, SourceIdentity, SourceKind, SourcePage, StatSource,
+    ListSource, ReadDigests, SourceBlocks, SourceDigests, SourceEntry, SourceIdentity, SourceKind,
+    SourcePage, StatSource,
 };
 use crate::token::Token;
 use crate::volume::{ResizeVolume, VolumeSpec, VolumeStatus};
@@ -229,6 +230,8 @@ calls! {
     CallQueue => QueueAnswer,
     // the size of a volume
     ResizeVolume => VolumeStatus,
+    // what a home says of blocks that other nodes send
+    ReadDigests => SourceDigests,
 }
 
 /// Done, nothing to say.
@@ -593,6 +596,8 @@ pub struct ManifestPage {
     pub manifest: Digest,
     /// Block size in bytes.
     pub block_bytes: u32,
+    /// What tells the node that blocks of other nodes are right.
+    pub peer_check: PeerCheck,
     /// The directory that the volume is at its top; its path is empty.
     pub root: SourceEntry,
     /// Entries from `first` on, in path order; the place in the whole is the [`FileIndex`].

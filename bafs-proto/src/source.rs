@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hash::Digest;
+use crate::ids::BlockIndex;
 use crate::source_warning::SourceWarnings;
 
 /// What a source file is; a change of any part makes it another file.
@@ -60,6 +62,43 @@ pub struct SourcePage {
     pub warnings: SourceWarnings,
     /// Whether entries follow.
     pub has_more: bool,
+}
+
+/// Asks what a home says of blocks of files: a reader compares blocks from other nodes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadDigests {
+    /// What was listed: a path below the export.
+    pub path: String,
+    /// Size of a block in bytes.
+    pub block_bytes: u32,
+    /// The blocks that are needed; they fit a body.
+    pub needed: SourceBlocks,
+    /// Blocks that may be needed soon: the home answers what it knows without reading a file. All
+    /// blocks together are at most [`crate::limits::DIGESTS_MAX`].
+    pub welcome: Vec<SourceBlocks>,
+}
+
+/// Blocks of a file that follow each other, cut at the end of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceBlocks {
+    /// Path below what was listed; empty for that itself.
+    pub path: String,
+    /// Which state of the file.
+    pub identity: SourceIdentity,
+    /// The first block.
+    pub first: BlockIndex,
+    /// Number of blocks.
+    pub count: u32,
+}
+
+/// What a home says of blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceDigests {
+    /// The digests of the needed blocks.
+    pub needed: Vec<Digest>,
+    /// Of each of the other ranges, in their order, the digests of as many blocks from its
+    /// beginning on as the home knows.
+    pub welcome: Vec<Vec<Digest>>,
 }
 
 /// Looks at one home path.

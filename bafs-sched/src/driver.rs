@@ -396,9 +396,13 @@ impl Driver {
                 contact.note_listing(adverts.iter().map(|advert| advert.id), monotonic_now());
                 let is_heard =
                     |server| contact.has_recent_answer(&self.scheduler, server, monotonic_now());
-                let news =
-                    self.listing_tracker
-                        .compare_listing(&self.scheduler, adverts, now, is_heard);
+                let caches = self.servers.cache_names();
+                let news = self.listing_tracker.compare_listing(
+                    &self.scheduler,
+                    (adverts, &caches),
+                    now,
+                    is_heard,
+                );
                 batch.extend(news);
             }
             DriverMessage::RunRejected(error) => self.rejection = Some(error),

@@ -6,7 +6,7 @@ use bafs_proto::message::JobReport;
 use bafs_proto::source::SourceIdentity;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
-use bafs_workflow::JobIndex;
+use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
 
 use crate::earlier_work::EarlierWork;
@@ -243,6 +243,9 @@ pub struct NodeInfo {
     /// What a job has there for temporary files, in bytes; 0 if it does not say.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
+    /// Caches of this workflow of which it has data that no volume shows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cached: Vec<VolumeIndex>,
 }
 
 #[expect(
@@ -278,6 +281,7 @@ impl NodeInfo {
             departure: NodeDeparture::default(),
             memory_bytes: 0,
             temporary_bytes: 0,
+            cached: Vec::new(),
         }
     }
 }

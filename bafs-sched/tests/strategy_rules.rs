@@ -50,6 +50,7 @@ fn strategy_rules_hold_before_node_quotas_are_known() {
         departure: NodeDeparture::default(),
         memory_bytes: 0,
         temporary_bytes: 0,
+        cached: Vec::new(),
     });
     let seen = Event::nodes_listed(nodes.to_vec());
     scheduler.step(Time(0), seen, &mut asked);
@@ -114,6 +115,7 @@ fn run_waits_for_space_released_by_ended_runs() {
             departure: NodeDeparture::default(),
             memory_bytes: 0,
             temporary_bytes: 0,
+            cached: Vec::new(),
         };
         let shares = Event::QuotasChanged {
             quotas: vec![share],

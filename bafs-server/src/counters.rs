@@ -40,6 +40,7 @@ pub const NODE_COUNTERS: &[&str] = &[
     "cache_whole_files_verified",
     "cache_joined_fetches",
     "cache_digest_failures",
+    "cache_digest_calls",
     "cache_fallbacks",
     "cache_bypassed_blocks",
     "cache_evicted_primary",
@@ -57,6 +58,7 @@ pub const HOME_COUNTERS: &[&str] = &[
     "home_read_bytes",
     "home_written_bytes",
     "home_listed_bytes",
+    "home_digest_bytes",
 ];
 
 /// Counters by name. Cheap to clone; clones count together.

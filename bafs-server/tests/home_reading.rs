@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use crate::test_home::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::{PutFile, PutFiles, StatSource};
+use bafs_proto::ids::{BlockIndex, ExtractionId};
+use bafs_proto::message::{PutFile, PutFiles, ReadDigests, SourceBlocks, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::{Right, Token};
 use bafs_server::home_server::HomeServer;
@@ -133,6 +133,70 @@ async fn packed_reads_check_identities_and_the_token() {
     world.file("d/c", b"changed");
     let changed = world.call(call(&files[..3])).await;
     assert_eq!(error_code(changed), ErrorCode::SourceChanged);
+}
+
+#[tokio::test]
+async fn homes_vouch_for_blocks_they_sent() {
+    let world = HomeFixture::new();
+    let content: Vec<u8> = (0..20_000_u32).map(|n| (n / 7) as u8).collect();
+    world.file("d/f", &content);
+    world.file("e", b"e");
+    symlink("../e", world.root.path().join("d/out")).expect("link");
+    let identity = world.identity("d/f").await;
+    let blocks = |path: &str, first, count| SourceBlocks {
+        path: path.to_owned(),
+        identity,
+        first: BlockIndex(first),
+        count,
+    };
+    let call = |needed: SourceBlocks, welcome: &[SourceBlocks]| ReadDigests {
+        path: "d".to_owned(),
+        block_bytes: BLOCK,
+        needed,
+        welcome: welcome.to_vec(),
+    };
+    let digests: Vec<_> = content.chunks(BLOCK as usize).map(Digest::of).collect();
+    // What is needed is read, and what is welcome is not.
+    let rest = [blocks("f", 2, 9)];
+    let said = world.call(call(blocks("f", 0, 2), &rest)).await;
+    let said = said.expect("digests");
+    assert_eq!(
+        (&said.needed[..], &said.welcome[0][..]),
+        (&digests[..2], &[][..])
+    );
+    world
+        .send(&world.token, read("d/f", identity, 8_192, 1 << 20), b"")
+        .await
+        .expect("read");
+    let said = world.call(call(blocks("f", 1, 1), &rest)).await;
+    let said = said.expect("digests");
+    assert_eq!(
+        (&said.needed[..], &said.welcome[0][..]),
+        (&digests[1..2], &digests[2..])
+    );
+    assert_eq!(world.counter("home_read_bytes").await, 20_000 - 8_192);
+    // Readers of a state that is over still have what was read of it.
+    world.file("d/f", b"changed");
+    let said = world.call(call(blocks("f", 0, 5), &[])).await;
+    assert_eq!(said.expect("digests").needed, digests);
+    let mut later = blocks("f", 0, 1);
+    later.identity = world.identity("d/f").await;
+    world.file("d/f", b"changed again");
+    let said = world.call(call(later, &[])).await;
+    assert_eq!(error_code(said), ErrorCode::SourceChanged);
+    // It says nothing of what the token does not grant.
+    let token = grant(&world.signer, "d", &[Right::Read]);
+    let mut out = blocks("out", 0, 1);
+    out.identity = world.identity("e").await;
+    let said = world.send(&token, call(out, &[]), b"").await;
+    assert_eq!(error_code(said), ErrorCode::RightMissing);
+    let said = world.call(call(blocks("../e", 0, 1), &[])).await;
+    assert_eq!(error_code(said), ErrorCode::BadPath);
+    let other = grant(&world.signer, "e", &[Right::Read]);
+    let said = world.send(&other, call(blocks("f", 0, 1), &[]), b"").await;
+    assert_eq!(error_code(said), ErrorCode::RightMissing);
+    let said = world.call(call(blocks("f", 0, 5_000), &[])).await;
+    assert_eq!(error_code(said), ErrorCode::Malformed);
 }
 
 #[tokio::test]

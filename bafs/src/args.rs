@@ -25,6 +25,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use check::{CheckArgs, FmtArgs};
 pub(crate) use client::ClientArgs;
+use client::path_text;
 pub(crate) use config::{CompletionsArgs, ConfigArgs, ManPagesArgs};
 pub(crate) use import::{ImportArgs, ImportCommand, ImportImageArgs, WfformatArgs};
 pub(crate) use page::{PageArgs, RunPageArgs};
@@ -116,7 +117,7 @@ pub(crate) enum CliCommand {
     /// Create, list, show, fill, read, copy, extract, warm and delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// List or remove cached data of sources that no volume shows any more.
+    /// List, pin or remove cached data of sources, apart from runs.
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Create an identity that can mount only the named volumes, for use on other people's
@@ -283,10 +284,54 @@ pub(crate) enum CacheCommand {
     /// List data of sources that no volume shows, with the space that they take.
     #[command(after_help = "Example:\n  bafs cache list")]
     List(ClientArgs),
+    /// Fetch a source to nodes before any run reads it, and keep it there until you unpin it.
+    #[command(
+        after_help = "Each node reserves the space. Together they keep each block once, so for a \
+source of 90 GB on ten nodes, 10 GB for each are enough.\n\n\
+Example:\n  bafs cache pin bafs://home/refs/hg38 --size 10GB"
+    )]
+    Pin(CachePinArgs),
+    /// Give up the reservation of a pinned source. Its data stay until space is wanted.
+    #[command(after_help = "Example:\n  bafs cache unpin bafs://home/refs/hg38")]
+    Unpin(CacheUnpinArgs),
     /// Remove such data: of one source, or all.
     #[command(after_help = "The data of volumes stay; delete these first.\n\n\
                             Example:\n  bafs cache drop refs/hg38\n  bafs cache drop --all")]
     Drop(CacheDropArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CachePinArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// The source at its home (a URL), as workflows name it.
+    #[arg(value_parser = path_text())]
+    pub(crate) source: String,
+    /// Space to reserve on each node.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: String,
+    /// Files to reserve on each node.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) files: u64,
+    /// Name or address of a node that keeps a part; may be repeated. By default all nodes do.
+    #[arg(long = "node", value_name = "NODE")]
+    pub(crate) nodes: Vec<String>,
+    /// Unpin the source after this many hours without use.
+    #[arg(
+        long,
+        default_value_t = 720,
+        value_parser = clap::value_parser!(u64).range(1..=87_600)
+    )]
+    pub(crate) lifetime_hours: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheUnpinArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// The source at its home (a URL).
+    #[arg(value_parser = path_text())]
+    pub(crate) source: String,
 }
 
 #[derive(Debug, Args)]

@@ -162,6 +162,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
             .context("--shared-memory")?,
         agent_identity: init::identity_directory(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
+        trusts_peers: args.trust_peers,
         attributes: args.attributes.into_iter().collect(),
         lifetime: args.until.as_deref().map(parse_lifetime).transpose()?,
         grace: parse_grace(&args.grace)?,

@@ -11,6 +11,9 @@ mod upload;
 mod warm;
 mod writer_session;
 
+pub(crate) use creation::{create_on_node, owner_name};
+pub(crate) use warm::warm_volumes;
+
 use std::process::ExitCode;
 use std::time::Duration;
 

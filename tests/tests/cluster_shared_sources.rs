@@ -120,3 +120,49 @@ fn cluster_two_runs_at_once_read_home_once() -> Result<()> {
     ensure!(sent == BYTES as u64, "home sent {sent} bytes");
     Ok(())
 }
+
+/// A pinned source is there before its first run, and no run gets its space.
+#[test]
+fn cluster_pinned_sources_keep_their_space() -> Result<()> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip("cluster_pinned_sources_keep_their_space", &reason);
+        return Ok(());
+    }
+    let stage = CacheCluster::start(2, "60MB", None)?;
+    stage.write_data_set("set", &Content::new(4, BYTES))?;
+    let cache = |words: &[&str]| -> Result<String> {
+        let words = [&["cache"], words].concat();
+        let output = stage.test_cluster.bafs_command(&words).output()?;
+        ensure!(output.status.success(), "{}", printed_text(&output));
+        Ok(printed_text(&output))
+    };
+    cache(&["pin", "bafs://home/set", "--size", "5MB"])?;
+    ensure!(stage.read_home_bytes()? == BYTES as u64, "it is fetched");
+    let listed = cache(&["list"])?;
+    ensure!(
+        listed.contains("set  pinned in 10.0 MB on 2 nodes"),
+        "{listed}"
+    );
+    // Repeating it makes no second reservation.
+    cache(&["pin", "bafs://home/set", "--size", "5MB"])?;
+    ensure!(cache(&["list"])?.contains("on 2 nodes"));
+
+    // A run that takes all other space does not drive it out.
+    let directory = tempfile::tempdir()?;
+    let greedy = directory.path().join("greedy.bafs");
+    let text = "volume w scratch 50 MB\nmount w g /w\njob g {\nscript = <<END\n\
+                head -c 48000000 /dev/zero > /w/zeros\nEND\n}\n";
+    std::fs::write(&greedy, text)?;
+    check_run(&stage, &greedy)?;
+    let reader = write_workflow(&stage, directory.path(), "reader.bafs")?;
+    check_run(&stage, &reader)?;
+    ensure!(stage.read_home_bytes()? == BYTES as u64, "nothing again");
+
+    cache(&["unpin", "bafs://home/set"])?;
+    let listed = cache(&["list"])?;
+    ensure!(!listed.contains("pinned"), "{listed}");
+    ensure!(listed.contains("set  "), "the data stay: {listed}");
+    check_run(&stage, &reader)?;
+    ensure!(stage.read_home_bytes()? == BYTES as u64, "after the pin");
+    Ok(())
+}

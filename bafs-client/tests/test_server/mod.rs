@@ -18,7 +18,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::limits::EARLY_HANDLES_MAX;
 use bafs_proto::message::{
-    BlockData, Done, FileResults, ManifestPage, ReadBlocks, Reply, Request, RunFileOps,
+    BlockData, Done, FileResults, ManifestPage, PeerCheck, ReadBlocks, Reply, Request, RunFileOps,
     SourceEntry, SourceIdentity, SourceKind, TreeSession,
 };
 use bafs_proto::net::memory::MemoryNetwork;
@@ -194,6 +194,7 @@ impl FakeServer {
                 let page = ManifestPage {
                     manifest,
                     block_bytes: BLOCK_BYTES,
+                    peer_check: PeerCheck::Home,
                     root: source_entry(&self.root, ""),
                     entries: page,
                     has_more: more,

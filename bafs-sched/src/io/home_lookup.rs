@@ -7,6 +7,7 @@ use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::homes::HomePath;
+use super::listing_tracker::CacheNames;
 use super::remote_io;
 use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, Servers};
 use bafs_workflow::{Url, VolumeIndex, VolumeKind};
@@ -41,6 +42,22 @@ impl Servers {
                 Ok(HomePath { path, ..home })
             }
         }
+    }
+
+    /// The caches of the workflow by the names of their cooperative caches, as far as their homes
+    /// are listed.
+    pub(crate) fn cache_names(&self) -> CacheNames {
+        let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = CacheNames::new();
+        for (volume, spec) in (0..).map(VolumeIndex).zip(&self.workflow.volumes) {
+            if let VolumeKind::Cache { source: url, .. } = &spec.kind
+                && let Ok(home) = homes.resolve_url(url)
+            {
+                let volumes: &mut Vec<_> = names.entry(home.cooperative_name()).or_default();
+                volumes.push(volume);
+            }
+        }
+        names
     }
 
     /// The place of a URL; waits a while for its home to appear in the catalog.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_proto::hash::Digest;
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -86,6 +87,21 @@ pub struct HomePath {
     pub path: String,
     /// Which home server that is, if the catalog knows.
     pub id: Option<ServerId>,
+}
+
+impl HomePath {
+    /// The cooperative cache of a source: one for all runs and users, so that a byte crosses the
+    /// link from home once for all of them. Nodes tell states of the source apart by their
+    /// manifests.
+    #[must_use]
+    pub fn cooperative_name(&self) -> String {
+        let last = self.path.rsplit('/').next().unwrap_or_default();
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let readable: String = last.chars().filter(is_plain).take(40).collect();
+        let source = format!("{}\0{:?}\0{}", self.address, self.id, self.path);
+        let digest = Digest::of(source.as_bytes()).to_string();
+        format!("{readable}-{}", &digest[..16])
+    }
 }
 
 impl Homes {

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bafs_proto::attributes::AttributeValue;
+use bafs_proto::attributes::{AttributeValue, RETAINED_CACHES};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, Lifetime, ServerKind};
 use bafs_proto::time::Time;
+use bafs_workflow::VolumeIndex;
 
 use crate::{Event, NodeDeparture, NodeInfo, Scheduler, Space};
 
@@ -23,6 +24,9 @@ const FOREIGN_CHANGE_BYTES_MIN: u64 = 1 << 20;
 /// advert is listed for at most four seconds.
 const DEPARTURE_CHANGE_MS_MIN: u64 = 4_000;
 
+/// Caches of a workflow by the names of their cooperative caches.
+pub type CacheNames = BTreeMap<String, Vec<VolumeIndex>>;
+
 /// What the catalog listed lately.
 #[derive(Debug, Clone, Default)]
 pub struct ListingTracker {
@@ -34,11 +38,12 @@ pub struct ListingTracker {
 }
 
 impl ListingTracker {
-    /// The fact that a listing is, if it says anything new.
+    /// The fact that a listing is, if it says anything new. `caches` are those of the workflow, by
+    /// the names of their cooperative caches.
     pub fn compare_listing(
         &mut self,
         scheduler: &Scheduler,
-        adverts: Vec<Advert>,
+        (adverts, caches): (Vec<Advert>, &CacheNames),
         now: Time,
         is_heard: impl Fn(ServerId) -> bool,
     ) -> Option<Event> {
@@ -70,6 +75,7 @@ impl ListingTracker {
             };
             let known = scheduler.node(advert.id).map(|known| known.departure);
             nodes.push(NodeInfo {
+                cached: read_cached(&advert, caches),
                 memory_bytes: read_bytes(&advert, "memory_bytes"),
                 temporary_bytes: read_bytes(&advert, "temporary_bytes"),
                 departure: read_departure(advert.lifetime, now, known.unwrap_or_default()),
@@ -123,6 +129,18 @@ impl ListingTracker {
     }
 }
 
+/// Caches of the workflow whose data a node has although no volume shows them.
+fn read_cached(advert: &Advert, caches: &CacheNames) -> Vec<VolumeIndex> {
+    let names = match advert.attributes.get(RETAINED_CACHES) {
+        Some(AttributeValue::TextList(names)) => names.as_slice(),
+        _ => &[],
+    };
+    let known = names.iter().filter_map(|name| caches.get(name));
+    let mut cached: Vec<VolumeIndex> = known.flatten().copied().collect();
+    cached.sort_unstable();
+    cached
+}
+
 /// A size that a node publishes as an attribute; 0 if it does not.
 fn read_bytes(advert: &Advert, name: &str) -> u64 {
     match advert.attribute(name) {
@@ -162,6 +180,7 @@ fn is_similar(known: &NodeInfo, node: &NodeInfo) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::attributes::Attributes;
     use bafs_proto::ids::RunId;
     use bafs_workflow::parse_workflow;
 
@@ -176,6 +195,46 @@ mod tests {
             files: 1_000,
         };
         NodeInfo::single_group(ServerId(id), capacity, slots)
+    }
+
+    #[test]
+    fn listing_says_which_caches_a_node_has() {
+        let text = "volume a cache bafs://home/a 5 MB\nvolume b cache bafs://home/a 5 MB\n\
+                    volume c cache bafs://home/c 5 MB\njob j {\nexecutable = x\n}\n\
+                    mount a j /a\nmount b j /b\nmount c j /c\n";
+        let parsed = parse_workflow("w", text, &|_| unreachable!()).unwrap();
+        let scheduler = Scheduler::new(RunId(1), parsed.workflow, Settings::default());
+        let names = ["a-1".to_owned(), "other-2".to_owned()];
+        let node = test_node(1, 2);
+        let mut attributes = Attributes::default();
+        attributes.set(RETAINED_CACHES, AttributeValue::TextList(names.to_vec()));
+        let advert = Advert {
+            id: node.id,
+            kind: ServerKind::Node,
+            name: node.name,
+            address: node.address,
+            group: node.group,
+            ttl_ms: 4_000,
+            capacity_bytes: node.capacity.bytes,
+            capacity_files: node.capacity.files,
+            free_bytes: node.capacity.bytes,
+            free_files: node.capacity.files,
+            slots: node.slots,
+            jobs: 0,
+            caches: Vec::new(),
+            attributes,
+            lifetime: Lifetime::default(),
+        };
+        let caches = CacheNames::from([
+            ("a-1".to_owned(), vec![VolumeIndex(0), VolumeIndex(1)]),
+            ("c-3".to_owned(), vec![VolumeIndex(2)]),
+        ]);
+        let mut listing = ListingTracker::default();
+        let said = listing.compare_listing(&scheduler, (vec![advert], &caches), Time(0), |_| true);
+        let Some(Event::NodesListed { nodes, .. }) = said else {
+            panic!("{said:?}");
+        };
+        assert_eq!(nodes[0].cached, [VolumeIndex(0), VolumeIndex(1)]);
     }
 
     struct ListingFixture {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
 use bafs_proto::cache::{CacheStatus, GetCache, Pinning, WarmCache};
-use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
@@ -166,7 +165,7 @@ impl Servers {
                 let home = self.resolve_url(url).await?;
                 let token = self.narrow_home_token(now, &home.path, &[Right::Read])?;
                 let kind = Kind::Cache {
-                    cooperative: cooperative_name(&home),
+                    cooperative: home.cooperative_name(),
                     source: home_source(home),
                     replacement: match policy {
                         CachePolicy::Lru => ReplacementPolicy::Lru,
@@ -527,17 +526,6 @@ fn home_source(home: HomePath) -> VolumeSource {
         path: home.path,
         id: home.id,
     }
-}
-
-/// The cooperative cache of a source: one for all runs and users, so that a byte crosses the link
-/// from home once for all of them. Nodes tell states of the source apart by their manifests.
-fn cooperative_name(home: &HomePath) -> String {
-    let last = home.path.rsplit('/').next().unwrap_or_default();
-    let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let readable: String = last.chars().filter(is_plain).take(40).collect();
-    let source = format!("{}\0{:?}\0{}", home.address, home.id, home.path);
-    let digest = Digest::of(source.as_bytes()).to_string();
-    format!("{readable}-{}", &digest[..16])
 }
 
 /// A program as its node takes it.

@@ -186,7 +186,8 @@ pub(crate) fn unlike_nodes(view: View<'_>, job: JobIndex) -> Vec<ServerId> {
         let (space, slots) = (view.fleet.available(server), node.slots());
         let ends = view.can_end_in_time(job, server);
         let fits = (ends, view.has_room_for_job(job, server));
-        let kind = (&node.seen.group, space, slots, node.takes_work(), fits);
+        let (group, cached) = (&node.seen.group, &node.seen.cached);
+        let kind = (group, cached, space, slots, node.takes_work(), fits);
         if !is_bare || is_told || known.insert(kind) {
             unlike.push(server);
         }

@@ -27,7 +27,8 @@ impl Caches {
     /// `VolumeLost`.
     pub async fn read_manifest(&self, call: ReadManifest) -> Result<ManifestPage> {
         let generation = self.volume(call.volume)?.generation();
-        Ok(generation.store.manifest.page(call.first))
+        let peer_check = self.fetcher.peer_check(&generation);
+        Ok(generation.store.manifest.page(call.first, peer_check))
     }
 
     /// Reads blocks from here, from a peer or from home, as the scope permits. Leaves out blocks

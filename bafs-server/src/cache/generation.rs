@@ -1,4 +1,4 @@
-//! One state of the source of a cache volume, in four parts. Each part has one owner, which alone
+//! One state of the source of a cache volume, in five parts. Each part has one owner, which alone
 //! changes its fields.
 
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bafs_proto::message::{BlockRange, CacheRef};
 
 use super::block_run::BlockRun;
+use super::fetch::home_digests::HomeDigests;
 use super::fetch::inflight::BlockFetches;
 use super::membership::members::Membership;
 use super::statistics::Statistics;
@@ -17,6 +18,8 @@ pub(crate) struct Generation {
     pub(crate) store: Arc<BlockStore>,
     /// The blocks that are being fetched.
     pub(crate) inflight: BlockFetches,
+    /// What home says of the blocks.
+    pub(crate) digests: HomeDigests,
     /// The nodes that share the cache, and who of them is the primary node of which blocks.
     pub(crate) membership: Arc<Membership>,
     /// What it did.

@@ -11,6 +11,7 @@
 //!        fetch/read.rs ───▶ a Generation (generation.rs) ◀─── volume.rs
 //!              │            ├─ store        blocks on disk, manifest, pins       store/
 //!              │            ├─ inflight     fetches that readers may join        fetch/inflight.rs
+//!              │            ├─ digests      what home says of blocks of peers    fetch/home_digests.rs
 //!              │            ├─ membership   peers, primary nodes, classes        membership/
 //!              │            └─ statistics   counters                             statistics.rs
 //!              ▼
@@ -26,10 +27,11 @@
 //! `docs/explanation/cache.md` shows the whole way of a miss, from the program to home and back.
 //!
 //! **Promises.** Home sends each block once to all members together (`fetch/inflight.rs` says why).
-//! No reader gets bytes that do not match their digest (`store/insert.rs`, `store/disk.rs`). A
+//! No reader gets bytes that do not match their digest (`store/insert.rs`, `store/disk.rs`), and a
+//! home server vouches for the digests of blocks that peers send (`fetch/home_digests.rs`). A
 //! generation never mixes two states of its source. Every wait has a deadline.
 //!
-//! **Generations.** A volume has one generation at a time. Each of the four parts alone changes its
+//! **Generations.** A volume has one generation at a time. Each of the five parts alone changes its
 //! own fields. A new state of the source makes a new generation, which takes over the blocks of
 //! unchanged files. Readers of the old one get `SourceChanged`.
 //!

@@ -108,6 +108,20 @@ impl Caches {
         })
     }
 
+    /// Names of the cooperative caches of such data, those used last first.
+    pub fn retained_names(&self) -> Vec<String> {
+        let retained = self.retained_data();
+        let mut data: Vec<_> = retained.iter().collect();
+        data.sort_by_key(|data| std::cmp::Reverse(data.last_used));
+        let mut names: Vec<String> = Vec::new();
+        for data in data {
+            if !names.contains(&data.kind.cooperative) {
+                names.push(data.kind.cooperative.clone());
+            }
+        }
+        names
+    }
+
     /// Removes data that no volume shows, those unused for longest first, until the rest take at
     /// most `free`: what nobody reserved.
     pub async fn limit_retained(&self, free: Amount) {

@@ -32,6 +32,7 @@ impl Caches {
             cooperative: generation.membership.cooperative().to_owned(),
             manifest: generation.store.manifest.digest(),
             block_bytes: generation.store.manifest.block_bytes(),
+            peer_check: self.fetcher.peer_check(&generation),
             source_bytes: generation.store.manifest.source_bytes(),
             source_files: files.count() as u64,
             capacity_bytes: generation.store.capacity_bytes(),

@@ -19,6 +19,7 @@ use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::errors::disk_fault;
+use super::fetch::home_digests::HomeDigests;
 use super::fetch::inflight::BlockFetches;
 use super::generation::Generation;
 use super::membership::members::Membership;
@@ -416,6 +417,7 @@ impl VolumeParts {
         Ok(Generation {
             store: Arc::new(store),
             inflight: BlockFetches::new(self.source_token.clone()),
+            digests: HomeDigests::new(),
             membership: Arc::new(membership),
             statistics,
         })

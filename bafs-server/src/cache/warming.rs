@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bafs_proto::cache::{WarmingState, WarmingStatus};
 use bafs_proto::ids::FileIndex;
-use bafs_proto::message::{FetchPriority, FetchScope, SourceKind};
+use bafs_proto::message::{FetchPriority, FetchScope, SourceEntry, SourceKind};
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::task::JoinSet;
 
@@ -24,6 +25,9 @@ use crate::logic::blocks::CopyClass;
 
 /// Most extents in flight at once.
 const EXTENTS_MAX: usize = 4;
+
+/// Longest time for what home says of the blocks of peers, in milliseconds.
+const DIGESTS_MS_MAX: u64 = 600_000;
 
 /// An unreachable home is asked again so often, with growing pauses.
 const TRIES_MAX: u32 = 20;
@@ -135,6 +139,9 @@ async fn warm(
                 state => state,
             }
         };
+        if let Err(error) = learn_digests(fetcher, &generation, paths).await {
+            tracing::warn!(%error, "peers are of no use while home is away: it says no digests");
+        }
         let same = Arc::ptr_eq(&generation, &volume.generation());
         let over = generation.store.disk.is_retired() && same;
         let settled = same && Arc::ptr_eq(&view, &fetcher.view(&generation).await?);
@@ -143,6 +150,27 @@ async fn warm(
         }
         // The source or its members changed meanwhile, and so did this server's share.
     }
+}
+
+/// Learns what home says of what is at and below the paths: peers have most of it.
+async fn learn_digests(
+    fetcher: &Arc<Fetcher>,
+    generation: &Generation,
+    paths: &[String],
+) -> Result<()> {
+    if fetcher.members(generation).is_empty() {
+        return Ok(());
+    }
+    let is_wanted = |entry: &SourceEntry| {
+        entry.kind == SourceKind::File && paths.iter().any(|path| is_below(&entry.path, path))
+    };
+    let entries = (0..)
+        .map(FileIndex)
+        .zip(generation.store.manifest.entries());
+    let files = entries.filter(|(_, entry)| is_wanted(entry));
+    let files: Vec<_> = files.map(|(file, _)| file).collect();
+    let deadline = Deadline::after_ms(DIGESTS_MS_MAX);
+    fetcher.learn_digests_of(generation, &files, deadline).await
 }
 
 /// This server's share of what is at and below the paths, extent by extent.

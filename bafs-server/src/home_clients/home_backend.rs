@@ -2,7 +2,8 @@
 
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{
-    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+    ListSource, PutProgress, PutReceipt, ReadDigests, ReadSource, SourceData, SourceDigests,
+    SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::replica::ReadSources;
@@ -30,6 +31,22 @@ pub(super) trait HomeBackend: Send + Sync {
         call: ReadSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
+
+    /// Whether it says what the digests of blocks are.
+    fn knows_digests(&self) -> bool {
+        false
+    }
+
+    /// What it says of blocks that other nodes send.
+    fn read_digests<'a>(
+        &'a self,
+        _token: &'a Token,
+        _call: ReadDigests,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourceDigests>> {
+        let text = "this kind of home knows no digests of blocks";
+        Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
+    }
 
     /// Whether it gives many small files in one answer, and takes them with one call.
     fn has_packs(&self) -> bool {

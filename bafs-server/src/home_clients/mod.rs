@@ -63,7 +63,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
 use bafs_proto::message::{
-    Advert, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+    Advert, ListSource, PutProgress, PutReceipt, ReadDigests, ReadSource, SourceData,
+    SourceDigests, SourcePage,
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::path::{check_relative, check_result_path};
@@ -206,6 +207,31 @@ impl HomeClients {
             async move { home.read(token, call, deadline).await }
         };
         retry_until(deadline, None, || self.call_backend(at, asked)).await
+    }
+
+    /// Whether a home says what the digests of blocks are.
+    pub(crate) fn knows_digests(&self, at: HomeAddress<'_>) -> bool {
+        self.backend(at).is_ok_and(|home| home.knows_digests())
+    }
+
+    /// What a home says of blocks that other nodes send, asked for once.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; `Unsupported` when such homes know no digests.
+    pub(crate) async fn read_digests(
+        &self,
+        at: HomeAddress<'_>,
+        token: &Token,
+        call: ReadDigests,
+        deadline: Deadline,
+    ) -> Result<SourceDigests> {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let call = call.clone();
+            async move { home.read_digests(token, call, deadline).await }
+        };
+        with_deadline(deadline, self.call_backend(at, asked)).await
     }
 
     /// Whether a home gives many small files in one answer, and takes them with one call.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bafs_proto::hash::Digest;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
 use bafs_proto::message::{
-    BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
-    SourceData, SourcePage,
+    BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadDigests,
+    ReadSource, SourceData, SourceDigests, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::replica::ReadSources;
@@ -65,6 +65,19 @@ impl HomeBackend for ServerHome {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
         Box::pin(self.location.call(token, call, Bytes::new(), deadline))
+    }
+
+    fn knows_digests(&self) -> bool {
+        true
+    }
+
+    fn read_digests<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ReadDigests,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourceDigests>> {
+        self.call_without_body(token, call, Bytes::new(), deadline)
     }
 
     fn has_packs(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The home server: exports one directory of the user to a cluster.
 //!
 //! ```text
-//!  HomeServer ─┬─ export.rs, listing.rs, source_reading.rs   lists and reads files
+//!  HomeServer ─┬─ export.rs, listing.rs, source_reading.rs   lists and reads files, knows digests
 //!              ├─ uploads.rs, packs.rs                       takes results, exactly once
 //!              │    ├─ upload.rs         the states of one upload, pure
 //!              │    ├─ upload_table.rs   its durable row (redb)
@@ -72,13 +72,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::attributes::Attributes;
+use bafs_proto::hash::Digest;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
     Advert, CloseTree, CommitPut, Counters as CounterValues, Done, Lifetime, ListSource, OpenTree,
-    PutFile, PutFiles, PutRange, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
-    SourceData, SourceEntry, SourcePage, TreeSession,
+    PutFile, PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply, Request, RunFileOps,
+    ServerKind, SourceData, SourceDigests, SourceEntry, SourcePage, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
@@ -103,6 +104,7 @@ use crate::source::source_entry;
 use crate::start_error::StartError;
 use crate::tree_sessions::TreeSessions;
 use packs::SmallFile;
+use source_reading::RememberedDigests;
 use throttle::{CallWait, Throttle};
 
 /// How often silent tree sessions are looked for, in milliseconds.
@@ -178,6 +180,8 @@ pub struct HomeServer {
     uploads: Arc<Uploads>,
     trees: TreeSessions,
     throttle: Throttle,
+    /// Nodes compare with it what other nodes send.
+    remembered: RememberedDigests,
     counters: Counters,
 }
 
@@ -211,6 +215,7 @@ impl HomeServer {
             uploads,
             trees: TreeSessions::new(life.number, counters.clone()),
             throttle: Throttle::new(limit_bytes_per_s),
+            remembered: RememberedDigests::new(),
             counters,
         }))
     }
@@ -258,6 +263,10 @@ impl HomeServer {
                 let read = move |home: &Self| home.read_files(&token, &call);
                 let (data, bytes) = self.read_in_turn(most, read, wait).await?;
                 Ok((Reply::ReadSources(data), bytes))
+            }
+            Request::ReadDigests(call) => {
+                let digests = self.read_digests(token, call, wait).await?;
+                Ok(bare(Reply::ReadDigests(digests)))
             }
             Request::BeginPut(_) | Request::PutRange(_) | Request::CommitPut(_) => {
                 Ok(bare(self.put(token, request, body, wait).await?))
@@ -441,7 +450,28 @@ impl HomeServer {
     }
 
     fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
-        read(call, || self.find_for_token(token, &call.path, Right::Read))
+        let found = read(call, || self.find_for_token(token, &call.path, Right::Read))?;
+        self.remembered.insert(call, &found.0)?;
+        Ok(found)
+    }
+
+    async fn read_digests(
+        self: &Arc<Self>,
+        token: Token,
+        call: ReadDigests,
+        wait: CallWait<'_>,
+    ) -> Result<SourceDigests> {
+        let read = move |home: &Self| {
+            home.require_right(&token, &call.path, Right::Read)?;
+            let find = |path: &str| home.find_for_token(&token, path, Right::Read);
+            source_reading::read_digests(&call, &home.remembered, find)
+        };
+        let digests = self.clone().run_blocking(read).await?;
+        let welcome: usize = digests.welcome.iter().map(Vec::len).sum();
+        let bytes = (digests.needed.len() + welcome) * size_of::<Digest>();
+        self.throttle.pass(bytes, wait).await?;
+        self.counters.add("home_digest_bytes", bytes as u64);
+        Ok(digests)
     }
 
     fn read_files(&self, token: &Token, call: &ReadSources) -> Result<(SourceData, Bytes)> {

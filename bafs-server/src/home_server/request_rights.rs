@@ -27,6 +27,7 @@ pub(super) fn required_rights(token: &Token, request: &Request) -> Vec<RequiredR
         Request::StatSource(call) => at(&call.path, Right::Read),
         Request::ReadSource(call) => at(&call.path, Right::Read),
         Request::ReadSources(call) => at(&call.path, Right::Read),
+        Request::ReadDigests(call) => at(&call.path, Right::Read),
         Request::BeginPut(call) => at(&call.path, Right::Write),
         Request::PutFiles(call) => {
             let one = |file: &PutFile| {

@@ -1,20 +1,128 @@
 //! Reads ranges of files below an export, or small ones whole, each as it was when it was listed.
-//! Checks no rights.
+//! Remembers the digests of what was read. Checks no rights.
 
 use std::fmt::Display;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX, PAGE_ENTRIES_MAX};
-use bafs_proto::message::{ReadSource, SourceData};
-use bafs_proto::path::join;
+use bafs_proto::limits::{
+    BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX, DIGESTS_MAX, PAGE_ENTRIES_MAX,
+};
+use bafs_proto::message::{
+    ReadDigests, ReadSource, SourceBlocks, SourceData, SourceDigests, SourceIdentity,
+};
+use bafs_proto::path::{check_relative, join};
 use bafs_proto::replica::ReadSources;
-use bafs_proto::{Error, ErrorCode, Result};
+use bafs_proto::{Error, ErrorCode, Result, codec};
 use bytes::Bytes;
 use rustix::fs::fstat;
 
 use super::export::ExportEntry;
+use crate::logic::digest_memory::DigestMemory;
 use crate::source::source_identity;
+
+/// Digests that a home server remembers: 64 MiB, for 128 GiB in blocks of 64 KiB. Of other blocks it
+/// reads the file again.
+const REMEMBERED_MAX: usize = 1 << 21;
+
+/// The digests of what was read of files. They hold for a state of a file, also when the file is
+/// another one by now.
+#[derive(Debug)]
+pub(super) struct RememberedDigests(Mutex<DigestMemory<Digest>>);
+
+impl RememberedDigests {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(DigestMemory::new(REMEMBERED_MAX)))
+    }
+
+    /// Remembers what was read, if it begins with a block.
+    pub(super) fn insert(&self, call: &ReadSource, read: &SourceData) -> Result<()> {
+        if call.offset.is_multiple_of(u64::from(call.block_bytes)) {
+            let file = file_key(&call.path, call.identity, call.block_bytes)?;
+            let first = call.offset / u64::from(call.block_bytes);
+            let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            memory.insert(file, first, &read.digests);
+        }
+        Ok(())
+    }
+
+    /// What is known of blocks, from the first one on.
+    fn find(&self, top: &str, blocks: &SourceBlocks, block_bytes: u32) -> Result<Vec<Digest>> {
+        let file = file_key(&join(top, &blocks.path), blocks.identity, block_bytes)?;
+        let (first, count) = (blocks.first.0, count_blocks(blocks, block_bytes));
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(memory.known_from(file, first, count as usize))
+    }
+}
+
+/// Names a state of a file, in blocks of a size.
+fn file_key(path: &str, identity: SourceIdentity, block_bytes: u32) -> Result<Digest> {
+    let key = codec::encode(&(path, identity, block_bytes))?;
+    Ok(Digest::of(&key))
+}
+
+/// Number of the blocks that are in the file.
+fn count_blocks(blocks: &SourceBlocks, block_bytes: u32) -> u64 {
+    let all = blocks.identity.size.div_ceil(u64::from(block_bytes));
+    let left = all.saturating_sub(blocks.first.0);
+    left.min(u64::from(blocks.count))
+}
+
+/// The digests of blocks: of those that are needed, the file is read if need be.
+///
+/// # Errors
+/// What `find` answers; `SourceChanged` when the file is another one now, and what it was is not
+/// remembered; `Malformed`.
+pub(super) fn read_digests(
+    call: &ReadDigests,
+    remembered: &RememberedDigests,
+    find: impl Fn(&str) -> Result<ExportEntry>,
+) -> Result<SourceDigests> {
+    check_digest_call(call)?;
+    let path = join(&call.path, &call.needed.path);
+    // Who may not read the file learns nothing of it.
+    match find(&path) {
+        Err(error) if error.code != ErrorCode::NotFound => return Err(error),
+        _ => {}
+    }
+    let count = count_blocks(&call.needed, call.block_bytes);
+    let mut needed = remembered.find(&call.path, &call.needed, call.block_bytes)?;
+    if (needed.len() as u64) < count {
+        let range = ReadSource {
+            identity: call.needed.identity,
+            offset: call.needed.first.0 * u64::from(call.block_bytes),
+            length: call.needed.count * call.block_bytes,
+            block_bytes: call.block_bytes,
+            path,
+        };
+        let (data, _) = read(&range, || find(&range.path))?;
+        remembered.insert(&range, &data)?;
+        needed = data.digests;
+    }
+    let known = |blocks| remembered.find(&call.path, blocks, call.block_bytes);
+    Ok(SourceDigests {
+        needed,
+        welcome: call.welcome.iter().map(known).collect::<Result<_>>()?,
+    })
+}
+
+fn check_digest_call(call: &ReadDigests) -> Result<()> {
+    let all = [&call.needed].into_iter().chain(&call.welcome);
+    let counts = all.clone().map(|blocks| u64::from(blocks.count));
+    let is_sized = (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&call.block_bytes);
+    let needed_bytes = u64::from(call.needed.count) * u64::from(call.block_bytes);
+    let is_bounded = needed_bytes <= u64::from(BODY_BYTES_MAX)
+        && counts.sum::<u64>() <= u64::from(DIGESTS_MAX)
+        && call.welcome.len() <= PAGE_ENTRIES_MAX;
+    if !is_sized || !is_bounded {
+        let text = "one reply does not carry so many digests";
+        return Err(Error::new(ErrorCode::Malformed, text));
+    }
+    // A path that leaves what was listed would need another right.
+    all.map(|blocks| check_relative(&blocks.path))
+        .collect::<Result<()>>()
+}
 
 /// A range of a file that `find` finds.
 ///

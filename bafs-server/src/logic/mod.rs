@@ -3,6 +3,7 @@
 pub mod adverts;
 pub(crate) mod block_claims;
 pub(crate) mod blocks;
+pub(crate) mod digest_memory;
 pub mod node_quota;
 pub(crate) mod placement;
 pub(crate) mod read_ahead;

@@ -48,7 +48,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::attributes::Attributes;
+use bafs_proto::attributes::{AttributeValue, Attributes, RETAINED_CACHES};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::net::channel::Listener;
@@ -75,6 +75,9 @@ use crate::storage::{Storage, Store};
 
 /// How often expired volumes and silent sessions are looked for.
 const SWEEP_MS: u64 = 1_000;
+
+/// Names of caches in an advert: a value has 1024 bytes, and such a name at most 57.
+const RETAINED_NAMES_MAX: usize = 16;
 
 /// What a node needs to start.
 #[derive(Debug, Clone)]
@@ -112,6 +115,8 @@ pub struct NodeConfig {
     pub shared_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,
+    /// Whether blocks of other nodes are taken without asking home what they are.
+    pub trusts_peers: bool,
     /// What its administrator says of it in its advert, beside what it measures.
     pub attributes: Attributes,
     /// How long it lives, if that is known.
@@ -204,11 +209,14 @@ impl Node {
         );
         let (opened, sources) = (counters.clone(), homes.clone());
         let used = config.identity.token.clone();
-        let reached = address.clone();
+        let (reached, trusts_peers) = (address.clone(), config.trusts_peers);
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
             let own = (store.id(), reached);
             let caches = Caches::open(store.cache_directory(), sources, used, own, opened)?;
+            if trusts_peers {
+                caches.trust_peers();
+            }
             Ok::<_, StartError>((store, caches))
         })
         .await
@@ -359,9 +367,20 @@ impl Node {
             slots: self.departure.offered_slots(self.config.slots),
             jobs: self.executor.running_jobs(),
             caches: self.caches.adverts(),
-            attributes: self.attributes.clone(),
+            attributes: self.describe_data(),
             lifetime: self.departure.lifetime(),
         }
+    }
+
+    /// The attributes of the machine, and the caches whose data wait here for their next volume.
+    fn describe_data(&self) -> Attributes {
+        let mut attributes = self.attributes.clone();
+        let mut names = self.caches.retained_names();
+        names.truncate(RETAINED_NAMES_MAX);
+        if !names.is_empty() {
+            attributes.set(RETAINED_CACHES, AttributeValue::TextList(names));
+        }
+        attributes
     }
 }
 

@@ -114,6 +114,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::StatSource(_)
         | Request::ReadSource(_)
         | Request::ReadSources(_)
+        | Request::ReadDigests(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)
         | Request::CommitPut(_)

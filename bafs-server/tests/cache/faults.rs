@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use super::test_cluster::{BLOCK, CacheCluster, HOME, MemoryHome, NAME, cache, content};
 
-const LARGE: u64 = 64 << 20;
+pub(crate) const LARGE: u64 = 64 << 20;
 pub(crate) const BLOCKS: usize = 60;
 pub(crate) const ID: VolumeId = VolumeId(1);
 

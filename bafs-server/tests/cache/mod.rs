@@ -5,6 +5,7 @@ mod faults;
 mod large_files;
 mod local;
 mod membership;
+mod poisoning;
 mod retained_data;
 mod retention;
 mod sharing;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
     Advert, BlockData, BlockRange, CacheRef, Done, FetchPriority, FetchScope, Lifetime, ReadBlocks,
-    ReadManifest, Reply, Request, ServerKind, SourceData, SourceEntry, SourceIdentity, SourceKind,
-    SourcePage,
+    ReadManifest, Reply, Request, ServerKind, SourceBlocks, SourceData, SourceDigests, SourceEntry,
+    SourceIdentity, SourceKind, SourcePage,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
+use bafs_proto::path::join;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -68,6 +69,8 @@ pub(crate) struct MemoryHome {
     /// Blocks that left it, to find doubles: path and offset.
     sent_blocks: Mutex<BTreeSet<(String, u64)>>,
     pub(crate) duplicate_blocks: AtomicU64,
+    /// It is no home server, and says nothing of blocks that others send.
+    pub(crate) knows_no_digests: AtomicBool,
 }
 
 impl MemoryHome {
@@ -119,8 +122,25 @@ impl MemoryHome {
         }
     }
 
+    fn digests(&self, top: &str, blocks: &SourceBlocks, block_bytes: u32) -> Result<Vec<Digest>> {
+        let files = self.files.lock().expect("works in tests");
+        let file = files.get(&join(top, &blocks.path));
+        let file = file.filter(|file| identity(file) == blocks.identity);
+        let file = file.ok_or_else(|| Error::new(ErrorCode::SourceChanged, "another file"))?;
+        let all = file.bytes.chunks(block_bytes as usize).map(Digest::of);
+        let all = all.skip(blocks.first.0 as usize);
+        Ok(all.take(blocks.count as usize).collect())
+    }
+
     async fn answer(&self, request: Request) -> Result<(Reply, Bytes)> {
         match request {
+            Request::ReadDigests(call) if !self.knows_no_digests.load(Ordering::Relaxed) => {
+                let digests = |blocks| self.digests(&call.path, blocks, call.block_bytes);
+                let needed = digests(&call.needed)?;
+                let welcome = call.welcome.iter().map(digests).collect::<Result<_>>()?;
+                let digests = SourceDigests { needed, welcome };
+                Ok((Reply::ReadDigests(digests), Bytes::new()))
+            }
             Request::ListSource(call) => Ok((
                 Reply::ListSource(self.list(&call.path, call.after)),
                 Bytes::new(),

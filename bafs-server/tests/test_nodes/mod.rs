@@ -90,6 +90,7 @@ impl NodeCluster {
             agent_memory_bytes: None,
             temporary_bytes: None,
             shared_memory_bytes: None,
+            trusts_peers: false,
             homes: HomeSettings::default(),
             attributes: Attributes::default(),
             lifetime: None,

@@ -166,6 +166,7 @@ pub(super) fn node_info(at: usize, class: &NodeClass) -> NodeInfo {
         departure: NodeDeparture::default(),
         memory_bytes: 0,
         temporary_bytes: 0,
+        cached: Vec::new(),
     }
 }
 

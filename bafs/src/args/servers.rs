@@ -101,6 +101,9 @@ pub(crate) struct NodeArgs {
     /// slots.
     #[arg(long, env = "BAFS_SHARED_MEMORY", value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
+    /// Take blocks of a cache from other nodes without asking home what they are.
+    #[arg(long)]
+    pub(crate) trust_peers: bool,
     /// When the node ends: after a time such as 2h, or at @SECONDS since 1970. Jobs whose declared
     /// run time is longer do not start there, and its data are copied in time.
     #[arg(long, value_name = "TIME")]

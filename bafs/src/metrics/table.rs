@@ -171,6 +171,11 @@ pub(crate) const TABLE: &[Metric] = &[
         "Bytes of directory listings that a home server sent",
     ),
     counter(
+        "home_digest_bytes",
+        "home",
+        "Bytes of digests that a home server sent, for blocks that nodes get from each other",
+    ),
+    counter(
         "cache_served_to_peers_bytes",
         "node",
         "Bytes that caches of a node sent to peers",
@@ -238,6 +243,11 @@ pub(crate) const TABLE: &[Metric] = &[
         "cache_digest_failures",
         "node",
         "Blocks with a wrong digest, which were fetched again",
+    ),
+    counter(
+        "cache_digest_calls",
+        "node",
+        "Calls that asked homes for the digests of blocks of other nodes",
     ),
     counter(
         "cache_fallbacks",

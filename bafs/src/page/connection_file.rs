@@ -13,9 +13,18 @@ use serde_json::json;
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
+/// What a page shows.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum PageSubject<'p> {
+    /// A run, by its journal.
+    Journal(&'p Path),
+    /// A service, by its state.
+    State(&'p Path),
+}
+
 /// The file, removed when this is dropped.
 #[derive(Debug)]
-pub(super) struct ConnectionFile {
+pub(crate) struct ConnectionFile {
     path: PathBuf,
 }
 
@@ -24,7 +33,7 @@ impl ConnectionFile {
     ///
     /// # Errors
     /// If the user has no directory that is safe.
-    pub(super) fn create(url: &str, token: &str, journal: &Path) -> Result<Self> {
+    pub(super) fn create(url: &str, token: &str, subject: PageSubject<'_>) -> Result<Self> {
         let directory = runtime_directory()?;
         let pid = std::process::id();
         let path = directory.join(format!("page-{pid}.json"));
@@ -36,7 +45,11 @@ impl ConnectionFile {
             .create_new(true)
             .mode(FILE_MODE)
             .open(&path)?;
-        let content = json!({"url": url, "token": token, "journal": journal, "pid": pid});
+        let mut content = json!({"url": url, "token": token, "pid": pid});
+        match subject {
+            PageSubject::Journal(path) => content["journal"] = json!(path),
+            PageSubject::State(path) => content["state"] = json!(path),
+        }
         file.write_all(content.to_string().as_bytes())?;
         Ok(Self { path })
     }

@@ -10,6 +10,7 @@ mod queue_source;
 mod run_view;
 mod traffic_meter;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ use bafs_queue::Requester;
 use bafs_sched::driver::RunOptions;
 use serde_json::json;
 
-use self::connection_file::ConnectionFile;
+pub(crate) use self::connection_file::ConnectionFile;
+use self::connection_file::PageSubject;
 use self::followed_run::{FollowedPlace, FollowedRun};
 use self::journal_source::JournalSource;
 pub(crate) use self::queue_source::start_queue_page;
@@ -100,14 +102,11 @@ impl RunPage {
         })?;
         let token = server.access().create_token(requester(&user));
         let url = format!("http://{}", server.address());
-        let connection = ConnectionFile::create(&url, &token, &journal);
-        let connection = connection.inspect_err(|error| {
-            tracing::warn!(%error, "programs of the user do not find the page by themselves");
-        });
+        let connection = announce_page(&url, &token, PageSubject::Journal(&journal));
         Ok(Self {
             server,
             user,
-            _connection: connection.ok(),
+            _connection: connection,
         })
     }
 
@@ -124,6 +123,25 @@ impl RunPage {
     async fn finish(&self) {
         self.server.finish_streams(FINISH_TIMEOUT).await;
     }
+}
+
+/// Has programs of this user find the page of a service, with the rights of its operator.
+pub(crate) fn announce_queue_page(
+    page: &PageServer,
+    operator: &Requester,
+    state: &Path,
+) -> Option<ConnectionFile> {
+    let url = format!("http://{}", page.address());
+    let token = page.access().token_of(operator);
+    announce_page(&url, &token, PageSubject::State(state))
+}
+
+fn announce_page(url: &str, token: &str, subject: PageSubject<'_>) -> Option<ConnectionFile> {
+    let connection = ConnectionFile::create(url, token, subject);
+    let connection = connection.inspect_err(|error| {
+        tracing::warn!(%error, "programs of the user do not find the page by themselves");
+    });
+    connection.ok()
 }
 
 fn requester(user: &str) -> Requester {

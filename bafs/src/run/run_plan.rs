@@ -13,7 +13,7 @@ use bafs_sched::earlier_work::{
     AdoptedVolume, EarlierWork, HomeState, JobDecisions, JobRecord, KeptVolume, RunReason,
     SourceState, decide_jobs, find_changes, source_of, summarise,
 };
-use bafs_sched::io::listing_tracker::ListingTracker;
+use bafs_sched::io::listing_tracker::{CacheNames, ListingTracker};
 use bafs_sched::report::RunReport;
 use bafs_sched::{Event, NodeInfo, Outcome, Progress, Scheduler, Settings};
 use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
@@ -303,8 +303,12 @@ fn describe_nodes(adverts: Vec<Advert>) -> Vec<NodeInfo> {
     };
     let unknown = Scheduler::new(RunId(0), nobody, Settings::default());
     let now = bafs_server::clock::now();
-    let listed =
-        ListingTracker::default().compare_listing(&unknown, adverts, now, |_: ServerId| true);
+    let listed = ListingTracker::default().compare_listing(
+        &unknown,
+        (adverts, &CacheNames::new()),
+        now,
+        |_: ServerId| true,
+    );
     match listed {
         Some(Event::NodesListed { nodes, .. }) => nodes,
         _ => Vec::new(),

@@ -59,10 +59,12 @@ pub(super) struct WorkflowPage {
     pub(super) next: Option<WorkflowId>,
 }
 
-/// A link that opens the page of the service once.
+/// A link that opens the page of the service once, and where its API is for programs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PageOpened {
     pub(super) page: String,
+    pub(super) url: String,
+    pub(super) token: String,
 }
 
 /// It is done.

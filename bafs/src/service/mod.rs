@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::client_commands::run_client_command;
-use self::network::NetworkService;
+use self::network::{NetworkService, OPERATOR, operator};
 use self::queue_service::QueueService;
 use self::run_files::{remove_directory, write_whole_file};
 use self::supervisor::RunSupervisor;
@@ -43,7 +43,7 @@ use crate::client::ClusterClient;
 use crate::init;
 use crate::learned::LearnedStore;
 use crate::output::Printer;
-use crate::page::start_queue_page;
+use crate::page::{announce_queue_page, start_queue_page};
 
 /// The queue is told that time passes, and what the cluster has, so often.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
@@ -101,6 +101,9 @@ async fn run_scheduler(mut args: SchedulerArgs, output: Printer) -> Result<()> {
     let page = page.map(|address| start_queue_page(address, service.clone()));
     let page = page.transpose()?;
     let page_address = page.as_ref().map(|page| page.address().to_string());
+    let _connection = page
+        .as_ref()
+        .and_then(|page| announce_queue_page(page, &operator(OPERATOR), &args.state));
     let network = NetworkService::new(service.clone(), identity.verifier.clone(), page);
     let figures = Arc::new(|| Metrics {
         counters: BTreeMap::new(),

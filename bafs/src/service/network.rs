@@ -23,7 +23,7 @@ use super::queue_service::QueueService;
 const CALLS_MAX: usize = 8;
 
 /// The user of an operator who names none.
-const OPERATOR: &str = "operator";
+pub(super) const OPERATOR: &str = "operator";
 
 /// Answers calls.
 pub(super) struct NetworkService {
@@ -100,6 +100,13 @@ impl NetworkService {
         self.answer_request(&requester, request)
     }
 
+    /// What an earlier identity of a user opened ends with it.
+    fn revoke_page<T>(&self, user: &str, changed: &Result<T>) {
+        if let (Some(page), Ok(_)) = (&self.page, changed) {
+            page.access().revoke_user(user);
+        }
+    }
+
     fn answer_request(&self, requester: &Requester, request: QueueRequest) -> Result<Vec<u8>> {
         let queue = &self.queue;
         match request {
@@ -124,10 +131,14 @@ impl NetworkService {
             QueueRequest::SetPriority(id, priority) => {
                 done(queue.set_priority(requester, id, priority))
             }
-            QueueRequest::AddUser { name, homes, quota } => encode(&UserAdded {
-                generation: queue.add_user(requester, &name, &homes, quota)?,
-                catalog: queue.catalog.clone(),
-            }),
+            QueueRequest::AddUser { name, homes, quota } => {
+                let added = queue.add_user(requester, &name, &homes, quota);
+                self.revoke_page(&name, &added);
+                encode(&UserAdded {
+                    generation: added?,
+                    catalog: queue.catalog.clone(),
+                })
+            }
             QueueRequest::ListUsers => encode(&UserList {
                 users: queue.list_users(requester)?,
             }),
@@ -136,12 +147,18 @@ impl NetworkService {
                     let text = "this service has no page; its operator starts it with --page";
                     Error::new(ErrorCode::Unsupported, text)
                 })?;
-                let link = page.access().create_login_link(requester.clone());
+                let access = page.access();
                 encode(&PageOpened {
-                    page: link.to_string(),
+                    page: access.create_login_link(requester.clone()).to_string(),
+                    url: format!("http://{}", page.address()),
+                    token: access.token_of(requester),
                 })
             }
-            QueueRequest::RemoveUser(name) => done(queue.remove_user(requester, &name)),
+            QueueRequest::RemoveUser(name) => {
+                let removed = queue.remove_user(requester, &name);
+                self.revoke_page(&name, &removed);
+                done(removed)
+            }
         }
     }
 }
@@ -165,7 +182,7 @@ impl Service for NetworkService {
     }
 }
 
-fn operator(user: &str) -> Requester {
+pub(super) fn operator(user: &str) -> Requester {
     Requester {
         user: user.to_owned(),
         is_operator: true,

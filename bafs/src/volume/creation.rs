@@ -160,7 +160,7 @@ pub(super) fn parse_size(size: &str) -> Result<u64> {
     })
 }
 
-async fn create_on_node(
+pub(crate) async fn create_on_node(
     client: &ClusterClient,
     node: &Advert,
     spec: VolumeSpec,
@@ -276,7 +276,7 @@ async fn is_copy_of(client: &ClusterClient, spec: &VolumeSpec, wanted: &str) -> 
     named.iter().any(|(_, it)| it.spec.id == *volume)
 }
 
-fn owner_name() -> String {
+pub(crate) fn owner_name() -> String {
     std::env::var("USER").unwrap_or_else(|_| format!("uid {}", nix::unistd::getuid()))
 }
 

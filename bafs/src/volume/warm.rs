@@ -31,10 +31,28 @@ struct VolumeWarming {
 /// Warms a cache volume on its node, or a cooperative one on all of its nodes.
 pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<()> {
     let client = connect(&args.client)?;
-    let mut shares = start_warming(&client, &args).await?;
+    let pinning = match (args.pin, args.unpin) {
+        (true, _) => Pinning::Pin,
+        (_, true) => Pinning::Unpin,
+        _ => Pinning::FetchOnly,
+    };
+    let targets = find_warming_targets(&client, &args.volume).await?;
+    let path = args.path.trim_matches('/');
+    warm_volumes(&client, targets, (path, pinning), args.wait, output).await
+}
+
+/// Warms a path of volumes on their nodes, and waits for that if somebody wants it.
+pub(crate) async fn warm_volumes(
+    client: &ClusterClient,
+    targets: Vec<(Advert, VolumeId)>,
+    (path, pinning): (&str, Pinning),
+    must_wait: bool,
+    output: Printer,
+) -> Result<()> {
+    let mut shares = start_warming(client, targets, path, pinning).await?;
     let is_running =
         |share: &VolumeWarming| share.has_state(|state| *state == WarmingState::Running);
-    while args.wait && shares.iter().any(is_running) {
+    while must_wait && shares.iter().any(is_running) {
         if std::io::stderr().is_terminal() {
             let under_way = || {
                 shares
@@ -61,10 +79,10 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
     }
     let lines: Vec<_> = shares
         .iter()
-        .map(|share| share.format_warming_line(args.unpin))
+        .map(|share| share.format_warming_line(pinning))
         .collect();
     let described: Vec<_> = shares.iter().map(VolumeWarming::to_json).collect();
-    let completion = check_completion(&shares, args.wait);
+    let completion = check_completion(&shares, must_wait);
     if completion.is_err() {
         // Standard output has one document, the failure.
         output.print_remark(&lines.join("\n"))?;
@@ -76,18 +94,15 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
 /// Has all shares warmed as far as their nodes do it.
 async fn start_warming(
     client: &ClusterClient,
-    args: &VolumeWarmArgs,
+    targets: Vec<(Advert, VolumeId)>,
+    path: &str,
+    pinning: Pinning,
 ) -> Result<Vec<VolumeWarming>> {
-    let pinning = match (args.pin, args.unpin) {
-        (true, _) => Pinning::Pin,
-        (_, true) => Pinning::Unpin,
-        _ => Pinning::FetchOnly,
-    };
     let mut shares = Vec::new();
-    for (node, volume) in find_warming_targets(client, &args.volume).await? {
+    for (node, volume) in targets {
         let call = WarmCache {
             volume,
-            path: args.path.trim_matches('/').to_owned(),
+            path: path.to_owned(),
             pinning,
         };
         let warming = match client.call(&node.address, call).await {
@@ -146,10 +161,10 @@ impl VolumeWarming {
             .is_ok_and(|warming| what(&warming.state))
     }
 
-    fn format_warming_line(&self, unpinned: bool) -> String {
+    fn format_warming_line(&self, pinning: Pinning) -> String {
         let name = &self.node.name;
         match &self.warming {
-            Ok(_) if unpinned => format!("{name}: unpinned"),
+            Ok(_) if pinning == Pinning::Unpin => format!("{name}: unpinned"),
             Ok(warming) => format!("{name}: {}", format_warming(warming)),
             Err(error) => format!("{name}: cannot warm {}: {error}", self.volume),
         }
@@ -309,6 +324,7 @@ pub(super) fn cache_json(cache: &CacheStatus) -> Value {
     json!({
         "cooperative": cache.cooperative,
         "block_bytes": cache.block_bytes,
+        "peer_check": cache.peer_check,
         "source_bytes": cache.source_bytes,
         "source_files": cache.source_files,
         "capacity_bytes": cache.capacity_bytes,

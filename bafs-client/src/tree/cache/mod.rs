@@ -15,7 +15,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{FileIndex, HandleId, InodeNo, VolumeId};
 use bafs_proto::job_report::ObservedInputs;
 use bafs_proto::limits::{IO_BYTES_MAX, MANIFEST_ENTRIES_MAX};
-use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry, SourceKind};
+use bafs_proto::message::{ManifestPage, PeerCheck, ReadManifest, SourceEntry, SourceKind};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::BlockLayout;
 use bytes::Bytes;
@@ -54,6 +54,7 @@ pub struct CacheTree {
     read_ahead_filter: Mutex<ReadAheadFilter>,
     /// The kernel's read-ahead.
     read_ahead_bytes: AtomicU64,
+    peer_check: PeerCheck,
     health: VolumeHealth,
     runtime: Handle,
 }
@@ -74,6 +75,7 @@ impl CacheTree {
         let CacheManifest {
             manifest,
             block_bytes,
+            peer_check,
             top,
             entries,
         } = read_manifest(&server, volume).await?;
@@ -100,9 +102,19 @@ impl CacheTree {
             blocks,
             read_ahead_filter: Mutex::default(),
             read_ahead_bytes: AtomicU64::new(u64::from(DEFAULT_READ_AHEAD_KIB) << 10),
+            peer_check,
             health,
             runtime: Handle::current(),
         })
+    }
+
+    /// What tells the node that blocks of other nodes are right, for people.
+    pub fn explain_peer_check(&self) -> &'static str {
+        match self.peer_check {
+            PeerCheck::Home => "home vouches for blocks of other nodes",
+            PeerCheck::FirstReader => "the node that read a block first is trusted",
+            PeerCheck::Nothing => "the node trusts other nodes",
+        }
     }
 
     /// Whether the source is one file instead of a directory.
@@ -385,6 +397,7 @@ fn complete_read(done: Completion, data: &[u8]) {
 struct CacheManifest {
     manifest: Digest,
     block_bytes: u32,
+    peer_check: PeerCheck,
     top: SourceEntry,
     entries: Vec<SourceEntry>,
 }
@@ -403,6 +416,7 @@ async fn read_manifest(server: &Server, volume: VolumeId) -> Result<CacheManifes
         let ManifestPage {
             manifest,
             block_bytes,
+            peer_check,
             root: top,
             entries: more_entries,
             has_more: more,
@@ -423,6 +437,7 @@ async fn read_manifest(server: &Server, volume: VolumeId) -> Result<CacheManifes
             return Ok(CacheManifest {
                 manifest,
                 block_bytes,
+                peer_check,
                 top,
                 entries,
             });

@@ -34,7 +34,12 @@ impl Placement for Capacity {
     }
 
     fn candidates(&self, view: View<'_>, job: JobIndex) -> Vec<ServerId> {
-        let mut candidates = view.fleet.candidates();
+        let mut candidates = view.nodes_with_cached_data(job);
+        for server in view.fleet.candidates() {
+            if !candidates.contains(&server) {
+                candidates.push(server);
+            }
+        }
         if view.asks_for_resources(job) {
             let idle = view.fleet.idle().take(NODES_LOOKED_AT);
             let able = idle.filter(|server| view.has_room_for_job(job, *server));
@@ -47,6 +52,29 @@ impl Placement for Capacity {
 }
 
 impl View<'_> {
+    /// Nodes with free slots that have data of a cache which this job is the first of the run to
+    /// read: a cache with one reader lies on one node, and another one would fetch the data again.
+    fn nodes_with_cached_data(&self, job: JobIndex) -> Vec<ServerId> {
+        let is_new = |volume: &VolumeIndex| {
+            self.graph.volume(*volume).is_cache && !self.volumes.is_live(*volume)
+        };
+        let mounted = self.graph.mounted(job);
+        let caches = mounted.iter().map(|(volume, _)| volume);
+        let caches: Vec<VolumeIndex> = caches.copied().filter(is_new).collect();
+        if caches.is_empty() {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for (server, node) in self.fleet.live() {
+            self.fleet.tally.add(1);
+            let has_data = node.seen.cached.iter().any(|it| caches.contains(it));
+            if has_data && node.takes_work() && self.fleet.free_slots(server) > 0 {
+                found.push(server);
+            }
+        }
+        found
+    }
+
     /// The node that has the largest scratch volume of a job, if it can run the job. An appliance
     /// only stores: its volumes are mounted from elsewhere. So are those of a node that refused the
     /// job room.
@@ -88,5 +116,43 @@ impl View<'_> {
         let limit = self.fleet.get(server).and_then(|node| node.limit);
         limit.is_some_and(|limit| limit.is_over)
             && !self.is_at_home(self.graph.pipeline(job), server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+    use bafs_proto::time::Time;
+    use bafs_workflow::parse_workflow;
+
+    use crate::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+
+    use super::*;
+
+    /// The other node is the better one in all else.
+    #[test]
+    fn single_readers_go_where_their_data_wait() {
+        let text = "volume a cache bafs://home/a 5 MB\njob j {\nexecutable = x\n}\nmount a j /a\n";
+        let parsed = parse_workflow("w", text, &|_| unreachable!()).expect("a workflow");
+        let capacity = |megabytes: u64| Space {
+            bytes: megabytes * 1_000_000,
+            files: 100_000,
+        };
+        for has_data in [false, true] {
+            let workflow = parsed.workflow.clone();
+            let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
+            let mut small = NodeInfo::single_group(ServerId(1), capacity(100), 1);
+            small.cached.extend(has_data.then_some(VolumeIndex(0)));
+            let large = NodeInfo::single_group(ServerId(2), capacity(500), 4);
+            let mut actions = Vec::new();
+            let listed = Event::nodes_listed(vec![small, large]);
+            scheduler.step(Time(0), listed, &mut actions);
+            let created = actions.iter().find_map(|action| match action {
+                Action::CreateVolume { server, .. } => Some(*server),
+                _ => None,
+            });
+            let expected = ServerId(if has_data { 1 } else { 2 });
+            assert_eq!(created, Some(expected), "{actions:?}");
+        }
     }
 }

@@ -143,8 +143,9 @@ impl ExtentFetch {
         loop {
             tries += 1;
             let token = read_lock(&self.generation.inflight.source_token).clone();
-            let (homes, home) = (&self.fetcher.homes, store.manifest.home());
-            let read = limiter.read(homes, home, &token, call.clone(), &self.urgency);
+            let source = (store.manifest.home(), store.manifest.digest());
+            let homes = &self.fetcher.homes;
+            let read = limiter.read(homes, source, &token, call.clone(), &self.urgency);
             let (data, body) = read.await?;
             statistics.add("cache_home_reads", 1);
             statistics.add("cache_home_bytes", body.len() as u64);

@@ -2,7 +2,7 @@
 //! memory budgets. Reads no block.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use bafs_proto::Result;
@@ -43,6 +43,8 @@ pub(crate) struct Fetcher {
     /// Bytes that are being fetched ahead of readers now.
     pub(super) read_ahead_bytes: AtomicU64,
     unwritten: Semaphore,
+    /// Whether blocks of peers are taken as they come.
+    trusts_peers: AtomicBool,
     knows_peers: watch::Sender<bool>,
     discovery_deadline: Deadline,
 }
@@ -65,6 +67,7 @@ impl Fetcher {
             limiters: Mutex::default(),
             read_ahead_bytes: AtomicU64::new(0),
             unwritten: Semaphore::new(UNWRITTEN_MAX),
+            trusts_peers: AtomicBool::new(false),
             knows_peers: watch::Sender::new(true),
             discovery_deadline: Deadline::after_ms(PEER_DISCOVERY_MS_MAX),
         }
@@ -73,6 +76,16 @@ impl Fetcher {
     /// Says whether the node knows its peers. While it does not, nobody asks home, for a while.
     pub(crate) fn set_knows_peers(&self, knows_peers: bool) {
         self.knows_peers.send_replace(knows_peers);
+    }
+
+    /// From now on, blocks of peers are taken as they come, without a question to home.
+    pub(crate) fn trust_peers(&self) {
+        self.trusts_peers.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether blocks of peers are taken as they come.
+    pub(super) fn trusts_peers(&self) -> bool {
+        self.trusts_peers.load(Ordering::Relaxed)
     }
 
     /// Whether the node knows its peers.

@@ -8,12 +8,14 @@
 //! | `extent_fetch.rs` | runs one fetch: primary node, probes, home |
 //! | `peer_requests.rs` | asks peers |
 //! | `origin.rs` | asks home, within a limit |
+//! | `home_digests.rs` | asks home what the blocks of peers must be |
 //! | `probes.rs` | answers peers that are about to ask home |
 //! | `reply_errors.rs` | says whose fault a failed read is |
 //! | `read_ahead.rs` | fetches ahead of readers that read in order |
 
 pub(crate) mod extent_fetch;
 pub(crate) mod fetcher;
+pub(crate) mod home_digests;
 pub(crate) mod inflight;
 pub(crate) mod origin;
 pub(crate) mod peer_requests;

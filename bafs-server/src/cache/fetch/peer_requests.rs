@@ -31,17 +31,24 @@ const LIFE_SIGN_MS_MAX: u64 = 1_000;
 
 /// A call to a peer that returns blocks.
 pub(super) trait BlockCall: Call<Reply = BlockData> + Clone {
+    /// Whether the peer gives all blocks, unless it fails.
+    const GIVES_ALL: bool;
+
     /// Has the peer verify its copies before it sends any.
     fn demand_verification(&mut self);
 }
 
 impl BlockCall for ReadBlocks {
+    const GIVES_ALL: bool = true;
+
     fn demand_verification(&mut self) {
         self.must_verify = true;
     }
 }
 
 impl BlockCall for Probe {
+    const GIVES_ALL: bool = false;
+
     fn demand_verification(&mut self) {
         self.must_verify = true;
     }
@@ -264,16 +271,16 @@ impl Fetcher {
     ) -> Result<PeerReply> {
         let statistics = &generation.statistics;
         let began = clock::monotonic_us();
-        let reply = self.call_while_alive(generation, peer, call, deadline);
+        let reply = self.request_with_digests(generation, peer, run, call, deadline);
         let reply = reply.await;
         let waited = clock::monotonic_us().saturating_sub(began);
         statistics.add_for(peer.server, "wait_us", waited);
-        let (data, body) = reply?;
+        let ((data, body), said) = reply?;
         let bytes = body.len() as u64;
         let is_evicted = |digest: &Digest| *digest == Digest::EVICTED;
         let is_evicted = data.digests.iter().map(is_evicted).collect();
         let store = &generation.store;
-        let verified = store.verify(*run, data.digests, body, BlockOrigin::Peer);
+        let verified = store.verify(*run, data.digests, body, BlockOrigin::Peer(said));
         let blocks = verified.await?;
         let hits = blocks.iter().flatten().count() as u64;
         statistics.add("cache_hits_peer", hits);
@@ -285,6 +292,29 @@ impl Fetcher {
             is_evicted,
             other_holders: data.other_holders,
         })
+    }
+
+    /// Calls a peer, and asks home what the blocks are: at the same time if the peer gives all of
+    /// them, else only if it gives some.
+    async fn request_with_digests<C: BlockCall>(
+        &self,
+        generation: &Generation,
+        peer: &CacheMember,
+        run: &BlockRun,
+        call: C,
+        deadline: Deadline,
+    ) -> Result<((BlockData, Bytes), Option<Vec<Digest>>)> {
+        let reply = self.call_while_alive(generation, peer, call, deadline);
+        let said = self.learn_digests(generation, run, deadline);
+        if C::GIVES_ALL {
+            return tokio::try_join!(reply, said);
+        }
+        let (data, body) = reply.await?;
+        let said = match body.is_empty() {
+            true => None,
+            false => said.await?,
+        };
+        Ok(((data, body), said))
     }
 
     /// Calls a peer, and fails early when it does not even answer a probe without blocks.

@@ -27,15 +27,17 @@ const FULL_DISK_BYTES: u64 = 1 << 20;
 const WRITE_BLOCKS_MAX: usize = 1024;
 
 /// Who sent blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BlockOrigin {
     Home,
-    Peer,
+    /// Another node, with what home says of the blocks, if it says something.
+    Peer(Option<Vec<Digest>>),
 }
 
 impl BlockStore {
     /// Cuts a body into the blocks of a run and compares each with its digest. A digest from a peer
-    /// must also be the one that this server has seen before. Absent blocks are `None`.
+    /// must also be the one that home says, or that this server has seen before. Absent blocks are
+    /// `None`.
     ///
     /// # Errors
     /// From a peer `DigestMismatch`. From home `ServerFault`: the bytes at home may be good.
@@ -47,14 +49,14 @@ impl BlockStore {
         origin: BlockOrigin,
     ) -> Result<Vec<Option<Block>>> {
         let store = self.clone();
-        let verified = run_blocking(move || store.cut_and_verify(&run, digests, &body, origin));
+        let (code, sender) = match origin {
+            BlockOrigin::Peer(_) => (ErrorCode::DigestMismatch, "another node"),
+            BlockOrigin::Home => (ErrorCode::ServerFault, "home"),
+        };
+        let verified = run_blocking(move || store.cut_and_verify(&run, digests, &body, &origin));
         verified.await?.map_err(|why| {
             self.disk.counters.add("cache_digest_failures", 1);
-            let code = match origin {
-                BlockOrigin::Peer => ErrorCode::DigestMismatch,
-                BlockOrigin::Home => ErrorCode::ServerFault,
-            };
-            Error::new(code, format!("blocks from {origin:?}: {why}"))
+            Error::new(code, format!("blocks from {sender}: {why}"))
         })
     }
 
@@ -63,7 +65,7 @@ impl BlockStore {
         run: &BlockRun,
         digests: Vec<Digest>,
         body: &Bytes,
-        origin: BlockOrigin,
+        origin: &BlockOrigin,
     ) -> Result<Vec<Option<Block>>, &'static str> {
         if digests.len() != run.count {
             return Err("their number is not what was asked for");
@@ -84,9 +86,12 @@ impl BlockStore {
             if Digest::of(&bytes) != digest {
                 return Err("the bytes do not match the digest");
             }
-            let last = self.disk.table().digest_of(run.key(n));
-            if origin == BlockOrigin::Peer && last.is_some_and(|last| last != digest) {
-                return Err("the digest is not the one that home once sent");
+            if let BlockOrigin::Peer(said) = origin {
+                let said = said.as_ref().map(|said| said[n]);
+                let right = said.or_else(|| self.disk.table().digest_of(run.key(n)));
+                if right.is_some_and(|right| right != digest) {
+                    return Err("the digest is not the one of home");
+                }
             }
             blocks.push(Some((bytes, digest)));
         }

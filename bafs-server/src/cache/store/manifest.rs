@@ -7,7 +7,9 @@ use std::slice;
 use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
-use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceIdentity, SourceKind};
+use bafs_proto::message::{
+    ListSource, ManifestPage, PeerCheck, SourceEntry, SourceIdentity, SourceKind,
+};
 use bafs_proto::path::{check_relative, join};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
@@ -182,6 +184,11 @@ impl Manifest {
             })
     }
 
+    /// Path below the export of its home that was listed.
+    pub(crate) fn home_top(&self) -> &str {
+        &self.source.path
+    }
+
     /// Path of a file below the export of its home.
     pub(crate) fn home_path(&self, entry: &SourceEntry) -> String {
         match &self.source.path {
@@ -205,12 +212,13 @@ impl Manifest {
     }
 
     /// The entries from `first` on, as many as fit a header.
-    pub(crate) fn page(&self, first: FileIndex) -> ManifestPage {
+    pub(crate) fn page(&self, first: FileIndex, peer_check: PeerCheck) -> ManifestPage {
         let start = (first.0 as usize).min(self.entries.len());
         let length = page_length(&self.entries[start..]);
         ManifestPage {
             manifest: self.digest,
             block_bytes: self.block_bytes,
+            peer_check,
             root: self.top.clone(),
             entries: self.entries[start..start + length].to_vec(),
             has_more: start + length < self.entries.len(),
@@ -398,7 +406,7 @@ mod tests {
         let manifest = Manifest::of(source("a"), 65_536, listed(&entries)).expect("manifest");
         let mut joined = Vec::new();
         loop {
-            let page = manifest.page(FileIndex(joined.len() as u32));
+            let page = manifest.page(FileIndex(joined.len() as u32), PeerCheck::Home);
             let more = page.has_more;
             assert!(!page.entries.is_empty());
             joined.extend(page.entries.clone());
@@ -409,7 +417,10 @@ mod tests {
             }
         }
         assert_eq!(joined, entries);
-        assert_eq!(manifest.page(FileIndex(u32::MAX)).entries, []);
+        assert_eq!(
+            manifest.page(FileIndex(u32::MAX), PeerCheck::Home).entries,
+            []
+        );
     }
 
     #[test]
@@ -478,10 +489,10 @@ mod tests {
         (top.mode, top.identity.mtime_ns) = (0o1750, 77);
         let of = |listed| Manifest::of(source("d/f"), 4096, listed).expect("manifest");
         let shown = of(vec![top]);
-        let page = shown.page(FileIndex(0));
+        let page = shown.page(FileIndex(0), PeerCheck::Home);
         assert_eq!((page.root.mode, page.root.identity.mtime_ns), (0o1750, 77));
         assert_ne!(shown.digest(), of(listed(&[])).digest(), "it is compared");
-        let file = of(vec![entry("", SourceKind::File, 9)]).page(FileIndex(0));
+        let file = of(vec![entry("", SourceKind::File, 9)]).page(FileIndex(0), PeerCheck::Home);
         assert_eq!((file.root.mode, file.root.identity.mtime_ns), (0o755, 5));
         assert_eq!(file.root.kind, SourceKind::Directory);
         let nothing = Manifest::of(source("d"), 4096, Vec::new());

@@ -14,6 +14,7 @@ import asyncio
 import http.client
 import json
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Any, AsyncIterator, Iterator, Mapping, Optional, Sequence, Ty
 from urllib.parse import quote, urlencode, urlsplit
 
 from .errors import BafsError
+from .program import call_json
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -35,6 +37,9 @@ CURRENT_RUN = "current"
 
 #: States of a run in which nothing happens any more.
 FINAL_STATES = frozenset({"complete", "failed", "cancelled", "interrupted"})
+
+#: States of a workflow in the queue of a service in which nothing happens any more.
+FINAL_WORKFLOW_STATES = frozenset({"complete", "failed", "removed"})
 
 #: Rows of a list that the API gives at once.
 _PAGE_ROWS = 1000
@@ -238,6 +243,11 @@ class WorkflowEntry:
     user: Optional[str]
     state: str
     details: Optional[Mapping[str, Any]]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in FINAL_WORKFLOW_STATES
 
 
 #: What a run sends while it is followed.
@@ -492,12 +502,48 @@ class Client:
 
     # The queue of a service
 
-    def submit(self, workflow: PathLike, *, priority: int = 0) -> int:
-        """Adds a workflow file to the queue of a service, and returns its number."""
+    def submit(
+        self, workflow: PathLike, *, priority: int = 0, files: Sequence[PathLike] = ()
+    ) -> int:
+        """Adds a workflow file to the queue of a service, and returns its number.
+
+        `files` are the lists, tables and other files that the workflow names, below its directory.
+        """
         path = Path(workflow)
-        body = {"name": path.name, "text": path.read_text(), "priority": priority}
+        beside = {}
+        for file in files:
+            name = (path.parent / file).resolve().relative_to(path.parent.resolve()).as_posix()
+            beside[name] = (path.parent / file).read_text()
+        body = {
+            "name": path.name,
+            "text": path.read_text(),
+            "files": beside,
+            "priority": priority,
+            # A request that is repeated adds no second workflow.
+            "key": secrets.token_hex(16),
+        }
         number: int = self._connection.call("POST", "/workflows", body)["id"]
         return number
+
+    def workflow(self, number: int) -> WorkflowEntry:
+        """A workflow of the queue. Raises `NotServed` if this user has none of that number."""
+        for entry in self.workflows():
+            if entry.id == number:
+                return entry
+        raise NotServed(f"there is no workflow {number}")
+
+    def wait_for_workflow(
+        self, number: int, timeout_s: Optional[float] = None, poll_s: float = 0.5
+    ) -> WorkflowEntry:
+        """Waits until a workflow of the queue has ended. Raises `TimeoutError`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            entry = self.workflow(number)
+            if entry.is_over:
+                return entry
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"workflow {number} is {entry.state} after {timeout_s} s")
+            time.sleep(poll_s)
 
     def workflows(self) -> list[WorkflowEntry]:
         """The queue of a service."""
@@ -640,9 +686,31 @@ class AsyncClient:
         """A run by its id; by default the one that the program serves first."""
         return AsyncRun(self._client.run(run))
 
-    async def submit(self, workflow: PathLike, *, priority: int = 0) -> int:
+    async def submit(
+        self, workflow: PathLike, *, priority: int = 0, files: Sequence[PathLike] = ()
+    ) -> int:
         """Adds a workflow file to the queue of a service, and returns its number."""
-        return await asyncio.to_thread(lambda: self._client.submit(workflow, priority=priority))
+        return await asyncio.to_thread(
+            lambda: self._client.submit(workflow, priority=priority, files=files)
+        )
+
+    async def wait_for_workflow(
+        self, number: int, timeout_s: Optional[float] = None
+    ) -> WorkflowEntry:
+        """Waits until a workflow of the queue has ended. Raises `TimeoutError`."""
+        return await asyncio.to_thread(self._client.wait_for_workflow, number, timeout_s)
+
+    async def hold_workflow(self, number: int) -> str:
+        """Keeps a workflow from starting."""
+        return await asyncio.to_thread(self._client.hold_workflow, number)
+
+    async def release_workflow(self, number: int) -> str:
+        """Ends a hold."""
+        return await asyncio.to_thread(self._client.release_workflow, number)
+
+    async def remove_workflow(self, number: int) -> str:
+        """Removes a workflow; one that runs is cancelled."""
+        return await asyncio.to_thread(self._client.remove_workflow, number)
 
     async def workflows(self) -> list[WorkflowEntry]:
         """The queue of a service."""
@@ -654,10 +722,11 @@ class AsyncClient:
 
 
 def connect(run: Optional[PathLike] = None, *, timeout_s: float = 30.0) -> Client:
-    """The API of a run of this user on this machine, by its workflow or journal.
+    """The API of a run of this user on this machine, by its workflow or journal, or of a service
+    that this user operates, by its state.
 
-    Without `run`: the API that BAFS_API_URL and BAFS_API_TOKEN name, else that of the only run that
-    is served. Waits up to `timeout_s` for a run that begins. Raises `NotServed`.
+    Without `run`: the API that BAFS_API_URL and BAFS_API_TOKEN name, else that of the only run or
+    service that is served. Waits up to `timeout_s` for a run that begins. Raises `NotServed`.
     """
     return Client(*_find_api(run, timeout_s))
 
@@ -665,6 +734,44 @@ def connect(run: Optional[PathLike] = None, *, timeout_s: float = 30.0) -> Clien
 def connect_async(run: Optional[PathLike] = None, *, timeout_s: float = 30.0) -> AsyncClient:
     """As `connect`, for asyncio."""
     return AsyncClient(*_find_api(run, timeout_s))
+
+
+def connect_service(
+    identity: Optional[PathLike] = None,
+    service: Optional[str] = None,
+    *,
+    timeout_s: float = 30.0,
+) -> Client:
+    """The API of a service, with the identity that `bafs user add` created.
+
+    `identity` is its directory, else BAFS_IDENTITY names it. `service` is the address of another
+    service, as `HOST:PORT`. Runs the program `bafs`, and raises its errors. The service needs a
+    page (`bafs scheduler --page`), which its own machine alone reaches; from another one, forward
+    the port with `ssh -L`.
+    """
+    return Client(*_open_service(identity, service, timeout_s), timeout_s=timeout_s)
+
+
+def connect_service_async(
+    identity: Optional[PathLike] = None,
+    service: Optional[str] = None,
+    *,
+    timeout_s: float = 30.0,
+) -> AsyncClient:
+    """As `connect_service`, for asyncio."""
+    return AsyncClient(*_open_service(identity, service, timeout_s), timeout_s=timeout_s)
+
+
+def _open_service(
+    identity: Optional[PathLike], service: Optional[str], timeout_s: float
+) -> tuple[str, str]:
+    words = ["queue", "--page"]
+    if identity is not None:
+        words += ["--identity", os.fspath(identity)]
+    if service is not None:
+        words += ["--service", service]
+    opened = call_json(words, timeout_s=timeout_s)
+    return opened["url"], opened["token"]
 
 
 def _find_api(run: Optional[PathLike], timeout_s: float) -> tuple[str, str]:
@@ -677,12 +784,12 @@ def _find_api(run: Optional[PathLike], timeout_s: float) -> tuple[str, str]:
         found = [
             (page["url"], page["token"])
             for page in _served_pages()
-            if wanted is None or page["journal"] in wanted
+            if wanted is None or page.get("journal", page.get("state")) in wanted
         ]
         if len(found) == 1 or (found and wanted is not None):
             return found[-1]
         if len(found) > 1:
-            raise NotServed(f"{len(found)} runs are served; name one by its workflow")
+            raise NotServed(f"{len(found)} pages are served; name a run by its workflow, or a state")
         if time.monotonic() >= deadline:
             what = "no run" if run is None else f"no run of {os.fspath(run)}"
             raise NotServed(f"{what} is served: use `bafs run --page`, or `bafs page`")

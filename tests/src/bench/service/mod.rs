@@ -1,20 +1,33 @@
 //! `bench service`: a queue of 10,000 workflows of 100 users, handed in over the network while the
-//! service is killed, and runs while it is killed. Criteria: a submission takes 50 ms at most, the
-//! service 2 GiB, and nothing that was confirmed is lost or there twice.
+//! service is killed, and runs while it is killed; users who share data sets for a month; a node
+//! that lies to others; the tests of the page. Criteria: a submission takes 50 ms at most, the
+//! service 2 GiB, nothing that was confirmed is lost or there twice, home sends each shared byte
+//! once, and nobody reads wrong bytes or what he has no right to.
 
+mod integrity;
+mod lying_node;
+mod shared_use;
 mod test_queue;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 
 use self::test_queue::TestQueue;
 use super::measure::{Samples, Stopwatch};
+use super::page::measure_page;
 use super::{BenchmarkReport, Options};
-use crate::mount_obstacle;
+use crate::{bafs_program, mount_obstacle};
 
 const SUMMARY: &[&str] = &[
+    "second_run_home_ratio",
+    "two_users_home_ratio",
+    "month_home_ratio",
+    "unauthorised_reads",
+    "poisoned_reads",
+    "manifest_digest_cost",
     "submit_ms",
     "submit_ms_p99",
     "queued",
@@ -23,9 +36,14 @@ const SUMMARY: &[&str] = &[
     "restart_s",
     "list_ms",
     "peak_gib",
-    "second_run_home_ratio",
-    "two_users_home_ratio",
+    "page_tests",
+    "page_failures",
+    "api_fuzz_failures",
+    "wheel_mb",
 ];
+
+/// Wheels have at most so many megabytes.
+const WHEEL_MB_MAX: f64 = 40.0;
 
 const USERS: usize = 100;
 
@@ -56,9 +74,69 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
             }
         }
     }
+    if options.is_part_selected("integrity") {
+        integrity::measure_poisoning(report)?;
+        integrity::measure_cost(options, report)?;
+    }
+    if options.is_part_selected("month") {
+        match mount_obstacle() {
+            Some(why) => report.add_missing("month", &why),
+            None => {
+                shared_use::measure_rights(report)?;
+                shared_use::measure_month(options, report)?;
+            }
+        }
+    }
+    if options.is_part_selected("page") {
+        measure_page_and_wheel(report)?;
+    }
     report.add_figure_with_target("restart_lost", lost as f64, 0.0..=0.0);
     report.add_figure_with_target("restart_doubled", doubled as f64, 0.0..=0.0);
     Ok(())
+}
+
+/// What the tests of the page and of the API say, and the size of the wheel.
+fn measure_page_and_wheel(report: &mut BenchmarkReport) -> Result<()> {
+    report.print_section("tests of the page and of the API; the wheel");
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    match measure_page(&checkout, &bafs_program())? {
+        Some(figures) => {
+            report.add_figure("page_tests", figures.page_tests as f64);
+            report.add_figure_with_target("page_failures", figures.page_failures as f64, 0.0..=0.0);
+            match figures.api_fuzz_failures {
+                Some(count) => {
+                    report.add_figure_with_target("api_fuzz_failures", count as f64, 0.0..=0.0);
+                }
+                None => report.add_missing("api_fuzz_failures", "the fuzzer did not run"),
+            }
+        }
+        None => report.add_missing("page_tests", "they cannot run here; see above"),
+    }
+    let wheels = find_wheels(&checkout.join("target/dist"))?;
+    match wheels.into_iter().max() {
+        Some((_, bytes)) => {
+            let megabytes = bytes as f64 / 1e6;
+            report.add_figure_with_target("wheel_mb", megabytes, 0.0..=WHEEL_MB_MAX);
+        }
+        None => report.add_missing("wheel_mb", "`cargo xtask dist` has made no wheel"),
+    }
+    Ok(())
+}
+
+/// When each wheel of a directory was made, and its size in bytes.
+fn find_wheels(directory: &Path) -> Result<Vec<(SystemTime, u64)>> {
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Ok(Vec::new());
+    };
+    let mut wheels = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|it| it == "whl") {
+            let found = entry.metadata()?;
+            wheels.push((found.modified()?, found.len()));
+        }
+    }
+    Ok(wheels)
 }
 
 /// Hands in workflows to a cluster without nodes. Confirmed ones that are lost, and names that are

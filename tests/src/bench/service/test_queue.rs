@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::super::measure::time_of_day;
+use super::super::measure::{Stopwatch, time_of_day};
 use crate::api::BlockingClient;
 use crate::{TestCluster, printed_text, processes_matching};
 
@@ -41,6 +42,7 @@ pub(super) struct TestQueue {
 /// A user with a connection.
 pub(super) struct TestUser {
     name: String,
+    identity: PathBuf,
     pool: Pool,
     bearer: Arc<Bearer>,
 }
@@ -85,14 +87,40 @@ impl TestQueue {
     }
 
     pub(super) fn add_user(&self, name: &str) -> Result<TestUser> {
+        self.add_user_with(name, &[])
+    }
+
+    /// The directory of the identity with which the runs of a user act.
+    pub(super) fn run_identity(&self, user: &str) -> Result<PathBuf> {
+        let users = self.state.path().join("state/users");
+        for entry in std::fs::read_dir(&users)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name
+                .strip_prefix(user)
+                .is_some_and(|rest| rest.starts_with('-'))
+            {
+                return Ok(entry.path());
+            }
+        }
+        bail!("no run of {user} has begun")
+    }
+
+    pub(super) fn add_user_with(&self, name: &str, options: &[&str]) -> Result<TestUser> {
         let to = self.state.path().join(name);
         let mut command = self.world.bafs_command(&["user", "add", name, "--service"]);
-        let output = command.arg(&self.address).arg("--to").arg(&to).output()?;
+        let output = command
+            .arg(&self.address)
+            .arg("--to")
+            .arg(&to)
+            .args(options)
+            .output()?;
         ensure!(output.status.success(), printed_text(&output));
         let identity = Identity::load(&to.join("agent"), Role::Agent)?;
         let _entered = self.runtime.enter();
         Ok(TestUser {
             name: name.to_owned(),
+            identity: to,
             pool: Pool::new(Arc::new(Dialer::new(&identity)?)),
             bearer: Arc::new(Bearer::new(
                 identity.token.clone(),
@@ -150,6 +178,24 @@ impl TestQueue {
         bail!("workflows have not ended: {:?}", self.list_rows()?)
     }
 
+    /// Waits until workflows have ended, however, but no longer than that.
+    pub(super) fn wait_for_ends(&self, ids: &[u64], timeout: Duration) -> Result<()> {
+        let watch = Stopwatch::start();
+        while watch.elapsed() < timeout {
+            let rows = self.list_rows()?;
+            let is_over = |id: &&u64| {
+                let row = rows.iter().find(|row| row["id"].as_u64() == Some(**id));
+                let state = row.and_then(|row| row["state"].as_str());
+                state.is_some_and(|state| ["complete", "failed", "removed"].contains(&state))
+            };
+            if ids.iter().filter(is_over).count() == ids.len() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
     /// The most memory that the service had.
     pub(super) fn peak_bytes(&self) -> Result<u64> {
         let pid = self.process.as_ref().context("it runs")?.id();
@@ -165,6 +211,13 @@ impl TestQueue {
         let home = self.world.cluster.home_address();
         let counters = client.block_on(client.client().read_counters(home))?;
         Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
+    }
+}
+
+impl TestUser {
+    /// The directory of the user's identity.
+    pub(super) fn identity(&self) -> &Path {
+        &self.identity
     }
 }
 
