@@ -88,6 +88,13 @@ pub struct HomePath {
     pub id: Option<ServerId>,
 }
 
+impl HomePath {
+    /// Whether a home server is there, and not what nodes reach by themselves.
+    pub(crate) fn is_server(&self) -> bool {
+        !self.address.contains("://")
+    }
+}
+
 impl Homes {
     /// No home but the one for file URLs, if there is one.
     pub fn new(file_home: Option<FileHome>) -> Self {
