@@ -36,7 +36,8 @@ pub(crate) fn errno_of(code: ErrorCode) -> Errno {
         | Code::TooLarge
         | Code::TemporaryFull
         | Code::MemoryExceeded
-        | Code::RuntimeExceeded => libc::EIO,
+        | Code::RuntimeExceeded
+        | Code::UploadFenced => libc::EIO,
         Code::NotFound => libc::ENOENT,
         Code::Unsupported => libc::EOPNOTSUPP,
         // Damaged bytes must never reach the program, as bad as that is for it.

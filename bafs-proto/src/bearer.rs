@@ -121,6 +121,7 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
         Request::ReadSource(call) => (Resource::Home(call.path.clone()), READ),
         Request::ReadSources(call) => (Resource::Home(call.path.clone()), READ),
         Request::ReadDigests(call) => (Resource::Home(call.path.clone()), READ),
+        Request::IssueUploadEpoch(call) => (Resource::Home(call.path.clone()), READ_WRITE),
         Request::CreateVolume(call) => (Resource::Volume(call.spec.id), MANAGE),
         Request::ListVolumes(_) => (Resource::Volumes, READ),
         Request::GetVolume(call) => (Resource::Volume(call.volume), MANAGE),

@@ -124,6 +124,8 @@ error_codes! {
     MemoryExceeded = 410, Invalid;
     /// A job runs longer than it may.
     RuntimeExceeded = 411, Invalid;
+    /// Another upload to the same target has a later fence.
+    UploadFenced = 412, Invalid;
 
     /// Too few free bytes for the reservation.
     NoSpaceBytes = 500, NoSpace;

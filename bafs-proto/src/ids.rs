@@ -92,6 +92,14 @@ hex_id!(
     AgentId, u64
 );
 
+impl ExtractionId {
+    /// The number of an id that [`RunId::derive`] made: a run's later ids have larger ones.
+    pub fn counter(self) -> u64 {
+        // The upper half is the run.
+        self.0 as u64
+    }
+}
+
 impl RunId {
     /// Derives the 128-bit id with number `counter` of this run: unique and reproducible.
     pub fn derive(self, counter: u64) -> u128 {
@@ -123,6 +131,11 @@ number_id!(
 number_id!(
     /// Fencing number of a writer lease: a later holder always has a larger one.
     Epoch, u64
+);
+number_id!(
+    /// Fencing number that a home issues to who sends it files: a later one is always larger. All
+    /// processes that serve one exported directory issue from one sequence.
+    UploadEpoch, u64
 );
 
 impl InodeNo {

@@ -97,8 +97,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
 /// the source of a cache, and how they reached each volume; 22 = a service answers `CallQueue`; a
 /// node says which programs it lacks; 23 = volumes change their size, a writer may yield, who renews
-/// volumes says whether they give way, agents report the memory of a job, and a home says what the
-/// digests of blocks are (`ReadDigests`).
+/// volumes says whether they give way, agents report the memory of a job, a home says what the
+/// digests of blocks are (`ReadDigests`), issues epochs, and fences uploads (`IssueUploadEpoch`,
+/// `UploadFenced`).
 pub const PROTOCOL_VERSION: u32 = 23;
 
 /// Application-layer protocol name that both ends of a connection must offer.

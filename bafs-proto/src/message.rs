@@ -48,7 +48,8 @@ use crate::file_op::{Caller, FileOp, FileResult};
 use crate::file_set::FileSelection;
 use crate::hash::Digest;
 use crate::ids::{
-    AgentId, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId, VolumeId,
+    AgentId, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId, UploadEpoch,
+    VolumeId,
 };
 use crate::job_report::VolumeUse;
 pub use crate::job_report::{FindPrograms, JobOutput, MissingPrograms, ReadJobOutput};
@@ -232,6 +233,8 @@ calls! {
     ResizeVolume => VolumeStatus,
     // what a home says of blocks that other nodes send
     ReadDigests => SourceDigests,
+    // the order of uploads to one target
+    IssueUploadEpoch => UploadEpochReply,
 }
 
 /// Done, nothing to say.
@@ -294,6 +297,35 @@ pub struct SourceData {
     pub digests: Vec<Digest>,
 }
 
+/// Asks for the epoch of uploads that are decided from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IssueUploadEpoch {
+    /// Address of a home that the node that is asked reaches; `None`: the home server that is
+    /// asked.
+    pub home_address: Option<String>,
+    /// Which home server that is; `None`: whoever is there.
+    pub home_id: Option<ServerId>,
+    /// Path at home of one of the files.
+    pub path: String,
+}
+
+/// The reply to [`IssueUploadEpoch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadEpochReply {
+    /// Larger than all that the home issued before.
+    pub epoch: UploadEpoch,
+}
+
+/// The place of an upload in the order of all uploads to one target. A home never replaces a file
+/// by one with an earlier fence.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct UploadFence {
+    /// What the home issued.
+    pub epoch: UploadEpoch,
+    /// Order of the uploads of one sender with one epoch.
+    pub order: u64,
+}
+
 /// Starts or resumes an upload. Nothing is visible at the target before the commit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeginPut {
@@ -303,6 +335,8 @@ pub struct BeginPut {
     pub path: String,
     /// Permission bits.
     pub mode: u32,
+    /// Its place in the order; `None`: after all others.
+    pub fence: Option<UploadFence>,
 }
 
 /// Adds bytes (the body) to an upload.
@@ -332,6 +366,8 @@ pub struct CommitPut {
     pub size: u64,
     /// Digest that it must have.
     pub digest: Digest,
+    /// Its place in the order; `None`: after all others.
+    pub fence: Option<UploadFence>,
 }
 
 /// Puts small files in place, whose bytes follow each other in the body. Each has a right of its
@@ -358,6 +394,8 @@ pub struct PutFile {
     pub digest: Digest,
     /// Capability for its place.
     pub token: Token,
+    /// Its place in the order; `None`: after all others.
+    pub fence: Option<UploadFence>,
 }
 
 /// What became of the files of a [`PutFiles`], in the same order.
@@ -465,6 +503,8 @@ pub struct ExtractFile {
     pub home_id: Option<ServerId>,
     /// to this path; a set goes below it,
     pub target_path: String,
+    /// in this place of the order of uploads there; `None`: after all others,
+    pub fence: Option<UploadFence>,
     /// with this capability.
     pub home_token: Token,
 }

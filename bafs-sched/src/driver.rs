@@ -88,6 +88,7 @@ use crate::io::listing_tracker::ListingTracker;
 use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
+use crate::io::upload_epochs::UploadEpochs;
 use crate::io::volume_copy::CopyRequest;
 use crate::policy::failure::attribution::exceeds_limit;
 use crate::report::{RunReport, RunReportBuilder};
@@ -252,6 +253,7 @@ impl Driver {
             pool,
             bearer: Arc::new(bearer),
             homes: Arc::new(Mutex::new(homes)),
+            upload_epochs: UploadEpochs::default(),
             connectivity: Arc::new(Mutex::new(connectivity)),
             workflow: Arc::new(workflow),
             run,

@@ -131,19 +131,19 @@ fn parse_event(words: &[&str]) -> Event {
             extract: ExtractionId(number(1)),
             bytes: 1,
         },
-        "denied" | "misplaced" | "unsendable" | "gone" | "unwritten" | "unreachable_home" => {
-            Event::ExtractFailed {
-                extract: ExtractionId(number(1)),
-                error: match words[0] {
-                    "unreachable_home" => Error::new(ErrorCode::HomeUnreachable, "no answer"),
-                    "unwritten" => Error::new(ErrorCode::NotFound, "no file is at '*.b'"),
-                    "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
-                    "misplaced" => Error::new(ErrorCode::Unsupported, "it is not below the export"),
-                    "unsendable" => Error::new(ErrorCode::BadPath, "it is a directory"),
-                    _ => Error::new(ErrorCode::VolumeLost, "it is not here"),
-                },
-            }
-        }
+        "denied" | "misplaced" | "unsendable" | "gone" | "unwritten" | "unreachable_home"
+        | "fenced" => Event::ExtractFailed {
+            extract: ExtractionId(number(1)),
+            error: match words[0] {
+                "unreachable_home" => Error::new(ErrorCode::HomeUnreachable, "no answer"),
+                "unwritten" => Error::new(ErrorCode::NotFound, "no file is at '*.b'"),
+                "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
+                "misplaced" => Error::new(ErrorCode::Unsupported, "it is not below the export"),
+                "fenced" => Error::new(ErrorCode::UploadFenced, "a later upload is there"),
+                "unsendable" => Error::new(ErrorCode::BadPath, "it is a directory"),
+                _ => Error::new(ErrorCode::VolumeLost, "it is not here"),
+            },
+        },
         "undeleted" => Event::VolumeDeleteFailed {
             volume: VolumeId(number(1)),
         },

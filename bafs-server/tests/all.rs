@@ -8,6 +8,7 @@ mod fd_passing;
 mod filling;
 mod handoff;
 mod home;
+mod home_fences;
 mod home_names;
 mod home_reading;
 mod home_refusals;

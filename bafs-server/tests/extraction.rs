@@ -26,6 +26,7 @@ fn extract(id: u128, volume: u128, path: &str, target: &str, world: &NodeCluster
         home_id: None,
         target_path: target.to_owned(),
         home_token: world.token.clone(),
+        fence: None,
     }
 }
 

@@ -159,6 +159,7 @@ async fn a_token_must_cover_link_targets_too() {
         extraction: ExtractionId(id),
         size: 0,
         digest: Digest::of(b""),
+        fence: None,
     };
     for (id, path) in [(2, "mine/way/new"), (3, "mine/way/deep/er/new")] {
         let begun = world.send(&token, begin(id, path), b"").await;
@@ -222,6 +223,7 @@ async fn a_put_survives_restarts_and_happens_once() {
         extraction: extract,
         size: 100_000,
         digest: Digest::of(&data),
+        fence: None,
     };
     assert_eq!(
         error_code(world.call(commit.clone()).await),
@@ -265,6 +267,7 @@ async fn out_of_order_chunks_are_stored_in_order() {
         extraction: ExtractionId(6),
         size: 800_000,
         digest: Digest::of(&data),
+        fence: None,
     };
     world.call(commit).await.expect("commit");
     assert_eq!(fs::read(world.root.path().join("f")).expect("read"), data);
@@ -348,6 +351,7 @@ async fn damaged_bytes_are_refused_and_last_commits_win() {
         extraction: ExtractionId(3),
         size: 0,
         digest: Digest::of(b""),
+        fence: None,
     };
     assert_eq!(error_code(world.call(unknown).await), ErrorCode::NotFound);
     world.file("directory/x", b"");

@@ -269,6 +269,7 @@ fn pack(world: &HomeFixture, of_second: &Token, content_of_third: &[u8]) -> PutF
             1 => of_second.clone(),
             _ => world.token.clone(),
         },
+        fence: None,
     });
     PutFiles {
         files: files.collect(),

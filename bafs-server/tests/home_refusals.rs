@@ -98,6 +98,7 @@ async fn refused_upload_calls_slow_their_connection() {
                         extraction,
                         size: 1,
                         digest: Digest::of(b"x"),
+                        fence: None,
                     };
                     world.send(&refused, commit, b"").await.err()
                 }

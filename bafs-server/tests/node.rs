@@ -106,6 +106,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         home_id: None,
         target_path: "t".to_owned(),
         home_token: Token::none(),
+        fence: None,
     };
     let read = ReadVolumeFile {
         volume: V,

@@ -23,6 +23,7 @@ fn extract_set(id: u128, words: &[&str], world: &NodeCluster) -> ExtractFile {
         home_id: None,
         target_path: "out/set".to_owned(),
         home_token: world.token.clone(),
+        fence: None,
     }
 }
 

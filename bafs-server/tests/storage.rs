@@ -485,6 +485,7 @@ async fn names_with_deceptive_characters_are_refused() {
         home_id: None,
         target_path: "out/\u{202e}x".to_owned(),
         home_token: world.token.clone(),
+        fence: None,
     };
     let refused = world.call(A, call).await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::BadPath);

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::ids::ExtractionId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, IO_BYTES_MAX};
-use bafs_proto::message::{BeginPut, CommitPut, ListSource, PutRange, ReadSource};
+use bafs_proto::message::{
+    BeginPut, CommitPut, IssueUploadEpoch, ListSource, PutRange, ReadSource, UploadFence,
+};
 use bafs_proto::path::{check_relative, to_bytes};
 use bafs_proto::source::{SourceEntry, SourceKind};
 use bafs_proto::time::Deadline;
@@ -139,13 +141,22 @@ pub(crate) async fn upload(client: &ClusterClient, local: &Path, url: &str) -> R
     ensure!(found.is_file(), "{} is not a file", local.display());
     let (size, extraction) = (found.len(), ExtractionId::random());
     let token = client.issue_token(Resource::Home(path.clone()), &[Right::Read, Right::Write])?;
+    let long = || Deadline::after_ms(LONG_CALL_TIMEOUT_MS);
+    let pool = &client.pool;
+    let ask = IssueUploadEpoch {
+        home_address: None,
+        home_id: None,
+        path: path.clone(),
+    };
+    let issued = pool.call_with_keepalives(&address, &token, ask, long());
+    let (epoch, order) = (issued.await?.epoch, 0);
+    let fence = Some(UploadFence { epoch, order });
     let begin = BeginPut {
         extraction,
         path,
         mode: found.permissions().mode() & 0o777,
+        fence,
     };
-    let long = || Deadline::after_ms(LONG_CALL_TIMEOUT_MS);
-    let pool = &client.pool;
     pool.call_with_keepalives(&address, &token, begin, long())
         .await?;
     let (mut offset, mut digest) = (0, DigestHasher::new());
@@ -165,6 +176,7 @@ pub(crate) async fn upload(client: &ClusterClient, local: &Path, url: &str) -> R
         extraction,
         size,
         digest: digest.digest(),
+        fence,
     };
     let receipt = pool
         .call_with_keepalives(&address, &token, commit, long())

@@ -50,7 +50,7 @@ use crate::machine_check::check_machine;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::{Printer, print_notice};
 use crate::page;
-use crate::pool::{RunPool, RunPoolSpec};
+use crate::pool::{PoolCluster, RunPool, RunPoolSpec, end_abandoned_pools};
 use crate::progress_display::ProgressDisplay;
 use crate::serve;
 use crate::workflow_file;
@@ -294,7 +294,7 @@ async fn run_on_throw_away_cluster(
         earlier_work: start.as_ref().and_then(|start| start.work.clone()),
         page: args.page.page.clone(),
     };
-    way.pool = start_own_pool(args, &workflow, &cluster, &way.cancel)?;
+    way.pool = start_own_pool(args, &workflow, &cluster, &way.cancel).await?;
     let run = run_on_cluster(workflow, &mut cluster, &way);
     let hear = |_| {
         print_notice(
@@ -328,10 +328,10 @@ fn keep_unsent_results(report: &mut RunReport, cluster: &mut Cluster) {
 }
 
 /// The pool that a run asks for, for the cluster with an identity and a catalog.
-fn start_pool(
+async fn start_pool(
     args: &RunArgs,
     workflow: &Workflow,
-    (identity, catalog): (&Path, &str),
+    cluster: PoolCluster<'_>,
     journal: &Path,
     run: &CancelHandle,
 ) -> Result<Option<RunPool>> {
@@ -342,15 +342,15 @@ fn start_pool(
         size,
         node_size: args.node_size.as_deref().unwrap_or(NODE_SIZE_DEFAULT),
         pilots: &args.pilots,
-        identity,
-        catalog,
+        cluster,
         journal,
     };
+    end_abandoned_pools().await;
     RunPool::start(spec, workflow, run.clone()).map(Some)
 }
 
 /// The pool of a cluster that does not outlive its run; so neither does the pool.
-fn start_own_pool(
+async fn start_own_pool(
     args: &RunArgs,
     workflow: &Workflow,
     cluster: &Cluster,
@@ -358,8 +358,13 @@ fn start_own_pool(
 ) -> Result<Option<RunPool>> {
     let journal = args.journal.clone();
     let journal = journal.unwrap_or_else(|| cluster.directory().join("journal"));
-    let place = (&*cluster.identity(), cluster.catalog_address());
-    start_pool(args, workflow, place, &journal, run)
+    let identity = cluster.identity();
+    let cluster = PoolCluster {
+        identity: &identity,
+        catalog: cluster.catalog_address(),
+        is_temporary: true,
+    };
+    start_pool(args, workflow, cluster, &journal, run).await
 }
 
 /// The run is over; pilots that cannot be ended are no failure of it.
@@ -515,7 +520,12 @@ async fn run_on_existing_cluster(
         cancel_handle: cancel.clone(),
         limit: link.as_ref().map(ServiceLink::limit).unwrap_or_default(),
     };
-    let pool = start_pool(args, &workflow, cluster, &options.journal, &cancel)?;
+    let of_pool = PoolCluster {
+        identity: identity_dir,
+        catalog,
+        is_temporary: false,
+    };
+    let pool = start_pool(args, &workflow, of_pool, &options.journal, &cancel).await?;
     let client = ClusterClient::connect(identity_dir, catalog)?;
     let page = page::show_own_run(args.page.page.as_deref(), &options, client.clone())?;
     let display = ProgressDisplay::start(output, client);

@@ -165,6 +165,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
         trusts_peers: args.trust_peers,
         attributes: args.attributes.into_iter().collect(),
         lifetime: args.until.as_deref().map(parse_lifetime).transpose()?,
+        catalog_timeout: args.catalog_timeout,
         grace: parse_grace(&args.grace)?,
     };
     let (store, offered) = (config.store.clone(), config.capacity_bytes);

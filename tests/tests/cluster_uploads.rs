@@ -114,6 +114,7 @@ impl UploadNode {
             home_id: None,
             target_path: format!("{}{name}", place.prefix),
             home_token: self.api.client().token(),
+            fence: None,
         };
         let node = self.world.cluster.address("sender").to_owned();
         let (api, cluster) = (&self.api, &mut self.world.cluster);

@@ -151,7 +151,8 @@ fn kind_of(reason: &RunReason) -> &'static str {
         RunReason::ResultUnsent { .. } => "with an unsent result",
         RunReason::ResultChanged { .. } => "with a changed result",
         RunReason::ResultUnknown { .. } => "whose result cannot be compared",
-        RunReason::ProducerRan { .. } | RunReason::ProducerRuns { .. } => "after a job that runs",
+        RunReason::ProducerRan { .. } => "after a job that has run since",
+        RunReason::ProducerRuns { .. } => "after a job that runs",
         RunReason::VolumeGone { .. } => "whose volume is gone",
     }
 }
@@ -172,6 +173,12 @@ mod tests {
         let told = "2 of 4 jobs are up to date; 2 run: 1 failed, 1 after a job that runs";
         assert_eq!(summarise(&reasons), told);
         assert_eq!(summarise(&[None, None]), "all 2 jobs are up to date");
+        let producer = "a".to_owned();
+        let told = "1 of 2 jobs is up to date; 1 runs: 1 after a job that has run since";
+        assert_eq!(
+            summarise(&[None, Some(RunReason::ProducerRan { producer })]),
+            told
+        );
         let new = [Some(RunReason::NeverRan), Some(RunReason::NeverRan)];
         assert_eq!(summarise(&new), "2 jobs to run: 2 never ran to the end");
     }

@@ -47,6 +47,8 @@ impl Servers {
                 return remote_io::link_file(self, &home.address, &source, &home.path, extract)
                     .await;
             };
+            let fence = self.upload_fence(&home, &place, extract).await;
+            let fence = fence.map_err(as_environment_error)?;
             let call = ExtractFile {
                 volume: source.id,
                 path: spec.path.clone(),
@@ -57,11 +59,19 @@ impl Servers {
                     &home.path,
                     &[Right::Read, Right::Write],
                 )?,
-                home_address: home.address,
+                home_address: home.address.clone(),
                 home_id: home.id,
-                target_path: home.path,
+                target_path: home.path.clone(),
+                fence,
             };
-            self.call_extract(&place.address, call).await
+            let sent = self.call_extract(&place.address, call).await;
+            if sent
+                .as_ref()
+                .is_err_and(|error| error.code == ErrorCode::UploadFenced)
+            {
+                self.upload_epochs.refuse(&home, fence);
+            }
+            sent
         };
         match sent.await {
             Ok(bytes) => Event::FileExtracted { extract, bytes },

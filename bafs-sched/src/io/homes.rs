@@ -102,6 +102,11 @@ impl HomePath {
         let digest = Digest::of(source.as_bytes()).to_string();
         format!("{readable}-{}", &digest[..16])
     }
+
+    /// Whether a home server is there, and not what nodes reach by themselves.
+    pub(crate) fn is_server(&self) -> bool {
+        !self.address.contains("://")
+    }
 }
 
 impl Homes {

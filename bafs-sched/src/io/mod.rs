@@ -8,6 +8,7 @@
 //!   repeated for a while, mostly 20 s. Then an event says that it failed, and the core decides.
 //! * `job_watch`: waits for the ends of the executions of a node, by long polling.
 //! * `volume_copy`, `file_extraction`: replicas and results, which nodes make when they are asked.
+//! * `upload_epochs`: the order of results at home, so that a late node replaces no newer one.
 //! * [`homes`], `home_lookup`: which home a URL of the workflow means.
 //! * `listing_tracker`: what is new in the catalog's list of nodes.
 //! * `connectivity`, `node_probe`: which servers answer. If all are silent at once, the scheduler
@@ -41,5 +42,6 @@ mod node_probe;
 pub(crate) mod node_quotas;
 pub(crate) mod remote_io;
 pub(crate) mod servers;
+pub(crate) mod upload_epochs;
 pub mod user_commands;
 pub(crate) mod volume_copy;

@@ -27,6 +27,7 @@ use bafs_workflow::{CachePolicy, JobIndex, ProgramSpec, VolumeIndex, VolumeKind,
 use super::calls::is_unanswered;
 use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
+use super::upload_epochs::UploadEpochs;
 use crate::{Event, MountedVolume, Settings, Space};
 
 /// One call is repeated for so long, in milliseconds.
@@ -56,6 +57,7 @@ pub(crate) struct Servers {
     pub(crate) pool: Pool,
     pub(crate) bearer: Arc<Bearer>,
     pub(crate) homes: Arc<Mutex<Homes>>,
+    pub(crate) upload_epochs: UploadEpochs,
     /// Who answers.
     pub(crate) connectivity: Arc<Mutex<Connectivity>>,
     pub(crate) workflow: Arc<Workflow>,
@@ -595,6 +597,7 @@ mod tests {
             pool: Pool::new(network.dialer("scheduler")),
             bearer: Arc::new(bearer),
             homes: Arc::default(),
+            upload_epochs: UploadEpochs::default(),
             connectivity: Arc::default(),
             workflow: Arc::new(workflow.expect("it is right").workflow),
             run: RunId(1),

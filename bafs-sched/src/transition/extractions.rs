@@ -158,6 +158,10 @@ impl State {
         let ExtractionVerdict::Retry(pause_ms) = verdict else {
             return self.keep(index, id);
         };
+        let extract = match error.code {
+            ErrorCode::UploadFenced => self.renew_extraction(index, extract),
+            _ => extract,
+        };
         self.extractions.stages[index as usize] = ExtractionState::Paused(extract, id);
         self.timers
             .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
@@ -167,6 +171,15 @@ impl State {
                 volumes: vec![id],
             });
         }
+    }
+
+    /// Another run put something at the target meanwhile: the upload begins anew, as a later one.
+    /// What it sent before may be replaced by now, so it does not count.
+    fn renew_extraction(&mut self, index: u32, former: ExtractionId) -> ExtractionId {
+        let extract = ExtractionId(self.next_id());
+        self.extractions.by_id.remove(&former);
+        self.extractions.by_id.insert(extract, index);
+        extract
     }
 
     /// Notes that a file did not get home; for how long it has not, in milliseconds.
@@ -189,6 +202,9 @@ impl State {
         let (noun, path, target) = (spec.noun(), &spec.path, &spec.target);
         let next = match extraction_failures::is_hopeless(error) {
             true => "the scheduler does not retry it".to_owned(),
+            false if error.code == ErrorCode::UploadFenced => {
+                "another run may write there; the scheduler sends it again".to_owned()
+            }
             false => {
                 let time = describe_ms(self.settings.extract_timeout_ms);
                 format!("correct that; the scheduler retries it for {time}")

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use bafs_proto::Error;
 use bafs_proto::ids::{ExtractionId, VolumeId};
+use bafs_proto::{Error, ErrorCode};
 use bafs_workflow::{Extract, JobIndex};
 
 use crate::action::{Action, MountedVolume};
@@ -107,9 +107,14 @@ impl State {
                 self.release_log(volume);
             }
             LogVerdict::Retry(pause_ms) => {
-                if let Some(log) = self.extractions.logs.logs.get_mut(&extract) {
+                let anew = match error.code {
+                    ErrorCode::UploadFenced => ExtractionId(self.next_id()),
+                    _ => extract,
+                };
+                if let Some(mut log) = self.extractions.logs.logs.remove(&extract) {
                     log.faults += 1;
                     log.is_paused = true;
+                    self.extractions.logs.logs.insert(anew, log);
                 }
                 self.timers
                     .set(self.now.plus_ms(pause_ms), Timer::Extract(index));

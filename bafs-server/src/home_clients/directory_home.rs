@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::UploadEpoch;
 use bafs_proto::message::{
     BeginPut, CommitPut, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
@@ -178,6 +179,18 @@ impl HomeBackend for DirectoryHomes {
         })
     }
 
+    fn issue_upload_epoch<'a>(
+        &'a self,
+        _token: &'a Token,
+        path: &'a str,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<UploadEpoch>> {
+        Box::pin(async move {
+            let (directory, _) = self.find_directory(path)?;
+            run_blocking(move || directory.with_uploads(Uploads::issue_epoch)).await
+        })
+    }
+
     fn begin<'a>(
         &'a self,
         put: &'a HomeUpload,
@@ -189,6 +202,7 @@ impl HomeBackend for DirectoryHomes {
                 extraction: put.extract,
                 path,
                 mode: put.mode,
+                fence: put.fence,
             };
             let token = put.token.clone();
             let done = run_blocking(move || {
@@ -232,6 +246,7 @@ impl HomeBackend for DirectoryHomes {
                 extraction: put.extract,
                 size: put.size,
                 digest,
+                fence: put.fence,
             };
             let token = put.token.clone();
             let done = run_blocking(move || {

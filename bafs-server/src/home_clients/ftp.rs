@@ -187,6 +187,13 @@ impl PlainHost for FtpHost {
         Ok((SourceData { digests }, data.into()))
     }
 
+    async fn identify(&self, path: &str) -> Result<Option<SourceIdentity>> {
+        let mut control = self.connection().await?;
+        let found = identify_target(&mut control, path).await?;
+        self.return_connection(control);
+        Ok(found)
+    }
+
     async fn begin(&self, put: &HomeUpload) -> Result<PutProgress> {
         let mut control = self.connection().await?;
         let mut upper = String::new();
@@ -265,6 +272,8 @@ impl PlainHost for FtpHost {
             let text = "the transfer is damaged; sending again";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
+        let there = identify_target(&mut control, &put.path).await?;
+        put.replaced.check(&put.path, there)?;
         let from = control.send_command("RNFR", &temporary).await?;
         if from.code != 350 {
             return Err(from.refusal_error());
@@ -348,6 +357,20 @@ async fn query_facts(control: &mut FtpConnection, path: &str) -> Result<FileFact
 }
 
 /// Size of a file; `None` when there is no file.
+/// The file at the target of an upload; nothing where the server does not tell when it changed.
+async fn identify_target(
+    control: &mut FtpConnection,
+    path: &str,
+) -> Result<Option<SourceIdentity>> {
+    match query_facts(control, path).await {
+        Ok(found) => Ok(Some(identity(found))),
+        Err(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unsupported) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 async fn query_size(control: &mut FtpConnection, path: &str) -> Result<Option<u64>> {
     let reply = control.send_command("SIZE", &absolute_path(path)).await?;
     match reply.code {

@@ -1,6 +1,7 @@
 //! What every kind of home can do: the trait of its backends. Knows no kind.
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::UploadEpoch;
 use bafs_proto::message::{
     ListSource, PutProgress, PutReceipt, ReadDigests, ReadSource, SourceData, SourceDigests,
     SourcePage,
@@ -62,6 +63,17 @@ pub(super) trait HomeBackend: Send + Sync {
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
         let text = "this kind of home transfers files one by one";
+        Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
+    }
+
+    /// An epoch later than those of all uploads that were decided before.
+    fn issue_upload_epoch<'a>(
+        &'a self,
+        _token: &'a Token,
+        _path: &'a str,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<UploadEpoch>> {
+        let text = "this kind of home does not order uploads";
         Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
     }
 

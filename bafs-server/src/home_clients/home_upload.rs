@@ -1,8 +1,12 @@
 //! A file on its way to a home of any kind: what is sent where, how it is called until it is whole,
 //! and how long a call about it may take. Sends nothing.
 
+use std::sync::OnceLock;
+
 use bafs_proto::ids::{ExtractionId, ServerId};
+use bafs_proto::message::{SourceIdentity, UploadFence};
 use bafs_proto::token::Token;
+use bafs_proto::{Error, ErrorCode, Result};
 
 use super::home_locations::HomeAddress;
 
@@ -32,6 +36,37 @@ pub(crate) struct HomeUpload {
     pub(crate) size: u64,
     /// Capability for the place.
     pub(crate) token: Token,
+    /// Place in the order of uploads there, for a home that knows one.
+    pub(crate) fence: Option<UploadFence>,
+    /// What was at the place when the upload began, at a home that knows no order.
+    pub(crate) replaced: ReplacedFile,
+}
+
+/// The file at the target of an upload, as it was first seen.
+#[derive(Debug, Default)]
+pub(crate) struct ReplacedFile(OnceLock<Option<SourceIdentity>>);
+
+impl ReplacedFile {
+    /// Notes what is there when an upload begins.
+    pub(super) fn note(&self, there: Option<SourceIdentity>) {
+        self.0.get_or_init(|| there);
+    }
+
+    /// Checks what is there when an upload is to have its name. Between this and the renaming,
+    /// another one may still come.
+    ///
+    /// # Errors
+    /// `UploadFenced` when it is another file.
+    pub(super) fn check(&self, path: &str, there: Option<SourceIdentity>) -> Result<()> {
+        if self.0.get().is_none_or(|before| *before == there) {
+            return Ok(());
+        }
+        let text = format!(
+            "'{path}' changed during this upload, which does not replace it: another upload or \
+             another client wrote it"
+        );
+        Err(Error::new(ErrorCode::UploadFenced, text))
+    }
 }
 
 impl HomeUpload {

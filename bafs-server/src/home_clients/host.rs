@@ -3,7 +3,7 @@
 
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{
-    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+    ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceIdentity, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::Deadline;
@@ -19,6 +19,9 @@ pub(super) trait PlainHost: Send + Sync {
     fn list(&self, path: &str) -> impl Future<Output = Result<SourcePage>> + Send;
 
     fn read(&self, call: &ReadSource) -> impl Future<Output = Result<(SourceData, Bytes)>> + Send;
+
+    /// The file at a path, if there is one.
+    fn identify(&self, path: &str) -> impl Future<Output = Result<Option<SourceIdentity>>> + Send;
 
     fn begin(&self, put: &HomeUpload) -> impl Future<Output = Result<PutProgress>> + Send;
 
@@ -83,8 +86,11 @@ impl<H: PlainHost> HomeBackend for HostHome<H> {
 
     fn begin<'a>(&'a self, put: &'a HomeUpload, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
-            let begun = self.host.begin(put).await;
-            begun.map_err(self.name_address(&put.path))
+            let begun = async {
+                put.replaced.note(self.host.identify(&put.path).await?);
+                self.host.begin(put).await
+            };
+            begun.await.map_err(self.name_address(&put.path))
         })
     }
 

@@ -52,7 +52,7 @@ mod sftp;
 pub(crate) mod slow_home;
 
 pub(crate) use home_locations::HomeAddress;
-pub(crate) use home_upload::{CALL_TIMEOUT_MS, HomeUpload, transfer_ms_max};
+pub(crate) use home_upload::{CALL_TIMEOUT_MS, HomeUpload, ReplacedFile, transfer_ms_max};
 pub use settings::HomeSettings;
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, UploadEpoch};
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
 use bafs_proto::message::{
     Advert, ListSource, PutProgress, PutReceipt, ReadDigests, ReadSource, SourceData,
@@ -257,6 +257,26 @@ impl HomeClients {
             async move { home.read_files(token, call, deadline).await }
         };
         retry_until(deadline, None, || self.call_backend(at, asked)).await
+    }
+
+    /// An epoch for uploads to a home, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// As [`Self::list`]; `Unsupported` where such homes do not order uploads.
+    pub(crate) async fn issue_upload_epoch(
+        &self,
+        at: HomeAddress<'_>,
+        token: &Token,
+        path: &str,
+        deadline: Deadline,
+    ) -> Result<UploadEpoch> {
+        self.backend(at)?;
+        check_result_path(path)?;
+        self.require_right(at.address, token, path, Right::Write)?;
+        let asked = |home: Arc<dyn HomeBackend>| async move {
+            home.issue_upload_epoch(token, path, deadline).await
+        };
+        retry_until(deadline, Some(SILENCE_MAX), || self.call_backend(at, asked)).await
     }
 
     /// Begins an upload or shows where it is.

@@ -60,6 +60,15 @@ impl ObjectStore {
         self.identity(path, &found.map_err(|e| self.store_error(path, &e))?)
     }
 
+    /// The object at a path, if there is one.
+    async fn find_identity(&self, path: &str) -> Result<Option<SourceIdentity>> {
+        match self.stat(path).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// What a path is called here.
     ///
     /// # Errors

@@ -250,6 +250,7 @@ mod tests {
             size: data.len() as u32,
             digest: Digest::of(&data),
             token: Token::none(),
+            fence: None,
         };
         let packs = Arc::clone(packs);
         packs.put(call, data, Deadline::after_ms(20_000))

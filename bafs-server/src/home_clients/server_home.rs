@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
+use bafs_proto::ids::UploadEpoch;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
 use bafs_proto::message::{
-    BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadDigests,
-    ReadSource, SourceData, SourceDigests, SourcePage,
+    BeginPut, Call, CommitPut, IssueUploadEpoch, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadDigests, ReadSource, SourceData, SourceDigests, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::replica::ReadSources;
@@ -93,6 +93,21 @@ impl HomeBackend for ServerHome {
         Box::pin(self.location.call(token, call, Bytes::new(), deadline))
     }
 
+    fn issue_upload_epoch<'a>(
+        &'a self,
+        token: &'a Token,
+        path: &'a str,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<UploadEpoch>> {
+        let call = IssueUploadEpoch {
+            home_address: None,
+            home_id: None,
+            path: path.to_owned(),
+        };
+        let issued = self.call_without_body(token, call, Bytes::new(), deadline);
+        Box::pin(async move { Ok(issued.await?.epoch) })
+    }
+
     fn begin<'a>(
         &'a self,
         put: &'a HomeUpload,
@@ -102,6 +117,7 @@ impl HomeBackend for ServerHome {
             extraction: put.extract,
             path: put.path.clone(),
             mode: put.mode,
+            fence: put.fence,
         };
         self.call_without_body(&put.token, call, Bytes::new(), deadline)
     }
@@ -134,6 +150,7 @@ impl HomeBackend for ServerHome {
             extraction: put.extract,
             size: put.size,
             digest,
+            fence: put.fence,
         };
         self.call_without_body(&put.token, call, Bytes::new(), deadline)
     }
@@ -156,6 +173,7 @@ impl HomeBackend for ServerHome {
             size,
             digest,
             token: put.token.clone(),
+            fence: put.fence,
         };
         Box::pin(Arc::clone(&self.packs).put(file, data, deadline))
     }

@@ -156,6 +156,10 @@ impl PlainHost for SftpHost {
         Ok((SourceData { digests }, data.into()))
     }
 
+    async fn identify(&self, path: &str) -> Result<Option<SourceIdentity>> {
+        identify_target(&*self.session().await?, path).await
+    }
+
     async fn begin(&self, put: &HomeUpload) -> Result<PutProgress> {
         let session = self.session().await?;
         let mut upper = String::new();
@@ -232,6 +236,8 @@ impl PlainHost for SftpHost {
             remove(&session, &temporary).await?;
         }
         finished?;
+        let there = identify_target(&session, &put.path).await?;
+        put.replaced.check(&put.path, there)?;
         let (from, to) = (absolute_path(&temporary), absolute_path(&put.path));
         let renamed = if session.has_extension(RENAME_EXTENSION) {
             session
@@ -338,6 +344,14 @@ fn ssh_arguments(address: &str, setting: &HomeSetting) -> Option<Vec<String>> {
 async fn stat(session: &SftpSession, path: &str) -> Result<SftpAttributes> {
     let found = session.send_request(SftpRequestKind::Stat, |it| it.text(&absolute_path(path)));
     found.await?.attributes()
+}
+
+async fn identify_target(session: &SftpSession, path: &str) -> Result<Option<SourceIdentity>> {
+    match stat(session, path).await {
+        Ok(found) => Ok(Some(identity(found))),
+        Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn open<'a>(

@@ -5,6 +5,7 @@
 //!              ├─ uploads.rs, packs.rs                       takes results, exactly once
 //!              │    ├─ upload.rs         the states of one upload, pure
 //!              │    ├─ upload_table.rs   its durable row (redb)
+//!              │    ├─ upload_fences.rs  the order of uploads to one target (redb)
 //!              │    ├─ upload_files.rs   its bytes on disk
 //!              │    ├─ upload_recovery.rs   what a start finds, what nobody needs any more
 //!              │    └─ space_queue.rs, unfinished.rs   who gets the room of a full disk
@@ -17,7 +18,8 @@
 //!   with `SourceChanged`. Each block of a reply has a digest.
 //! * **Uploads.** Nothing is visible before the commit. The bytes grow in `.bafs-put/data/`, and
 //!   each state is durable in one table before the next step. A large file comes in ranges, small
-//!   ones come many in one call. A repeated upload gets the same receipt.
+//!   ones come many in one call. A repeated upload gets the same receipt. An upload never replaces
+//!   a file that a later one brought.
 //! * **Remote I/O.** A tree session on a directory of the export has no limit of space. It shows no
 //!   `.bafs-put/`.
 //!
@@ -53,6 +55,7 @@ mod space_queue;
 mod throttle;
 mod unfinished;
 mod upload;
+mod upload_fences;
 mod upload_files;
 mod upload_recovery;
 mod upload_table;
@@ -74,12 +77,10 @@ use std::time::Duration;
 use bafs_proto::attributes::Attributes;
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Identity;
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, UploadEpoch};
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, CommitPut, Counters as CounterValues, Done, Lifetime, ListSource, OpenTree,
-    PutFile, PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply, Request, RunFileOps,
-    ServerKind, SourceData, SourceDigests, SourceEntry, SourcePage, TreeSession,
+    Advert, CloseTree, CommitPut, CounterValues, Counters, Done, IssueUploadEpoch, Lifetime, ListSource, OpenTree, PutFile, PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply, Request, RunFileOps, ServerKind, SourceData, SourceDigests, SourceEntry, SourcePage, TreeSession, UploadEpochReply, as,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
@@ -268,6 +269,11 @@ impl HomeServer {
                 let digests = self.read_digests(token, call, wait).await?;
                 Ok(bare(Reply::ReadDigests(digests)))
             }
+            Request::IssueUploadEpoch(call) => {
+                let issue = move |home: &Self| home.issue_upload_epoch(&token, &call);
+                let epoch = self.run_blocking(issue).await?;
+                Ok(bare(Reply::IssueUploadEpoch(UploadEpochReply { epoch })))
+            }
             Request::BeginPut(_) | Request::PutRange(_) | Request::CommitPut(_) => {
                 Ok(bare(self.put(token, request, body, wait).await?))
             }
@@ -389,6 +395,12 @@ impl HomeServer {
             }
             other => Err(unsupported_error(&other)),
         }
+    }
+
+    fn issue_upload_epoch(&self, token: &Token, call: &IssueUploadEpoch) -> Result<UploadEpoch> {
+        self.require_right(token, &call.path, Right::Write)?;
+        let issued = self.uploads.issue_epoch();
+        issued.map_err(|error| self.uploads.with_room(error))
     }
 
     fn small_file(self: &Arc<Self>, call: PutFile, data: Bytes) -> SmallFile {

@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::pack_limits::PACKS_MAX;
 use super::upload::{Content, FileIdentity, StagedData, UploadEvent, UploadRecord, UploadState};
+use super::upload_fences::FencedTarget;
 use super::upload_files::{StagedFile, check_target_path};
 use super::uploads::{Uploads, check_digest};
 
@@ -40,6 +41,7 @@ struct StagedSmallFile {
     small: SmallFile,
     file: StagedFile,
     data: StagedData,
+    target: FencedTarget,
 }
 
 impl Uploads {
@@ -49,7 +51,8 @@ impl Uploads {
     ///
     /// # Errors
     /// `Busy` when others are in the way until the deadline. Of each file: what `allow` answers;
-    /// `BadPath`; `DigestMismatch`; `Conflict` when the id was used for another path or content.
+    /// `BadPath`; `DigestMismatch`; `Conflict` when the id was used for another path or content;
+    /// `UploadFenced` when a later upload was put there.
     pub(crate) async fn put(
         self: &Arc<Self>,
         files: Vec<SmallFile>,
@@ -124,19 +127,28 @@ impl Uploads {
         check_target_path(&call.path)?;
         allow(&call.path)?;
         check_digest(&call.path, data, call.digest)?;
-        if let Err(error) = self.files.check_target(&call.path, allow) {
-            // Whatever is there now, one that was decided before stays so.
-            let known = self.load(call.extraction)?;
-            let known = known.filter(|known| !known.is_receiving()).ok_or(error)?;
-            known.check_path(call.extraction, &call.path)?;
-            known.check_content(call.extraction, small.content())?;
-            return Ok(PackStage::Decided(small, known));
-        }
+        let place = match self.files.check_target(&call.path, allow) {
+            Ok(place) => place,
+            Err(error) => {
+                // Whatever is there now, one that was decided before stays so.
+                let known = self.load(call.extraction)?;
+                let known = known.filter(|known| !known.is_receiving()).ok_or(error)?;
+                known.check_path(call.extraction, &call.path)?;
+                known.check_content(call.extraction, small.content())?;
+                return Ok(PackStage::Decided(small, known));
+            }
+        };
+        let fence = call.fence;
         let name = format!("{:032x}", rand::random::<u128>());
         let file = StagedFile::write(self.files.data_path(&name), data)?;
         let identity = FileIdentity::default();
         let data = StagedData { name, identity };
-        Ok(PackStage::Staged(StagedSmallFile { small, file, data }))
+        Ok(PackStage::Staged(StagedSmallFile {
+            small,
+            file,
+            data,
+            target: FencedTarget { place, fence },
+        }))
     }
 
     /// Decides all files of a pack that are staged, and gives all their names.
@@ -146,8 +158,8 @@ impl Uploads {
         let decided = match events.is_empty() {
             true => Ok(Vec::new()),
             false => self.table.run(move |rows| {
-                let decided = events.into_iter().map(|(id, event)| rows.apply(id, event));
-                Ok(decided.collect::<Vec<_>>())
+                let stage = |(id, event, target)| rows.stage(id, event, &target);
+                Ok(events.into_iter().map(stage).collect::<Vec<_>>())
             }),
         };
         let mut decided = match decided {
@@ -157,8 +169,9 @@ impl Uploads {
         let stages = staged.into_iter().map(|stage| match stage? {
             PackStage::Decided(small, record) => Ok((small, record)),
             PackStage::Staged(staged) => {
-                let record = decided.next().expect("one for each staged file")?;
-                self.keep(staged, record)
+                let record = decided.next().expect("one for each staged file");
+                self.drop_fenced(staged.small.call.extraction, &record);
+                self.keep(staged, record?)
             }
         });
         let stages: Vec<Result<_>> = stages.collect();
@@ -236,8 +249,14 @@ impl PackStage {
         }
     }
 
-    fn event(&self) -> Option<(ExtractionId, UploadEvent)> {
-        let Self::Staged(StagedSmallFile { small, data, .. }) = self else {
+    fn event(&self) -> Option<(ExtractionId, UploadEvent, FencedTarget)> {
+        let Self::Staged(StagedSmallFile {
+            small,
+            data,
+            target,
+            ..
+        }) = self
+        else {
             return None;
         };
         let event = UploadEvent::Staged {
@@ -246,7 +265,7 @@ impl PackStage {
             content: small.content(),
             data: data.clone(),
         };
-        Some((small.call.extraction, event))
+        Some((small.call.extraction, event, target.clone()))
     }
 }
 
@@ -285,6 +304,7 @@ mod tests {
                 size: data.len() as u32,
                 digest: Digest::of(data),
                 token: Token::none(),
+                fence: None,
             },
             data: Bytes::from_static(data),
             // As for a token that is good for `out`.
@@ -300,6 +320,7 @@ mod tests {
             extraction: ExtractionId(number),
             path: path.to_owned(),
             mode: 0o640,
+            fence: None,
         }
     }
 
@@ -332,8 +353,10 @@ mod tests {
 
     fn decided(uploads: &Uploads, small: SmallFile) -> (ExtractionId, UploadRecord) {
         let staged = PackStage::Staged(staged(uploads, small));
-        let (id, event) = staged.event().expect("it is staged");
-        let record = uploads.table.run(move |rows| rows.apply(id, event));
+        let (id, event, target) = staged.event().expect("it is staged");
+        let record = uploads
+            .table
+            .run(move |rows| rows.stage(id, event, &target));
         (id, record.expect("decided"))
     }
 
@@ -588,6 +611,7 @@ mod tests {
             extraction: ExtractionId(1),
             size: 3,
             digest: Digest::of(b"old"),
+            fence: None,
         };
         let receipt = uploads.commit(&commit, |_| Ok(())).expect("commit");
         fs::write(root.path().join("out/old"), b"used since").expect("write");

@@ -29,6 +29,7 @@ pub(super) fn required_rights(token: &Token, request: &Request) -> Vec<RequiredR
         Request::ReadSources(call) => at(&call.path, Right::Read),
         Request::ReadDigests(call) => at(&call.path, Right::Read),
         Request::BeginPut(call) => at(&call.path, Right::Write),
+        Request::IssueUploadEpoch(call) => at(&call.path, Right::Write),
         Request::PutFiles(call) => {
             let one = |file: &PutFile| {
                 let resource = Resource::Home(file.path.clone());

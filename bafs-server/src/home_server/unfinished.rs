@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bafs_proto::ids::ExtractionId;
+use bafs_proto::message::BeginPut;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::statvfs;
 
@@ -97,11 +98,14 @@ impl Uploads {
 
     /// Removes earlier uploads to the same place that the disk refused or a former server left, and
     /// that nobody continues: who begins anew knows nothing of them.
-    pub(super) fn supersede(&self, extract: ExtractionId, path: &str) -> Result<()> {
-        let waiting = self.queue.waiting(path);
-        if waiting.is_empty() || self.load(extract)?.is_some() {
+    pub(super) fn supersede(&self, call: &BeginPut) -> Result<()> {
+        let waiting = self.queue.waiting(&call.path);
+        if waiting.is_empty() || self.load(call.extraction)?.is_some() {
             return Ok(());
         }
+        let (extract, path, fence) = (call.extraction, call.path.clone(), call.fence);
+        self.table
+            .run(move |rows| rows.check_fence(extract, &path, fence))?;
         for other in waiting {
             self.give_up(other, || self.queue.is_waiting(other));
         }
@@ -157,7 +161,7 @@ impl Uploads {
     }
 
     /// Removes an upload that is not decided, if it is still so that it may be; whether it did.
-    fn give_up(&self, extract: ExtractionId, may_be: impl FnOnce() -> bool) -> bool {
+    pub(super) fn give_up(&self, extract: ExtractionId, may_be: impl FnOnce() -> bool) -> bool {
         let held = fs::metadata(self.files.data_path(&extract.to_string()));
         let held = held.map_or(0, |data| data.len());
         let removed =
@@ -235,7 +239,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use bafs_proto::hash::Digest;
-    use bafs_proto::message::{BeginPut, CommitPut, PutReceipt};
+    use bafs_proto::message::{CommitPut, PutReceipt};
     use bafs_proto::time::{Deadline, Time};
 
     use super::super::export::Export;
@@ -252,6 +256,7 @@ mod tests {
             extraction: ExtractionId(number),
             path: path.to_owned(),
             mode: 0o640,
+            fence: None,
         }
     }
 
@@ -290,6 +295,7 @@ mod tests {
             extraction: ExtractionId(number),
             size: 4,
             digest: Digest::of(b"data"),
+            fence: None,
         };
         uploads.commit(&commit, |_| Ok(()))
     }

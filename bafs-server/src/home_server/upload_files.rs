@@ -21,7 +21,7 @@ use super::upload::{Content, FileIdentity, StagedData};
 use crate::errors::disk_error;
 
 /// Where the bytes of uploads are, in the home's own directory.
-const DATA: &str = "data";
+pub(super) const DATA: &str = "data";
 
 /// Bytes that are hashed at once.
 const HASH_CHUNK_BYTES: usize = 1 << 20;
@@ -72,18 +72,19 @@ impl UploadFiles {
     }
 
     /// Checks that a file may have a name in the export, and makes the directories above it.
+    /// Returns the path to which links lead.
     ///
     /// # Errors
     /// As [`Export::make_directory`]; what `allow` answers; `BadPath` for the home's own directory;
     /// `WrongState` when a directory has that name.
-    pub(super) fn check_target(&self, path: &str, allow: AllowPath<'_>) -> Result<()> {
+    pub(super) fn check_target(&self, path: &str, allow: AllowPath<'_>) -> Result<String> {
         let (above, name) = split_parent(path);
         let parent = self.export.make_directory(above, allow)?;
         self.check_destination(&parent, path, allow)?;
         let there = statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
         match there.is_ok_and(|there| file_type(&there) == FileType::Directory) {
             true => Err(system_error(path, Errno::ISDIR)),
-            false => Ok(()),
+            false => Ok(parent.child_path(name)),
         }
     }
 

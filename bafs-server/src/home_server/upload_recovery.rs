@@ -88,8 +88,10 @@ impl Uploads {
         self.queue
             .retain(|extract| known.contains(&extract.to_string()));
         self.remove_orphans(&known, now);
-        self.table
-            .run(move |rows| rows.sweep_receipts(now, receipts_max, HELD_MAX))
+        self.table.run(move |rows| {
+            rows.sweep_fences(now)?;
+            rows.sweep_receipts(now, receipts_max, HELD_MAX)
+        })
     }
 
     /// Removes an upload that is not published, if it may be and nothing has happened to it since;

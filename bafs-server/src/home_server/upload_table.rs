@@ -19,14 +19,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bafs_proto::ids::ExtractionId;
+use bafs_proto::ids::{ExtractionId, UploadEpoch};
+use bafs_proto::message::UploadFence;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use redb::{Database, ReadableTable, ReadableTableMetadata, Table, TableDefinition};
 use rustix::fs::{FlockOperation, flock};
 
 use super::upload::{UploadEvent, UploadRecord, UploadStamp, UploadState};
-use super::upload_files::{fault, sync_directory};
+use super::upload_fences::{EpochBlock, FenceRows, FencedTarget, table_error};
+use super::upload_files::{DATA, fault, sync_directory};
 use crate::clock;
 use crate::table_rows::{catch_panic, decode, encode};
 
@@ -84,8 +86,11 @@ type Job = Box<dyn FnOnce(Result<&mut UploadRows<'_>>) -> Reply + Send>;
 pub(super) struct UploadRows<'a> {
     open: Row<'a>,
     receipts: Row<'a>,
+    fences: FenceRows<'a>,
     is_changed: bool,
     last_stamp: Option<UploadStamp>,
+    /// Where the bytes of uploads are.
+    data: PathBuf,
 }
 
 /// How far an upload is published by this process. The table does not say so yet.
@@ -195,6 +200,10 @@ impl Drop for UploadTable {
 }
 
 impl UploadRows<'_> {
+    fn is_changed(&self) -> bool {
+        self.is_changed || self.fences.is_changed
+    }
+
     /// The row of an upload.
     ///
     /// # Errors
@@ -237,6 +246,85 @@ impl UploadRows<'_> {
             self.open.insert(extract.0, &*row).map_err(table_error)?;
         }
         Ok(record)
+    }
+
+    /// As [`Self::apply`] of an upload that is staged, if none to its target is later. An earlier
+    /// one that is decided counts as replaced, whether or not it has its name yet.
+    ///
+    /// # Errors
+    /// `UploadFenced`, and as [`Self::apply`].
+    pub(super) fn stage(
+        &mut self,
+        extract: ExtractionId,
+        event: UploadEvent,
+        target: &FencedTarget,
+    ) -> Result<UploadRecord> {
+        let known = self.get(extract)?;
+        if known.is_some_and(|known| !known.is_receiving()) {
+            return self.apply(extract, event);
+        }
+        let now = clock::now();
+        let fence = self.fences.fence_or_last(target.fence, now)?;
+        self.fences.check(&target.place, fence)?;
+        match self.fences.latest(&target.place)? {
+            Some(earlier) if earlier != extract => self.discard(earlier)?,
+            _ => {}
+        }
+        let record = self.apply(extract, event)?;
+        self.fences.insert(&target.place, fence, extract, now)?;
+        Ok(record)
+    }
+
+    /// Removes the bytes of a decided upload, so that nobody who has read its row can give them
+    /// their name. Bytes that are gone have it, and what comes replaces them.
+    fn discard(&mut self, extract: ExtractionId) -> Result<()> {
+        let Some(UploadRecord {
+            state: UploadState::Durable { data, .. },
+            ..
+        }) = self.get(extract)?
+        else {
+            return Ok(());
+        };
+        let path = self.data.join(data.name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(fault(&path, error)),
+            _ => self.apply(extract, UploadEvent::Published).map(drop),
+        }
+    }
+
+    /// An epoch later than all before.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(super) fn issue_epoch(&mut self) -> Result<UploadEpoch> {
+        self.fences.issue(clock::now())
+    }
+
+    /// Checks an upload that is to begin or go on, as far as its path tells.
+    ///
+    /// # Errors
+    /// `UploadFenced`, and as [`Self::get`].
+    pub(super) fn check_fence(
+        &self,
+        extract: ExtractionId,
+        path: &str,
+        fence: Option<UploadFence>,
+    ) -> Result<()> {
+        let known = self.get(extract)?;
+        match fence {
+            Some(fence) if known.is_none_or(|known| known.is_receiving()) => {
+                self.fences.check(path, fence)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets fences that only refuse what their age refuses as well.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(super) fn sweep_fences(&mut self, now: Time) -> Result<()> {
+        self.fences.sweep(now)
     }
 
     /// Forgets an upload that is not published.
@@ -303,6 +391,8 @@ struct TableFile {
     /// Device and number of the file that is open.
     identity: (u64, u64),
     last_stamp: Option<UploadStamp>,
+    /// Epochs of this process; the next one to open the table has later ones.
+    epochs: EpochBlock,
     publications: Arc<Mutex<Publications>>,
     #[cfg(test)]
     fault: Arc<Mutex<TableFault>>,
@@ -315,6 +405,7 @@ impl TableFile {
             database: None,
             identity: (0, 0),
             last_stamp: None,
+            epochs: EpochBlock::default(),
             publications: Arc::default(),
             #[cfg(test)]
             fault: Arc::default(),
@@ -383,12 +474,14 @@ impl TableFile {
         let mut rows = UploadRows {
             open: writing.open_table(OPEN)?,
             receipts: writing.open_table(RECEIPTS)?,
+            fences: FenceRows::open(&writing, self.epochs)?,
             is_changed: false,
             last_stamp: self.last_stamp,
+            data: self.directory.join(DATA),
         };
         replies.extend(jobs.map(|job| job(Ok(&mut rows))));
         // Beside changes they cost nothing more; else they wait for a pause.
-        let published = match rows.is_changed || replies.is_empty() {
+        let published = match rows.is_changed() || replies.is_empty() {
             true => self.durable_publications(),
             false => Vec::new(),
         };
@@ -396,8 +489,8 @@ impl TableFile {
             // A sweep may have forgotten it.
             let _ = rows.apply(*extract, UploadEvent::Published);
         }
-        let is_changed = rows.is_changed;
-        self.last_stamp = rows.last_stamp;
+        let is_changed = rows.is_changed();
+        (self.last_stamp, self.epochs) = (rows.last_stamp, rows.fences.block);
         drop(rows);
         #[cfg(test)]
         self.check_fault(is_changed, false)?;
@@ -452,6 +545,7 @@ impl TableFile {
     }
 
     fn close(&mut self) {
+        self.epochs = EpochBlock::default();
         if let Some(database) = self.database.take() {
             let closed = catch_panic(DAMAGED, || {
                 drop(database);
@@ -550,14 +644,6 @@ fn open_queue(path: &Path) -> io::Result<File> {
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(path).map(|found| (found.dev(), found.ino()))
-}
-
-/// As the disk fails here within a transaction, its end fails, too.
-fn table_error(error: impl Into<redb::Error>) -> Error {
-    match error.into() {
-        redb::Error::Io(error) => crate::errors::disk_error("the table of uploads", &error),
-        error => Error::new(ErrorCode::ServerFault, error.to_string()),
-    }
 }
 
 #[cfg(test)]
@@ -661,6 +747,21 @@ mod tests {
         *table.fault.lock().expect("lock") = TableFault::None;
         begin(&table, 2).expect("there is room");
         assert_eq!(open_numbers(&table), [1, 2]);
+    }
+
+    #[test]
+    fn a_full_disk_issues_no_epoch() {
+        let root = tempfile::tempdir().expect("directory");
+        let table = UploadTable::new(root.path()).expect("table");
+        let issue = || table.run(|rows| rows.issue_epoch());
+        *table.fault.lock().expect("lock") = TableFault::Full;
+        let refused = issue().expect_err("full");
+        assert_eq!(refused.code, ErrorCode::NoSpaceBytes);
+        *table.fault.lock().expect("lock") = TableFault::None;
+        let first = issue().expect("an epoch");
+        // From here on, those of the process cost no write.
+        *table.fault.lock().expect("lock") = TableFault::Full;
+        assert!(issue().expect("an epoch") > first);
     }
 
     #[test]

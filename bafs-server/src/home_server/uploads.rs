@@ -17,8 +17,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::{BeginPut, CommitPut, PutProgress, PutReceipt};
+use bafs_proto::ids::{ExtractionId, UploadEpoch};
+use bafs_proto::message::{BeginPut, CommitPut, PutProgress, PutReceipt, UploadFence};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 
@@ -29,11 +29,12 @@ use super::pack_limits::PackLimits;
 use super::space_queue::{SpaceQueue, is_full};
 use super::upload::unknown_upload_error;
 use super::upload::{Content, StagedData, UploadEvent, UploadRecord, UploadState};
+use super::upload_fences::FencedTarget;
 use super::upload_files::{
     AllowPath, LastParent, UploadFiles, check_target_path, digest_of, fault, open_data, seal_file,
     split_parent,
 };
-use super::upload_table::{Publication, UploadTable};
+use super::upload_table::{Publication, UploadRows, UploadTable};
 use crate::clock;
 
 /// All uploads of an export.
@@ -114,7 +115,8 @@ impl Uploads {
     /// write at a path: the one that was given, and the one where links in the export lead.
     ///
     /// # Errors
-    /// What `allow` answers; `BadPath`; `Conflict` when the id was used for another path.
+    /// What `allow` answers; `BadPath`; `Conflict` when the id was used for another path;
+    /// `UploadFenced` when a later upload was put there.
     pub(crate) fn begin(
         &self,
         call: &BeginPut,
@@ -122,6 +124,7 @@ impl Uploads {
     ) -> Result<PutProgress> {
         let begin = || self.begin_once(call, &allow);
         let begun = begin();
+        self.drop_fenced(call.extraction, &begun);
         match self.queue.is_waiting(call.extraction) {
             true => begun,
             false => self.retry_with_room(call.extraction, begun, begin),
@@ -133,14 +136,18 @@ impl Uploads {
         allow(&call.path)?;
         self.occupy()?;
         let extract = call.extraction;
-        self.supersede(extract, &call.path)?;
+        self.supersede(call)?;
         self.queue.resume(extract);
         self.arrivals.locked(extract, |slot| {
             let begun = UploadEvent::Begun {
                 path: call.path.clone(),
                 mode: call.mode,
             };
-            let record = self.table.run(move |rows| rows.apply(extract, begun))?;
+            let (path, fence) = (call.path.clone(), call.fence);
+            let record = self.table.run(move |rows| {
+                rows.check_fence(extract, &path, fence)?;
+                rows.apply(extract, begun)
+            })?;
             let progress = self.resume(extract, record, slot, allow)?;
             // Its bytes would take the link from those whose turn it is.
             let is_empty = progress.receipt.is_none() && progress.received_bytes == 0;
@@ -288,14 +295,17 @@ impl Uploads {
     ///
     /// # Errors
     /// `WrongState` when bytes are missing; `DigestMismatch` when they are wrong: then all that
-    /// was received is dropped, and the upload starts again from 0.
+    /// was received is dropped, and the upload starts again from 0; `UploadFenced` when a later
+    /// upload was put there.
     pub(crate) fn commit(
         &self,
         call: &CommitPut,
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
         let commit = || self.commit_once(call, &allow);
-        self.retry_with_room(call.extraction, commit(), commit)
+        let done = self.retry_with_room(call.extraction, commit(), commit);
+        self.drop_fenced(call.extraction, &done);
+        done
     }
 
     fn commit_once(&self, call: &CommitPut, allow: AllowPath<'_>) -> Result<PutReceipt> {
@@ -305,7 +315,8 @@ impl Uploads {
             allow(&record.path)?;
             if record.is_receiving() {
                 let seen = slot.take().and_then(|arrival| arrival.seen());
-                record = self.decide(extract, record, Content { size, digest }, seen, allow)?;
+                let content = Content { size, digest };
+                record = self.decide(extract, record, content, seen, (call.fence, allow))?;
             }
             record.check_content(extract, Content { size, digest })?;
             self.publish_one(extract, record, allow)
@@ -320,7 +331,7 @@ impl Uploads {
         record: UploadRecord,
         content: Content,
         seen: Option<Content>,
-        allow: AllowPath<'_>,
+        (fence, allow): (Option<UploadFence>, AllowPath<'_>),
     ) -> Result<UploadRecord> {
         let name = extract.to_string();
         let path = self.files.data_path(&name);
@@ -343,7 +354,7 @@ impl Uploads {
             file.set_len(0).map_err(failed)?;
             return Err(damaged_error(&record.path));
         }
-        self.files.check_target(&record.path, allow)?;
+        let place = self.files.check_target(&record.path, allow)?;
         let identity = seal_file(&file, record.mode).map_err(failed)?;
         self.files.sync_names()?;
         let staged = UploadEvent::Staged {
@@ -352,7 +363,28 @@ impl Uploads {
             content,
             data: StagedData { name, identity },
         };
-        self.table.run(move |rows| rows.apply(extract, staged))
+        let target = FencedTarget { place, fence };
+        self.table
+            .run(move |rows| rows.stage(extract, staged, &target))
+    }
+
+    /// An epoch later than those of all uploads that were decided before.
+    ///
+    /// # Errors
+    /// What the disk does not do.
+    pub(crate) fn issue_epoch(&self) -> Result<UploadEpoch> {
+        self.occupy()?;
+        self.table.run(|rows| rows.issue_epoch())
+    }
+
+    /// Removes what came of an upload that must not have its name, and says so.
+    pub(super) fn drop_fenced<T>(&self, extract: ExtractionId, done: &Result<T>) {
+        if let Err(error) = done
+            && error.code == ErrorCode::UploadFenced
+        {
+            tracing::warn!(%extract, "refused an upload: {}", error.detail);
+            self.give_up(extract, || true);
+        }
     }
 
     /// Gives a decided upload its name, durably.
@@ -426,9 +458,12 @@ impl Uploads {
             return Ok(());
         }
         drop(publications);
-        self.table
-            .run(move |rows| rows.apply(extract, UploadEvent::Lost))?;
-        Err(lost_error(&record.path))
+        let lost = move |rows: &mut UploadRows<'_>| rows.apply(extract, UploadEvent::Lost);
+        match self.table.run(lost)?.state {
+            // A later one has replaced it.
+            UploadState::Published(_) => Ok(()),
+            _ => Err(lost_error(&record.path)),
+        }
     }
 
     fn load_known(&self, extract: ExtractionId) -> Result<UploadRecord> {
@@ -510,6 +545,7 @@ mod tests {
             extraction: EXTRACT,
             path: path.to_owned(),
             mode: 0o640,
+            fence: None,
         };
         uploads.begin(&begin, |_| Ok(())).expect("begin");
         uploads.write(EXTRACT, 0, data, |_| Ok(())).expect("write");
@@ -517,6 +553,7 @@ mod tests {
             extraction: EXTRACT,
             size: data.len() as u64,
             digest: Digest::of(data),
+            fence: None,
         }
     }
 
@@ -525,7 +562,13 @@ mod tests {
         let record = uploads.load_known(EXTRACT).expect("load");
         let (size, digest) = (commit.size, commit.digest);
         let allow = |_: &str| Ok(());
-        let decided = uploads.decide(EXTRACT, record, Content { size, digest }, None, &allow);
+        let decided = uploads.decide(
+            EXTRACT,
+            record,
+            Content { size, digest },
+            None,
+            (None, &allow),
+        );
         decided.expect("decide");
     }
 
@@ -561,6 +604,7 @@ mod tests {
             extraction: EXTRACT,
             path: "f".to_owned(),
             mode: 0o640,
+            fence: None,
         };
         let receipt = open(root.path())
             .begin(&begin, |_| Ok(()))
@@ -569,6 +613,56 @@ mod tests {
             .expect("receipt");
         assert_eq!(receipt.digest, commit.digest);
         assert_eq!(fs::read(root.path().join("f")).expect("read"), b"later");
+    }
+
+    /// Whoever read that an upload is decided may be slow to give it its name.
+    #[test]
+    fn a_decided_upload_replaces_no_later_file() {
+        let root = tempfile::tempdir().expect("directory");
+        let uploads = open(root.path());
+        let fence = || {
+            let epoch = uploads.issue_epoch().expect("an epoch");
+            Some(UploadFence { epoch, order: 0 })
+        };
+        let (old, new) = (fence(), fence());
+        let commit = receive(&uploads, "f", b"old");
+        let record = uploads.load_known(EXTRACT).expect("load");
+        let (size, digest) = (commit.size, commit.digest);
+        let allow = |_: &str| Ok(());
+        let content = Content { size, digest };
+        let decided = uploads.decide(EXTRACT, record, content, None, (old, &allow));
+        let decided = decided.expect("decide");
+        let later = ExtractionId(8);
+        let begin = BeginPut {
+            extraction: later,
+            path: "f".to_owned(),
+            mode: 0o640,
+            fence: new,
+        };
+        uploads.begin(&begin, |_| Ok(())).expect("begin");
+        uploads.write(later, 0, b"new", |_| Ok(())).expect("write");
+        let commit_later = CommitPut {
+            extraction: later,
+            size: 3,
+            digest: Digest::of(b"new"),
+            fence: new,
+        };
+        uploads
+            .commit(&commit_later, |_| Ok(()))
+            .expect("it is later");
+        let renamed = uploads.rename(EXTRACT, &decided, &allow, &mut None);
+        renamed.expect("it counts as replaced");
+        let there = || fs::read(root.path().join("f")).expect("read");
+        assert_eq!(there(), b"new");
+        drop(uploads);
+        let uploads = open(root.path());
+        let late = CommitPut {
+            fence: old,
+            ..commit
+        };
+        let receipt = uploads.commit(&late, |_| Ok(()));
+        assert_eq!(receipt.expect("it was decided").digest, digest);
+        assert_eq!(there(), b"new");
     }
 
     #[test]
@@ -622,6 +716,7 @@ mod tests {
             extraction: EXTRACT,
             path: "f".to_owned(),
             mode: 0o640,
+            fence: None,
         };
         again.begin(&begin, |_| Ok(())).expect("begin");
         assert_eq!(seen(&again), Ok(Some((7, None))));

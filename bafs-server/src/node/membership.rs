@@ -1,5 +1,5 @@
 //! A node among others: tells the catalog what it is, at once when that changes, and learns its
-//! peers, and where homes are. A catalog that is away is no harm.
+//! peers, and where homes are. A catalog that is away is no harm, unless the node ends with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,19 @@ use crate::serving::{ADVERTISE_MS, AdvertLog};
 /// Shortest time between two adverts, in milliseconds: many changes at once are told together.
 const ADVERTISE_MS_MIN: u64 = 50;
 
+/// A node that ends with its catalog calls it so often in vain before: after a stop or a suspension
+/// of this machine, the time alone says nothing.
+const MISSES_MIN: u32 = 10;
+
 /// Tells the catalog, again and again, for ever.
 pub(super) async fn advertise_node(node: Arc<Node>, catalog: String) {
     let mut volumes = node.storage.changes();
     let mut jobs = node.executor.changes();
     let mut departure = node.departure.changes();
     let mut heard = AdvertLog::default();
+    let catalog_timeout = node.config.catalog_timeout;
+    let mut abandoned_at = catalog_timeout.map(Deadline::after);
+    let mut misses = 0;
     loop {
         volumes.mark_unchanged();
         jobs.mark_unchanged();
@@ -30,6 +37,14 @@ pub(super) async fn advertise_node(node: Arc<Node>, catalog: String) {
         let deadline = Deadline::after_ms(ADVERTISE_MS);
         let token = &node.config.identity.token;
         let answer = node.pool.call(&catalog, token, call, deadline).await;
+        misses = if answer.is_ok() { 0 } else { misses + 1 };
+        if misses == 0 {
+            abandoned_at = catalog_timeout.map(Deadline::after);
+        } else if misses >= MISSES_MIN && abandoned_at.is_some_and(|at| at.remaining().is_zero()) {
+            abandoned_at = None;
+            tracing::warn!(%catalog, "the catalog of this node is gone: the node ends");
+            node.departure.begin_end();
+        }
         heard.note(&catalog, answer.map(drop));
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS_MIN)).await;
         tokio::select! {

@@ -123,6 +123,8 @@ pub struct NodeConfig {
     pub lifetime: Option<Duration>,
     /// How long it drains before it ends.
     pub grace: Duration,
+    /// How long it stays while its catalog does not answer; for ever if `None`.
+    pub catalog_timeout: Option<Duration>,
 }
 
 /// Starts a node. Stopping it kills its jobs and keeps its volumes.

@@ -8,7 +8,7 @@ use bafs_proto::fd_passing::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
     BlockRange, CacheRef, Counters as CounterValues, Done, OpenTree, Reply, Request, TreeRef,
-    VolumeList,
+    UploadEpochReply, VolumeList,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::time::Deadline;
@@ -108,6 +108,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
             need(Resource::Volumes, Right::Manage)
         }
         Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
+        Request::IssueUploadEpoch(call) => need(Resource::Home(call.path.clone()), Right::Write),
         Request::Advertise(_)
         | Request::QueryServers(_)
         | Request::ListSource(_)
@@ -284,6 +285,13 @@ impl Node {
             Request::ResizeVolume(call) => Reply::ResizeVolume(self.storage.resize(call).await?),
             Request::ExtractFile(call) => {
                 Reply::ExtractFile(self.storage.extract(call, deadline).await?)
+            }
+            Request::IssueUploadEpoch(call) => {
+                let epoch = self
+                    .storage
+                    .issue_upload_epoch(&token, call, deadline)
+                    .await?;
+                Reply::IssueUploadEpoch(UploadEpochReply { epoch })
             }
             other => return Err(unsupported_error(&other)),
         };

@@ -25,6 +25,7 @@
 //! | `VolumeLost` | the volume is gone |
 //! | `WrongState` | the file changed, or home lacks the directory |
 //! | `Unsupported` | home can never have a file at that path |
+//! | `UploadFenced` | a later upload is there: whoever still wants this one asks anew |
 //! | `HomeUnreachable` | nothing was heard of home for 20 s |
 //! | `ServerFault` | home or this disk fails, for 20 s without progress |
 //!
@@ -52,7 +53,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::confined_directory::ConfinedDirectory;
-use crate::home_clients::{CALL_TIMEOUT_MS, HomeClients, HomeUpload, transfer_ms_max};
+use crate::home_clients::{
+    CALL_TIMEOUT_MS, HomeClients, HomeUpload, ReplacedFile, transfer_ms_max,
+};
 use crate::source::file_identity;
 
 /// Bytes of one piece of an upload; a smaller file goes as a whole.
@@ -173,6 +176,8 @@ impl Extraction {
             mode,
             size: identity.size,
             token: call.home_token.clone(),
+            fence: call.fence,
+            replaced: ReplacedFile::default(),
         });
         Ok(Self {
             call,
@@ -527,6 +532,7 @@ mod tests {
             home_id: None,
             target_path: "result".to_owned(),
             home_token: Token::none(),
+            fence: None,
         };
         let (homes, slow) = slow_homes(&call.home_address);
         let (pieces, deadline) = (Arc::new(Semaphore::new(64)), Deadline::after_ms(60_000));

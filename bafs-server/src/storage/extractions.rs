@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::message::{ExtractFile, PutReceipt};
+use bafs_proto::ids::UploadEpoch;
+use bafs_proto::message::{ExtractFile, IssueUploadEpoch, PutReceipt};
 use bafs_proto::net::BoxFuture;
 use bafs_proto::path::{check_relative, check_result_path};
 use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::Storage;
@@ -15,6 +17,7 @@ use super::extraction::Extraction;
 use super::inflight_extractions::{ExtractionJoin, id_reused_error};
 use super::set_extraction::SetExtraction;
 use crate::errors::run_blocking;
+use crate::home_clients::HomeAddress;
 
 /// Pause before an extraction that ran out of another caller's time is started again.
 const RESTART_PAUSE: Duration = Duration::from_millis(50);
@@ -54,6 +57,28 @@ impl Storage {
         }
     }
 
+    /// An epoch for uploads to a home that this node reaches.
+    ///
+    /// # Errors
+    /// What the home answers; `Unsupported` for homes that do not order uploads.
+    pub(crate) async fn issue_upload_epoch(
+        &self,
+        token: &Token,
+        call: IssueUploadEpoch,
+        deadline: Deadline,
+    ) -> Result<UploadEpoch> {
+        let Some(address) = &call.home_address else {
+            let text = "a node has no exported directory; name the home, or ask a home server";
+            return Err(Error::new(ErrorCode::Unsupported, text));
+        };
+        let id = call.home_id;
+        let at = HomeAddress { address, id };
+        let issued = self
+            .homes
+            .issue_upload_epoch(at, token, &call.path, deadline);
+        issued.await
+    }
+
     /// Sends a file home, until the deadline at most, and takes note of a volume that is gone.
     async fn extract_from_volume(
         self: Arc<Self>,
@@ -62,11 +87,16 @@ impl Storage {
     ) -> Result<PutReceipt> {
         let volume = call.volume;
         let result = self.extract_once(call, deadline).await;
-        if let Err(error) = &result
-            && error.code == ErrorCode::VolumeLost
-        {
+        match &result {
             // Its directory may have been removed: who asks hears that it is gone from now on.
-            let _ = self.delete_if_missing(volume).await;
+            Err(error) if error.code == ErrorCode::VolumeLost => {
+                let _ = self.delete_if_missing(volume).await;
+            }
+            // Who asked may have given up this node long ago.
+            Err(error) if error.code == ErrorCode::UploadFenced => {
+                tracing::warn!("a result stays on this node: {}", error.detail);
+            }
+            _ => {}
         }
         result
     }

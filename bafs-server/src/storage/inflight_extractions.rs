@@ -111,7 +111,8 @@ impl Drop for InflightEntry {
     }
 }
 
-/// Whether two calls ask for the same, with whatever token, and wherever the home is by now.
+/// Whether two calls ask for the same, with whatever token and fence, and wherever the home is by
+/// now.
 fn is_same_request(one: &ExtractFile, other: &ExtractFile) -> bool {
     let asked = |call: &ExtractFile| ExtractFile {
         home_address: match call.home_id {
@@ -119,6 +120,7 @@ fn is_same_request(one: &ExtractFile, other: &ExtractFile) -> bool {
             None => call.home_address.clone(),
         },
         home_token: Token::none(),
+        fence: None,
         ..call.clone()
     };
     asked(one) == asked(other)

@@ -9,6 +9,8 @@
 //! the last file is at home, the volume is looked at once more: the set fails if a file came, went
 //! or changed meanwhile.
 //!
+//! All parts have the fence of the set, so no file of an earlier set comes after the manifest.
+//!
 //! Files of an older set that the new one lacks stay at home, and no manifest names them.
 
 use std::collections::BTreeMap;

@@ -3,10 +3,12 @@
 use std::os::unix::fs::symlink;
 
 use bafs_proto::ErrorCode;
+use bafs_proto::ids::{ExtractionId, VolumeId};
+use bafs_proto::message::{ExtractFile, IssueUploadEpoch, UploadFence};
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
 
-use super::test_node::{HomesFixture, check_error};
+use super::test_node::{HomesFixture, NODE, check_error};
 use crate::test_nodes::random_bytes;
 
 const HOME: &str = "file://";
@@ -53,6 +55,46 @@ async fn a_permitted_directory_serves_as_a_home() {
     let kind = stage.fill_volume(6, "gopher://h", "a").await;
     let kind = check_error(kind, &["unknown scheme 'gopher'"]);
     assert_eq!(kind.code, ErrorCode::Unsupported);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn late_uploads_to_directories_are_refused() {
+    let root = tempfile::tempdir().expect("root");
+    let root = root.path().canonicalize().expect("root");
+    let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
+    let stage = HomesFixture::new(&settings).await;
+    let target = format!("{}/r", root.display());
+    let target = target.trim_start_matches('/');
+    let issue = async || {
+        let call = IssueUploadEpoch {
+            home_address: Some(HOME.to_owned()),
+            home_id: None,
+            path: target.to_owned(),
+        };
+        let epoch = stage.world.call(NODE, call).await.expect("an epoch").epoch;
+        Some(UploadFence { epoch, order: 0 })
+    };
+    let (old, new) = (issue().await, issue().await);
+    for (id, word) in [(1, "old"), (2, "new")] {
+        stage.volume_with(id, "result", word.as_bytes()).await;
+    }
+    let extract = |id: u128, fence| ExtractFile {
+        volume: VolumeId(id),
+        path: "result".to_owned(),
+        selections: Vec::new(),
+        extraction: ExtractionId(id),
+        home_address: HOME.to_owned(),
+        home_id: None,
+        target_path: target.to_owned(),
+        home_token: stage.world.token.clone(),
+        fence,
+    };
+    let sent = stage.world.call(NODE, extract(2, new)).await;
+    sent.expect("it is the latest");
+    let late = stage.world.call(NODE, extract(1, old)).await;
+    let late = check_error(late, &["a later upload"]);
+    assert_eq!(late.code, ErrorCode::UploadFenced);
+    assert_eq!(std::fs::read(root.join("r")).expect("read"), b"new");
 }
 
 /// The directory that a node may use is of all; Alice has a token for a part of it.

@@ -86,6 +86,9 @@ async fn modern_ftp_servers_are_read_and_written() {
     assert!(std::fs::read(out.join("result")).expect("result") == result);
     assert_eq!(std::fs::read_dir(&out).expect("directory").count(), 1);
     stage.check_resumption(&address, (root.path(), "")).await;
+    stage
+        .check_changed_target(&address, (root.path(), ""))
+        .await;
     stage.volume_with(12, "nothing", b"").await;
     let target = (address.as_str(), "nothing");
     let receipt = stage.extract(3, (12, "nothing"), target).await;

@@ -116,6 +116,9 @@ async fn an_ssh_host_supports_fills_caches_and_results() {
     stage
         .check_resumption(&address, (&root.join("in"), &at))
         .await;
+    stage
+        .check_changed_target(&address, (&root.join("in"), &at))
+        .await;
     stage.volume_with(4, "nothing", b"").await;
     let target = path(root, "out/nothing");
     let receipt = stage.extract(3, (4, "nothing"), (&address, &target)).await;

@@ -14,7 +14,7 @@ use bafs_proto::source_warning::SourceWarning;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec};
-use bafs_proto::{Error, Result};
+use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::Node;
 use bytes::Bytes;
@@ -159,6 +159,7 @@ impl HomesFixture {
             home_id: None,
             target_path: target.to_owned(),
             home_token: home_token.clone(),
+            fence: None,
         };
         self.world.call_for(NODE, call, ms).await
     }
@@ -185,6 +186,30 @@ impl HomesFixture {
             assert!(!upload.exists());
             std::fs::remove_file(directory.join("result")).expect("result");
         }
+    }
+
+    /// An upload that finds another file at its target than when it began does not replace it.
+    /// `directory` is where `at` is for the server.
+    pub(crate) async fn check_changed_target(&self, address: &str, (directory, at): (&Path, &str)) {
+        self.volume_with(95, "result", &random_bytes(6_000_000, 9))
+            .await;
+        let upload = directory.join(format!(".bafs-put-{}", ExtractionId(95)));
+        let (place, target) = (directory.join("raced"), format!("{at}raced"));
+        let written = place.clone();
+        let other = std::thread::spawn(move || {
+            let mut waits = 0..20_000;
+            while !upload.exists() && waits.next().is_some() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            std::fs::write(&written, b"newer").expect("write");
+        });
+        let late = self.extract(95, (95, "result"), (address, &target)).await;
+        other.join().expect("it writes");
+        let late = check_error(late, &["changed during this upload"]);
+        assert_eq!(late.code, ErrorCode::UploadFenced);
+        assert_eq!(std::fs::read(&place).expect("read"), b"newer");
+        let anew = self.extract(96, (95, "result"), (address, &target)).await;
+        anew.expect("whoever still wants it asks anew");
     }
 
     /// Scratch volume `id` with a file in it.

@@ -125,6 +125,7 @@ impl HomeFixture {
             extraction: extract,
             size,
             digest: Digest::of(data),
+            fence: None,
         })
     }
 
@@ -155,6 +156,7 @@ impl HomeFixture {
             size: data.len() as u32,
             digest,
             token: token.clone(),
+            fence: None,
         };
         let call = PutFiles { files: vec![file] };
         let (mut told, _) = self.send(token, call, data).await?;
@@ -178,6 +180,7 @@ pub(crate) fn begin(id: u128, path: &str) -> BeginPut {
         extraction: ExtractionId(id),
         path: path.to_owned(),
         mode: 0o640,
+        fence: None,
     }
 }
 

@@ -95,6 +95,7 @@ impl NodeCluster {
             attributes: Attributes::default(),
             lifetime: None,
             grace: std::time::Duration::from_secs(25),
+            catalog_timeout: None,
         }
     }
 

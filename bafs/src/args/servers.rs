@@ -1,6 +1,7 @@
 //! The command line of the servers: `bafs home`, `bafs catalog`, `bafs node`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bafs_proto::attributes::{AttributeValue, parse_attribute};
 use bafs_proto::message::HEAD_ATTRIBUTES;
@@ -126,6 +127,9 @@ pub(crate) struct NodeArgs {
     /// --where` selects by it. May be repeated.
     #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = parse_own_attribute)]
     pub(crate) attributes: Vec<(String, AttributeValue)>,
+    /// How long the node stays without its catalog; for ever if `None`. Only pilots say so.
+    #[arg(skip)]
+    pub(crate) catalog_timeout: Option<Duration>,
 }
 
 /// An attribute whose name the advert does not use itself.

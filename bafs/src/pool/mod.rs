@@ -4,6 +4,7 @@ mod pilot_node;
 mod pool_description;
 mod pool_directory;
 mod pool_driver;
+mod pool_end;
 mod run_pool;
 
 use anyhow::{Context, Result, bail};
@@ -22,7 +23,8 @@ pub(crate) use pilot_node::find_own_address;
 use pool_description::{REMOVE_TIMEOUT_S, describe_pool, open_pool_engine, pool_settings};
 use pool_directory::PoolDirectory;
 use pool_driver::PoolDriver;
-pub(crate) use run_pool::{RunPool, RunPoolSpec, choose_address};
+use pool_end::end_pilots;
+pub(crate) use run_pool::{PoolCluster, RunPool, RunPoolSpec, choose_address, end_abandoned_pools};
 
 /// Runs the command.
 pub(crate) async fn run_pool_command(command: PoolCommand, output: Printer) -> Result<()> {
@@ -136,28 +138,8 @@ async fn remove_pool(name: &str, output: Printer) -> Result<()> {
         }
         bail!("pool {name} has not ended after {REMOVE_TIMEOUT_S} s; its command still runs");
     }
-    end_abandoned_pool(directory).await?;
+    end_pilots(directory).await?;
     output.print_result("removed", &serde_json::json!({ "removed": name }))
-}
-
-/// Ends the pilots of a pool whose command was killed.
-async fn end_abandoned_pool(directory: PoolDirectory) -> Result<()> {
-    let file = directory.read_file()?;
-    let engine = open_pool_engine(&file)?;
-    let (state, name) = (directory.read_state()?, directory.clone());
-    let ended = tokio::task::spawn_blocking(move || {
-        for pilot in &state.pilots {
-            match pilot.pilot_id() {
-                Some(id) => engine.cancel(&id)?,
-                None => engine.cancel_named(&name.pilot_name(pilot.number))?,
-            }
-        }
-        Ok::<(), bafs_engine::EngineError>(())
-    });
-    ended
-        .await?
-        .context("the pilots of the pool are not ended; run the command again")?;
-    directory.remove()
 }
 
 async fn check_pool(args: &PoolDryRunArgs, output: Printer) -> Result<()> {

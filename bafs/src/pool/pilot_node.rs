@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::attributes::AttributeValue;
@@ -114,6 +115,7 @@ fn build_node(pool: &PoolFile, args: &PilotNodeArgs, store: &Path) -> Result<Nod
             "batch_system".to_owned(),
             AttributeValue::Text(pool.engine.clone()),
         )],
+        catalog_timeout: pool.catalog_timeout_s.map(Duration::from_secs),
     })
 }
 

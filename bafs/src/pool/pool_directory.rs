@@ -40,6 +40,12 @@ pub(super) struct PoolFile {
     pub(super) store: Option<PathBuf>,
     /// The user's options for the batch system.
     pub(super) engine_options: Vec<String>,
+    /// Of a temporary cluster: how long a pilot stays without the catalog, which ends with its run.
+    #[serde(default)]
+    pub(super) catalog_timeout_s: Option<u64>,
+    /// Of a temporary cluster: the machine of its run. Only there it is known whether that lives.
+    #[serde(default)]
+    pub(super) run_host: Option<String>,
 }
 
 /// The pilots of a pool.
@@ -99,8 +105,14 @@ impl PoolDirectory {
         }
         lock.set_len(0)?;
         write!(&lock, "{}", std::process::id())?;
+        let identity_path = path.join(IDENTITY_DIRECTORY);
+        if file.run_host.is_some() && identity_path.exists() {
+            // It is that of an earlier temporary cluster, which is gone.
+            fs::remove_dir_all(&identity_path)
+                .with_context(|| identity_path.display().to_string())?;
+        }
         for role in [Role::Server, Role::Agent] {
-            let target = init::identity_directory(&path.join(IDENTITY_DIRECTORY), role);
+            let target = init::identity_directory(&identity_path, role);
             // The pilots of a killed controller may be reading it.
             if !target.exists() {
                 Identity::load(&init::identity_directory(identity, role), role)
@@ -145,6 +157,20 @@ impl PoolDirectory {
             .collect();
         pools.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(pools)
+    }
+
+    /// Pools of temporary clusters whose runs were killed on this machine, locked.
+    pub(super) fn list_abandoned(host: &str) -> Result<Vec<Self>> {
+        let claim = |pool: Self| {
+            let file = pool.read_file().ok()?;
+            let lock = File::open(pool.path.join(LOCK_FILE)).ok()?;
+            let is_abandoned = file.run_host.as_deref() == Some(host) && lock.try_lock().is_ok();
+            is_abandoned.then(|| Self {
+                _lock: Some(Arc::new(lock)),
+                ..pool
+            })
+        };
+        Ok(Self::list()?.into_iter().filter_map(claim).collect())
     }
 
     pub(super) fn name(&self) -> &str {

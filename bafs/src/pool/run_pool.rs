@@ -17,6 +17,7 @@ use super::pilot_node::find_own_address;
 use super::pool_description::{REMOVE_TIMEOUT_S, describe_pool, open_pool_engine, pool_settings};
 use super::pool_directory::PoolDirectory;
 use super::pool_driver::PoolDriver;
+use super::pool_end::end_pilots;
 use crate::args::{PilotArgs, PoolSize};
 use crate::client::ClusterClient;
 use crate::output::print_notice;
@@ -24,17 +25,28 @@ use crate::output::print_notice;
 /// An address of the documentation range: the way to it is the way out of this machine.
 const ELSEWHERE: &str = "192.0.2.1:9";
 
+/// A pilot of a temporary cluster ends when the catalog has been away for so long, in seconds. The
+/// run counts such a node as lost after seconds, and starts another pilot if it still lives.
+const CATALOG_TIMEOUT_S: u64 = 120;
+
 /// What the pool of a run is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunPoolSpec<'a> {
     pub(crate) size: PoolSize,
     pub(crate) node_size: &'a str,
     pub(crate) pilots: &'a PilotArgs,
-    /// The cluster that the nodes join.
-    pub(crate) identity: &'a Path,
-    pub(crate) catalog: &'a str,
+    pub(crate) cluster: PoolCluster<'a>,
     /// The run, by its journal: a resumed run finds its pilots again.
     pub(crate) journal: &'a Path,
+}
+
+/// The cluster that the nodes of a pool join.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolCluster<'a> {
+    pub(crate) identity: &'a Path,
+    pub(crate) catalog: &'a str,
+    /// Whether it ends with the run.
+    pub(crate) is_temporary: bool,
 }
 
 /// A pool that serves a run.
@@ -57,10 +69,15 @@ impl RunPool {
         run: CancelHandle,
     ) -> Result<Self> {
         let mut file = describe_pool(spec.size, spec.node_size, spec.pilots)?;
-        spec.catalog.clone_into(&mut file.catalog);
+        let cluster = spec.cluster;
+        cluster.catalog.clone_into(&mut file.catalog);
+        if cluster.is_temporary {
+            file.catalog_timeout_s = Some(CATALOG_TIMEOUT_S);
+            file.run_host = Some(host_name()?);
+        }
         let name = pool_name(spec.journal)?;
-        let directory = PoolDirectory::open_or_create(&name, &file, spec.identity)?;
-        let client = ClusterClient::connect(spec.identity, spec.catalog)?;
+        let directory = PoolDirectory::open_or_create(&name, &file, cluster.identity)?;
+        let client = ClusterClient::connect(cluster.identity, cluster.catalog)?;
         let controller = directory.resume_controller(pool_settings(&file))?;
         let longest_job_s = workflow.jobs.iter().filter_map(|job| job.runtime_s).max();
         let longest_job_s = longest_job_s.unwrap_or(0);
@@ -122,6 +139,27 @@ pub(crate) fn choose_address(named: Option<&str>) -> String {
         || found().unwrap_or_else(|_| "127.0.0.1".to_owned()),
         str::to_owned,
     )
+}
+
+/// Ends the pilots that killed runs of temporary clusters left on this machine. What cannot be
+/// ended is told, and left to the pilots themselves.
+pub(crate) async fn end_abandoned_pools() {
+    let pools = host_name().and_then(|host| PoolDirectory::list_abandoned(&host));
+    for pool in pools.unwrap_or_default() {
+        let name = pool.name().to_owned();
+        match end_pilots(pool).await {
+            Ok(()) => print_notice(&format!("ended the pilots of a killed run (pool {name})")),
+            Err(error) => print_notice(&format!(
+                "pilots of a killed run are left (pool {name}): {error:#}; they end without their \
+                 catalog, or with: bafs pool remove {name}"
+            )),
+        }
+    }
+}
+
+fn host_name() -> Result<String> {
+    let name = nix::unistd::gethostname().context("the name of this machine")?;
+    Ok(name.to_string_lossy().into_owned())
 }
 
 fn pool_name(journal: &Path) -> Result<String> {

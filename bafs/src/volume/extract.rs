@@ -6,7 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use bafs_proto::file_set::FileSelection;
 use bafs_proto::ids::ExtractionId;
-use bafs_proto::message::{Advert, ExtractFile, PutReceipt, ServerKind};
+use bafs_proto::message::{
+    Advert, ExtractFile, IssueUploadEpoch, PutReceipt, ServerKind, UploadFence,
+};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::VolumeSource;
@@ -56,11 +58,12 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
         home_id,
         target_path: target,
         home_token: client.issue_token(resource, &[Right::Read, Right::Write])?,
+        fence: None,
     };
     let mut give_up = None;
     let receipt = loop {
         let long = Deadline::after_ms(HOME_CONTACT_MS);
-        let away = match send_file(&client, &node, &call).await {
+        let away = match send_file(&client, &node, &mut call).await {
             Ok(receipt) => break receipt,
             Err(error) => expect_home_unreachable(error)?,
         };
@@ -134,20 +137,49 @@ fn read_selections(args: &VolumeExtractArgs) -> Result<Vec<FileSelection>> {
 async fn send_file(
     client: &ClusterClient,
     node: &Advert,
-    call: &ExtractFile,
+    call: &mut ExtractFile,
 ) -> Result<PutReceipt> {
-    let sent = client.call_with_timeout(&node.address, call.clone(), TRANSFER_TIMEOUT_MS);
+    let text = format!(
+        "node {} sends '{}' to home {}",
+        node.name, call.path, call.home_address
+    );
+    let sent = send_fenced(client, node, call);
     tokio::pin!(sent);
     match tokio::time::timeout(PROGRESS_NOTICE_DELAY, &mut sent).await {
         Ok(sent) => sent,
         Err(_) => {
-            eprintln!(
-                "node {} sends '{}' to home {}",
-                node.name, call.path, call.home_address
-            );
+            eprintln!("{text}");
             sent.await
         }
     }
+}
+
+/// Sends the file, as an upload after all that were decided before, if the home knows an order.
+async fn send_fenced(
+    client: &ClusterClient,
+    node: &Advert,
+    call: &mut ExtractFile,
+) -> Result<PutReceipt> {
+    if call.fence.is_none() {
+        let ask = IssueUploadEpoch {
+            home_address: Some(call.home_address.clone()),
+            home_id: call.home_id,
+            path: call.target_path.clone(),
+        };
+        let issued = client.call_with_timeout(&node.address, ask, HOME_CONTACT_MS);
+        call.fence = match issued.await.map_err(anyhow::Error::downcast::<Error>) {
+            Ok(reply) => Some(UploadFence {
+                epoch: reply.epoch,
+                order: 0,
+            }),
+            Err(Ok(error)) if error.code == ErrorCode::Unsupported => None,
+            Err(Ok(error)) => return Err(error.into()),
+            Err(Err(error)) => return Err(error),
+        };
+    }
+    client
+        .call_with_timeout(&node.address, call.clone(), TRANSFER_TIMEOUT_MS)
+        .await
 }
 
 /// That the home is away, or any other error as it is.

@@ -126,7 +126,7 @@ pub(crate) fn judge_log(view: View<'_>, log: &FailedLog, error: &Error) -> LogVe
     if matches!(error.code, ErrorCode::NotFound | ErrorCode::VolumeLost) {
         return LogVerdict::Missing;
     }
-    let may_pass = error.is_transient() || error.code == ErrorCode::HomeUnreachable;
+    let may_pass = error.is_transient() || error.code == ErrorCode::UploadFenced;
     if may_pass && view.now.ms_since(log.since) < LOG_WAIT_MS {
         return LogVerdict::Retry(view.settings.pause_ms(log.faults + 1));
     }

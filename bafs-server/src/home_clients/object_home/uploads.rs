@@ -139,6 +139,14 @@ impl BucketUploads {
     pub(super) async fn commit(&self, put: &HomeUpload, digest: Digest) -> Result<PutReceipt> {
         let upload = self.find(put).ok_or_else(|| restarted_error(&put.path))?;
         let mut state = upload.state.clone().lock_owned().await;
+        if matches!(&*state, UploadState::Open(_)) {
+            let there = self.objects.find_identity(&put.path).await?;
+            if let Err(fenced) = put.replaced.check(&put.path, there) {
+                tokio::spawn(abort(state));
+                self.forget(put, &upload);
+                return Err(fenced);
+            }
+        }
         let result = match &*state {
             UploadState::Done(receipt) if (receipt.size, receipt.digest) == (put.size, digest) => {
                 Ok(receipt.clone())
@@ -178,6 +186,8 @@ impl BucketUploads {
     }
 
     async fn add(&self, put: &HomeUpload) -> Result<()> {
+        put.replaced
+            .note(self.objects.find_identity(&put.path).await?);
         let part_bytes = PART_BYTES_MIN.max(put.size.div_ceil(PARTS_MAX));
         let key = self.objects.object_key(&put.path)?;
         let writer = self.objects.operator.writer_with(&key);

@@ -187,6 +187,7 @@ fn time_extraction(
                 target_path: format!("out/{round}/file-{number}"),
                 home_id: None,
                 home_token: api_client.token(),
+                fence: None,
             };
             api_client.call(&node, call).await?;
             anyhow::Ok(())
