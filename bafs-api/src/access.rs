@@ -9,6 +9,7 @@
 //! * **Other names of this machine**: the `Host` must be a loopback name.
 //! * Secrets are compared in a time that does not depend on them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,8 +28,8 @@ pub(crate) const PAGE_TOKEN_HEADER: HeaderName = HeaderName::from_static("x-bafs
 /// What browsers say of the page that makes a request.
 const FETCH_SITE_HEADER: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Sessions, links and tokens at once, for some hundred users; the oldest go first.
-const SECRETS_MAX: usize = 1024;
+/// Sessions, links and tokens of one user at once; the oldest go first. Those of others stay.
+const SECRETS_OF_USER_MAX: usize = 16;
 
 /// 256 bits: nobody guesses them.
 const SECRET_BYTES: usize = 32;
@@ -48,6 +49,8 @@ struct Grants {
     bearers: Vec<(String, Requester)>,
     links: Vec<(String, Requester)>,
     sessions: Vec<Session>,
+    /// How often the rights of a user ended.
+    revocations: BTreeMap<String, u64>,
 }
 
 /// Nothing secret is shown.
@@ -105,7 +108,9 @@ impl Access {
     /// A new bearer token of a user, for programs.
     pub fn create_token(&self, requester: Requester) -> String {
         let token = create_secret();
-        push_bounded(&mut self.lock().bearers, (token.clone(), requester));
+        push_bounded(&mut self.lock().bearers, (token.clone(), requester), |it| {
+            &it.1
+        });
         token
     }
 
@@ -133,8 +138,24 @@ impl Access {
     /// A new link that opens the page of a user once.
     pub fn create_login_link(&self, requester: Requester) -> LoginLink {
         let code = create_secret();
-        push_bounded(&mut self.lock().links, (code.clone(), requester));
+        push_bounded(&mut self.lock().links, (code.clone(), requester), |it| {
+            &it.1
+        });
         LoginLink(format!("http://{}/login?code={code}", self.address))
+    }
+
+    /// Ends all that a user was given here: tokens, links, sessions and open streams.
+    pub fn revoke_user(&self, user: &str) {
+        let mut grants = self.lock();
+        grants.bearers.retain(|(_, it)| it.user != user);
+        grants.links.retain(|(_, it)| it.user != user);
+        grants.sessions.retain(|it| it.requester.user != user);
+        *grants.revocations.entry(user.to_owned()).or_default() += 1;
+    }
+
+    /// How often [`Self::revoke_user`] was called for a user: what began before is over.
+    pub(crate) fn count_revocations(&self, user: &str) -> u64 {
+        self.lock().revocations.get(user).copied().unwrap_or(0)
     }
 
     /// Opens a session for whoever has the code of a link. The code is worth nothing afterwards.
@@ -158,7 +179,7 @@ impl Access {
             ),
             page_token: session.page_token.clone(),
         };
-        push_bounded(&mut grants.sessions, session);
+        push_bounded(&mut grants.sessions, session, |it| &it.requester);
         Some(opened)
     }
 
@@ -270,9 +291,12 @@ fn forged(message: &str) -> ApiError {
     )
 }
 
-fn push_bounded<T>(list: &mut Vec<T>, value: T) {
-    if list.len() == SECRETS_MAX {
-        list.remove(0);
+fn push_bounded<T>(list: &mut Vec<T>, value: T, owner_of: fn(&T) -> &Requester) {
+    let is_own = |it: &T| owner_of(it).user == owner_of(&value).user;
+    if list.iter().filter(|it| is_own(it)).count() == SECRETS_OF_USER_MAX
+        && let Some(oldest) = list.iter().position(is_own)
+    {
+        list.remove(oldest);
     }
     list.push(value);
 }
@@ -344,6 +368,46 @@ mod tests {
         assert_eq!(may(&both[..1], Method::GET), Err(StatusCode::FORBIDDEN));
         assert_eq!(may(&both[1..], Method::GET), Err(StatusCode::UNAUTHORIZED));
         assert!(access.has_session(&headers(&both[..1])));
+    }
+
+    #[test]
+    fn revoked_user_has_nothing_left() {
+        let access = access();
+        let (cookie, token) = open(&access);
+        let bearer = format!("Bearer {}", access.create_token(ann()));
+        let link = access.create_login_link(ann()).to_string();
+        let code = link.split_once("code=").expect("a code").1;
+        access.revoke_user("bob");
+        let may = |pairs: &[(&HeaderName, &str)]| {
+            access.authenticate(&Method::GET, &headers(pairs)).is_ok()
+        };
+        let session = [
+            (&COOKIE, cookie.as_str()),
+            (&PAGE_TOKEN_HEADER, token.as_str()),
+        ];
+        assert!(may(&session) && may(&[(&AUTHORIZATION, &bearer)]));
+        access.revoke_user("ann");
+        assert!(!may(&session) && !may(&[(&AUTHORIZATION, &bearer)]));
+        assert!(access.open_session(code).is_none());
+        assert_eq!(access.count_revocations("ann"), 1);
+    }
+
+    #[test]
+    fn user_ends_no_session_of_others() {
+        let access = access();
+        let bearer = |token: String| {
+            let value = format!("Bearer {token}");
+            let headers = headers(&[(&AUTHORIZATION, &value)]);
+            access.authenticate(&Method::GET, &headers).is_ok()
+        };
+        let (first, bob) = (access.create_token(ann()), || Requester {
+            user: "bob".to_owned(),
+            ..ann()
+        });
+        let his: Vec<String> = (0..100).map(|_| access.create_token(bob())).collect();
+        assert!(bearer(first), "hers stays");
+        let held = his.into_iter().filter(|token| bearer(token.clone()));
+        assert_eq!(held.count(), SECRETS_OF_USER_MAX);
     }
 
     #[test]

@@ -52,6 +52,8 @@ impl Drop for OpenStream {
 struct Cursor {
     app: App,
     requester: Requester,
+    /// Of the requester, when the stream began.
+    revocations: u64,
     run: String,
     next_line: u64,
     revision: Option<u64>,
@@ -81,6 +83,7 @@ pub(crate) async fn stream_events(
         .ask(move |source| Ok(source.read_history(&asker, &id, 0, 0)?.total))
         .await?;
     let cursor = Cursor {
+        revocations: app.access.count_revocations(&requester.user),
         app,
         requester,
         run,
@@ -117,6 +120,10 @@ impl Cursor {
 
     /// Takes what is new.
     async fn look(&mut self) {
+        if self.app.access.count_revocations(&self.requester.user) != self.revocations {
+            self.is_over = true;
+            return;
+        }
         let (requester, run, from) = (self.requester.clone(), self.run.clone(), self.next_line);
         let read = self.app.ask(move |source| {
             let summary = source.view_run(&requester, &run)?.summary.clone();

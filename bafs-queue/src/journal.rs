@@ -7,7 +7,8 @@
 //! with a snapshot. It gets its name when it is whole and synced.
 //!
 //! **Crashes.** A frame counts when it is whole. Only the last one can be incomplete: nobody was
-//! told of it, and it is cut off. Damage elsewhere is `Malformed`.
+//! told of it, and it is cut off. Its end is missing, or has zeros where its data did not come.
+//! Everything else that is not whole is damage, which is `Malformed`: nothing is cut off.
 //!
 //! **Concurrency.** The file's directory has a lock, so one service at a time writes.
 
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use bafs_proto::hash::Digest;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{QueueDecision, QueueEvent};
@@ -214,26 +216,45 @@ fn read_frames(bytes: &[u8]) -> Result<(QueueState, JournalLayout)> {
     Ok((state.ok_or_else(no_snapshot)?, layout))
 }
 
-/// The first frame and what is behind it; nothing if it is not whole, as the last one may be.
+/// The first frame and what is behind it; nothing if it is the last one, which a crash cut short.
 fn split_frame(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>> {
-    let Some((head, rest)) = bytes.split_at_checked(FRAME_HEAD_BYTES) else {
-        return Ok(None);
-    };
-    let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
-    let is_possible = length <= PAYLOAD_BYTES_MAX;
-    let Some((payload, after)) = rest.split_at_checked(length as usize) else {
-        return match is_possible {
-            true => Ok(None),
-            false => Err(damaged_frame()),
-        };
-    };
-    let is_whole = Digest::of(payload).0[..CHECKSUM_BYTES] == head[4..];
-    match (is_whole, after.is_empty()) {
-        (true, _) => Ok(Some((payload, after))),
-        // A file that grew before its data came: the crash was before the sync.
-        (false, true) => Ok(None),
-        (false, false) => Err(damaged_frame()),
+    match split_whole_frame(bytes) {
+        Some(frame) => Ok(Some(frame)),
+        None if is_torn_frame(bytes) => Ok(None),
+        None => Err(damaged_frame()),
     }
+}
+
+/// The payload of the first frame and what is behind it, if the frame is whole.
+fn split_whole_frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (head, rest) = bytes.split_at_checked(FRAME_HEAD_BYTES)?;
+    let (payload, after) = rest.split_at_checked(read_length(head))?;
+    (Digest::of(payload).0[..CHECKSUM_BYTES] == head[4..]).then_some((payload, after))
+}
+
+fn read_length(head: &[u8]) -> usize {
+    u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize
+}
+
+/// Whether these bytes are the beginning of one frame, as a crash leaves it: its length may be
+/// damaged, so what is behind it decides, too.
+fn is_torn_frame(bytes: &[u8]) -> bool {
+    let Some((head, rest)) = bytes.split_at_checked(FRAME_HEAD_BYTES) else {
+        return true;
+    };
+    let is_followed = (1..bytes.len()).any(|at| {
+        let whole = split_whole_frame(&bytes[at..]);
+        whole.is_some_and(|(payload, _)| !payload.is_empty())
+    });
+    if is_followed {
+        return false;
+    }
+    // A file that grew before its data came has zeros there, and JSON has none.
+    if head.iter().all(|byte| *byte == 0) || rest.contains(&0) {
+        return true;
+    }
+    let is_complete = serde_json::from_slice::<IgnoredAny>(rest).is_ok();
+    rest.len() < read_length(head) && !is_complete
 }
 
 fn encode(frame: &FrameToWrite<'_>) -> Result<Vec<u8>> {
@@ -259,7 +280,8 @@ fn no_snapshot() -> Error {
 }
 
 fn damaged_frame() -> Error {
-    let text = "is damaged in the middle; restore it from a copy";
+    let text = "is damaged, and not by a crash while it was written; restore it from a copy: all \
+                workflows that it has stay as they are until then";
     Error::new(ErrorCode::Malformed, text)
 }
 

@@ -135,6 +135,54 @@ fn damage_in_the_middle_is_reported() {
     assert_eq!(refused.code, ErrorCode::VersionMismatch);
 }
 
+/// One bit of a length would otherwise cut off all that follows, or the last confirmed step.
+#[test]
+fn damaged_length_cuts_nothing_off() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("queue.journal");
+    let ends = write_journal(&path);
+    let whole = fs::read(&path).expect("a journal");
+    let begins = ends[..ends.len() - 1].iter().map(|(end, _)| *end as usize);
+    let first = MAGIC.len();
+    for begin in std::iter::once(first).chain(begins) {
+        for bit in 0..8 * FRAME_HEAD_BYTES {
+            let mut bytes = whole.clone();
+            bytes[begin + bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).expect("a copy");
+            let refused = QueueJournal::open(&path).expect_err("it is damaged");
+            assert_eq!(refused.code, ErrorCode::Malformed, "{begin} {bit}");
+            assert!(
+                refused.detail.contains("restore it from a copy"),
+                "{refused}"
+            );
+            assert_eq!(fs::read(&path).expect("a journal"), bytes, "{begin} {bit}");
+        }
+    }
+}
+
+/// A file system may make a file longer before its data is there.
+#[test]
+fn last_step_without_data_is_dropped() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("queue.journal");
+    let ends = write_journal(&path);
+    let whole = fs::read(&path).expect("a journal");
+    let (begin, state) = &ends[ends.len() - 2];
+    let begin = *begin as usize;
+    for missing in [
+        begin,
+        begin + FRAME_HEAD_BYTES,
+        begin + FRAME_HEAD_BYTES + 9,
+    ] {
+        let mut bytes = whole.clone();
+        bytes[missing..].fill(0);
+        fs::write(&path, &bytes).expect("a copy");
+        let (_, found) = QueueJournal::open(&path).expect("it opens");
+        assert_eq!(&found, state, "{missing}");
+        assert_eq!(fs::read(&path).expect("a journal"), whole[..begin]);
+    }
+}
+
 #[test]
 fn long_journal_is_replaced_by_a_snapshot() {
     let directory = tempfile::tempdir().expect("a directory");

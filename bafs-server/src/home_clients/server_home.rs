@@ -6,7 +6,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::UploadEpoch;
 use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
 use bafs_proto::message::{
-    BeginPut, Call, CommitPut, IssueUploadEpoch, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadDigests, ReadSource, SourceData, SourceDigests, SourcePage,
+    BeginPut, Call, CommitPut, IssueUploadEpoch, ListSource, PutFile, PutProgress, PutRange,
+    PutReceipt, ReadDigests, ReadSource, SourceData, SourceDigests, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::replica::ReadSources;

@@ -80,7 +80,10 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ServerId, UploadEpoch};
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, CommitPut, CounterValues, Counters, Done, IssueUploadEpoch, Lifetime, ListSource, OpenTree, PutFile, PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply, Request, RunFileOps, ServerKind, SourceData, SourceDigests, SourceEntry, SourcePage, TreeSession, UploadEpochReply, as,
+    Advert, CloseTree, CommitPut, Counters as CounterValues, Done, IssueUploadEpoch, Lifetime,
+    ListSource, OpenTree, PutFile, PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply,
+    Request, RunFileOps, ServerKind, SourceData, SourceDigests, SourceEntry, SourcePage,
+    TreeSession, UploadEpochReply,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};

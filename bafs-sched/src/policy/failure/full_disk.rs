@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::ids::{ServerId, VolumeId};
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::message::JobReport;
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
@@ -143,17 +144,23 @@ fn refused_by_disk(view: View<'_>, job: JobIndex, report: &JobReport) -> Option<
         let disk = Some(disk);
         return Some(Refusal { volume, disk });
     }
-    let is_half_full = |volume: &VolumeIndex| {
-        let (size, used) = (view.size_of(*volume), used_of(*volume));
-        // What a program removed before it ended may have filled the volume.
-        used.is_none_or(|used| {
-            used.used_bytes.max(used.written_bytes) >= size.bytes.div_ceil(2)
-                || used.used_files.max(used.changes) >= size.files.div_ceil(2)
-        })
-    };
+    let is_half_full =
+        |volume: &VolumeIndex| may_be_half_full(view.size_of(*volume), used_of(*volume));
     let is_unknown = known.next().is_none() && !refused.iter().any(is_half_full);
     let volume = *refused.first().filter(|_| is_unknown)?;
     Some(Refusal { volume, disk: None })
+}
+
+/// Whether a volume of this size may have been half full at some time. Nobody knows it of a watched
+/// one that was not measured at the end: its server ended the job because it was past its limit.
+fn may_be_half_full(size: Space, used: Option<&VolumeUse>) -> bool {
+    used.is_none_or(|used| {
+        let is_unmeasured = used.has_no_counts && used.used_bytes == 0 && disk_of(used).is_none();
+        // What a program removed before it ended may have filled the volume.
+        is_unmeasured
+            || used.used_bytes.max(used.written_bytes) >= size.bytes.div_ceil(2)
+            || used.used_files.max(used.changes) >= size.files.div_ceil(2)
+    })
 }
 
 /// What to add to the reason of a failure that a lack of space explains.
@@ -370,5 +377,29 @@ mod tests {
             "1,234,567",
         ];
         assert_eq!(shown, expected);
+    }
+    #[test]
+    fn unmeasured_watched_volume_blames_no_disk() {
+        let size = Space {
+            bytes: 100,
+            files: 100,
+        };
+        let counted = VolumeUse::default();
+        let watched = VolumeUse {
+            has_no_counts: true,
+            changes: 1,
+            ..VolumeUse::default()
+        };
+        let measured = VolumeUse {
+            used_bytes: 7,
+            ..watched.clone()
+        };
+        let full = VolumeUse {
+            used_bytes: 50,
+            ..watched.clone()
+        };
+        let may = |used| may_be_half_full(size, used);
+        assert!(may(None) && may(Some(&watched)) && may(Some(&full)));
+        assert!(!may(Some(&counted)) && !may(Some(&measured)));
     }
 }
