@@ -96,10 +96,12 @@ impl FailureClass {
             | ErrorCode::SessionUnknown
             | ErrorCode::HomeUnreachable
             | ErrorCode::NodeLeaving => Self::Unreachable,
-            // A writer that fences another one uses the volume now.
-            ErrorCode::Busy | ErrorCode::InProgress | ErrorCode::LeaseHeld | ErrorCode::Fenced => {
-                Self::Busy
-            }
+            // Who fences another one uses the volume, or the target, now.
+            ErrorCode::Busy
+            | ErrorCode::InProgress
+            | ErrorCode::LeaseHeld
+            | ErrorCode::Fenced
+            | ErrorCode::UploadFenced => Self::Busy,
             ErrorCode::ServerFault => Self::ServerFault,
             ErrorCode::VolumeLost | ErrorCode::StoreLost => Self::Lost,
             ErrorCode::SourceChanged => Self::Changed,

@@ -106,6 +106,7 @@ fn build_node(pool: &PoolFile, args: &PilotNodeArgs, store: &Path) -> Result<Nod
         agent_memory: None,
         tmp: None,
         shared_memory: None,
+        trust_peers: false,
         slots: count_processors(&pool.engine),
         homes: None,
         until: find_end(pool.time_limit_s),

@@ -23,6 +23,7 @@ pub(super) async fn renew_volumes(args: VolumeRenewArgs, output: Printer) -> Res
         let call = RenewVolumes {
             volumes: vec![volume],
             lifetime_ms,
+            gives_way: false,
         };
         let renewed = client.call(&node.address, call).await?;
         if !renewed.lost_volumes.is_empty() {

@@ -40,6 +40,7 @@ impl LyingNode {
         let address = listener.local_address()?.to_string();
         let pool = pool(&identity)?;
         let config = NodeConfig {
+            catalog_timeout: None,
             listen: address.clone(),
             identity,
             store: store.to_owned(),
