@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_tests::bench::measure::Stopwatch;
 use bafs_tests::{TestCluster, bafs_program, mount_obstacle, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -194,7 +195,7 @@ fn kept_volumes_give_way_to_another_workflow() -> Result<()> {
 
     let other = world.home.path().join("other.bafs");
     std::fs::write(&other, text("second", ""))?;
-    let began = std::time::Instant::now();
+    let began = Stopwatch::start();
     let output = world
         .bafs_command(&["run", &other.to_string_lossy(), "--json"])
         .output()?;
@@ -310,7 +311,7 @@ fn interrupted_run_begins_anew_on_another_cluster() -> Result<()> {
     let other = TestCluster::start(&["20MB", "20MB"])?;
     other.wait_for_servers(3)?;
     write_reads(&other, 2)?;
-    let began = std::time::Instant::now();
+    let began = Stopwatch::start();
     let output = other.bafs_command(&["run", &path]).output()?;
     let told = printed_text(&output);
     ensure!(output.status.success(), "{told}");

@@ -427,6 +427,30 @@ mod tests {
         assert_eq!(concurrent_nodes_max(Vec::new()), 0);
     }
 
+    fn only_execution() -> ExecutionRecord {
+        ExecutionRecord {
+            job: JobIndex(0),
+            server: ServerId(3),
+            node: String::new(),
+            requested_ms: 9,
+            ended_ms: Some(20),
+            outcome: ExecutionOutcome::Done,
+            reported: None,
+            end_description: String::new(),
+            output_tail: String::new(),
+            wall_ms: 11,
+            cpu_ms: 11,
+            memory_bytes_max: 0,
+            held_bytes: 0,
+            waited_ms: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            distinct_bytes: 0,
+            slots: 1,
+            mounts: vec![1, 0],
+        }
+    }
+
     /// Three nodes of two groups, with the volumes and extracted files given below; other users
     /// hold more than half of one node.
     fn two_group_run() -> (Workflow, Timeline) {
@@ -474,27 +498,7 @@ mod tests {
             is_lost: false,
         };
         timeline.volumes = vec![making(1, 2), making(0, 1)];
-        timeline.executions = vec![ExecutionRecord {
-            job: JobIndex(0),
-            server: ServerId(3),
-            node: String::new(),
-            requested_ms: 9,
-            ended_ms: Some(20),
-            outcome: ExecutionOutcome::Done,
-            reported: None,
-            end_description: String::new(),
-            output_tail: String::new(),
-            wall_ms: 11,
-            cpu_ms: 11,
-            memory_bytes_max: 0,
-            held_bytes: 0,
-            waited_ms: 0,
-            read_bytes: 0,
-            written_bytes: 0,
-            distinct_bytes: 0,
-            slots: 1,
-            mounts: vec![1, 0],
-        }];
+        timeline.executions = vec![only_execution()];
         timeline.extract_attempts = vec![ExtractAttempt {
             index: 0,
             target: String::new(),

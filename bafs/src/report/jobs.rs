@@ -39,9 +39,10 @@ pub(super) fn write_jobs(
         used.memory_bytes_max = used.memory_bytes_max.max(execution.memory_bytes_max);
         used.held_bytes_max = used.held_bytes_max.max(execution.held_bytes);
     }
-    *html += "<h2>Jobs</h2><p>Memory is that of the largest process of a job. Space is what its \
-              volumes held when it ended. Both are the largest of all attempts, the rest is of the \
-              last one.</p><table><tr><th>job</th><th>node</th>";
+    *html += "<h2>Jobs</h2><p>Memory is that of the largest process of a job, and at least that of \
+              the agent that starts it, about 18 MB. Space is what its volumes held when it \
+              ended. Both are the largest of all attempts, the rest is of the last one.</p>\
+              <table><tr><th>job</th><th>node</th>";
     for title in [
         "attempts", "wall, s", "CPU, s", "memory", "space", "read", "written",
     ] {
