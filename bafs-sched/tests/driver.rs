@@ -177,7 +177,9 @@ async fn node_cannot_reuse_received_tokens_elsewhere() {
                 Resource::Jobs
             }
             // Homes receive the second; only nodes are many.
-            Request::RenewVolumes(_) | Request::StatSource(_) => continue,
+            Request::RenewVolumes(_) | Request::StatSource(_) | Request::IssueUploadEpoch(_) => {
+                continue;
+            }
             other => panic!("nobody said what {} shows", other.name()),
         };
         let name = request.name();

@@ -13,7 +13,7 @@ use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 use nix::sys::signal::Signal;
 
 /// Bytes of a result: the link to home needs some seconds for it.
-const RESULT_BYTES: usize = 2_000_000;
+const RESULT_BYTES: usize = 5_000_000;
 const HOME_RATE: &str = "1MB/s";
 
 /// A node is stopped when so much of its result is at home, in bytes.

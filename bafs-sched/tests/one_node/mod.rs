@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bafs_proto::attributes::Attributes;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ServerId, UploadEpoch, VolumeId};
 use bafs_proto::message::{
     Advert, Counters, Done, ExtractFile, JobOutcome, JobOutput, JobReport, JobReports, JobState,
     Lifetime, MountTarget, PutReceipt, RenewVolumesReply, Reply, Request, ServerKind, ServerList,
-    WatchJobs,
+    UploadEpochReply, WatchJobs,
 };
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::node_quota::{NodeQuotaList, SetNodeQuota};
@@ -122,6 +122,10 @@ impl OneNodeCluster {
                 Reply::KillJob(Done)
             }
             Request::ExtractFile(call) => Reply::ExtractFile(self.extract_file(call)?),
+            Request::IssueUploadEpoch(_) => {
+                let epoch = UploadEpoch(1);
+                Reply::IssueUploadEpoch(UploadEpochReply { epoch })
+            }
             other => return Err(Error::new(ErrorCode::Unsupported, other.name())),
         })
     }
