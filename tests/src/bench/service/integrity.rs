@@ -30,7 +30,8 @@ pub(super) fn measure_poisoning(report: &mut BenchmarkReport) -> Result<()> {
     stage.write_data_set("set", &content)?;
     let store = tempfile::tempdir()?;
     let cluster = &stage.test_cluster.cluster;
-    let liar = LyingNode::start(&cluster.identity(), cluster.catalog_address(), store.path());
+    let identity = cluster.identity();
+    let liar = LyingNode::start(&identity, cluster.catalog_address(), store.path());
     let liar = stage.client.block_on(liar)?;
     stage.test_cluster.wait_for_servers(5)?;
     let mut nodes = vec![liar.address()];
