@@ -124,10 +124,14 @@ impl NetworkService {
             QueueRequest::SetPriority(id, priority) => {
                 done(queue.set_priority(requester, id, priority))
             }
-            QueueRequest::AddUser { name, homes, quota } => encode(&UserAdded {
-                generation: queue.add_user(requester, &name, &homes, quota)?,
-                catalog: queue.catalog.clone(),
-            }),
+            QueueRequest::AddUser { name, homes, quota } => {
+                let generation = queue.add_user(requester, &name, &homes, quota)?;
+                self.end_sessions(&name);
+                encode(&UserAdded {
+                    generation,
+                    catalog: queue.catalog.clone(),
+                })
+            }
             QueueRequest::ListUsers => encode(&UserList {
                 users: queue.list_users(requester)?,
             }),
@@ -141,7 +145,18 @@ impl NetworkService {
                     page: link.to_string(),
                 })
             }
-            QueueRequest::RemoveUser(name) => done(queue.remove_user(requester, &name)),
+            QueueRequest::RemoveUser(name) => {
+                queue.remove_user(requester, &name)?;
+                self.end_sessions(&name);
+                encode(&Changed {})
+            }
+        }
+    }
+
+    /// Browsers lose what an identity gave them when the service accepts that no more.
+    fn end_sessions(&self, user: &str) {
+        if let Some(page) = &self.page {
+            page.access().revoke_user(user);
         }
     }
 }
