@@ -133,6 +133,13 @@ pub(crate) fn record_signal_origin(
     unsafe { signal_hook_registry::register_sigaction(signal, note) }.map(drop)
 }
 
+/// Has a signal do nothing in this process until somebody here asks to hear it. Programs that it
+/// starts have the default action, which they would not have of a signal that is ignored.
+pub(crate) fn disregard_signal(signal: i32) -> io::Result<()> {
+    // SAFETY: a signal may interrupt anything, and nothing is done then.
+    unsafe { signal_hook_registry::register(signal, || ()) }.map(drop)
+}
+
 /// Bytes of what surrounds a request (`struct fuse_uring_req_header`).
 pub(crate) const HEADER_BYTES: usize = 288;
 

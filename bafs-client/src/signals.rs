@@ -5,10 +5,10 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
-use crate::kernel::record_signal_origin;
+use crate::kernel::{disregard_signal, record_signal_origin};
 
 /// The signal by which somebody asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,30 @@ static IS_FROM_KEYBOARD: AtomicBool = AtomicBool::new(false);
 pub fn wait_for_stop_signal() -> impl Future<Output = StopSignal> {
     let mut requests = StopSignals::subscribe();
     async move { requests.next_signal().await.0 }
+}
+
+/// Has SIGUSR2 end no process of this program: a server that hears it starts its program file
+/// again, and nothing else has a use for it. Called before there are threads.
+pub fn disregard_restart_signal() {
+    if let Err(error) = disregard_signal(libc::SIGUSR2) {
+        tracing::debug!(%error, "SIGUSR2 ends this process");
+    }
+    // The process that this one replaced held it back.
+    if let Err(error) = restart_signal().thread_unblock() {
+        tracing::debug!(%error, "SIGUSR2 is not heard");
+    }
+}
+
+/// Holds SIGUSR2 back in this thread, so that it does not end the program that takes the place of
+/// this one before that hears it.
+pub fn hold_restart_signal() {
+    if let Err(error) = restart_signal().thread_block() {
+        tracing::debug!(%error, "SIGUSR2 may end the next program");
+    }
+}
+
+fn restart_signal() -> SigSet {
+    SigSet::from_iter([Signal::SIGUSR2])
 }
 
 /// All that asks this process to end, one after the other.

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command};
@@ -120,13 +120,14 @@ impl Configuration {
         };
         for (key, value) in table {
             let subcommand = command.find_subcommand(&key).filter(|it| !it.is_hide_set());
-            if let Some(below) = subcommand.filter(|_| value.is_table()) {
+            let names = || command.get_arguments().filter(|arg| is_settable(arg));
+            let is_option = names().any(|arg| arg.get_long() == Some(&key));
+            if let Some(below) = subcommand.filter(|_| value.is_table() || !is_option) {
                 let path = format!("{path} {key}");
                 self.add_commands(file, path.trim_start(), value, below)?;
                 continue;
             }
-            let names = || command.get_arguments().filter(|arg| is_settable(arg));
-            if !names().any(|arg| arg.get_long() == Some(&key)) {
+            if !is_option {
                 let commands = command.get_subcommands().filter(|it| !it.is_hide_set());
                 let known = names().filter_map(Arg::get_long);
                 let known = known.chain(commands.map(Command::get_name));
@@ -223,15 +224,36 @@ fn read_file(file: &Path) -> Result<Option<String>, String> {
     let failed = |error| format!("cannot read {}: {error}", file.display());
     // Who acts for another user may keep a `HOME` that is closed to this one.
     let is_absence = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::PermissionDenied);
-    let found = match fs::metadata(file) {
-        Ok(found) => found,
+    let opened = match File::open(file) {
+        Ok(opened) => opened,
         Err(error) if !is_named && is_absence(error.kind()) => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
-    if found.len() > FILE_BYTES_MAX {
+    // Devices have no length, and may have no end.
+    let mut text = Vec::new();
+    let read = opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut text);
+    read.map_err(failed)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
         return Err(format!("{} is larger than 1 MiB", file.display()));
     }
-    fs::read_to_string(file).map(Some).map_err(failed)
+    let text = String::from_utf8(text);
+    text.map(Some)
+        .map_err(|_| format!("{} is not UTF-8", file.display()))
+}
+
+/// Whether the words name a hidden command. A server starts it for its own work and gives it all
+/// options, so that a file that its user changes meanwhile must not change or end it.
+pub(crate) fn is_hidden_command(command: &Command, words: &[OsString]) -> bool {
+    let mut level = command;
+    for word in words {
+        let below = word.to_str().and_then(|word| level.find_subcommand(word));
+        match below {
+            Some(below) if below.is_hide_set() => return true,
+            Some(below) => level = below,
+            None => return false,
+        }
+    }
+    false
 }
 
 /// Whether a file may set an option: it has a long name and is not the program's own.
@@ -393,6 +415,8 @@ mod tests {
         let said = refused("[command.nodes]\nslots = 3\n");
         assert!(said.contains("did you mean 'node'?"), "{said}");
         assert!(refused("[command.agent]\nmemory = 3\n").contains("unknown"));
+        let said = refused("[command]\nrun = 3\n");
+        assert_eq!(said, "b.toml: [command.run] is not a table");
         assert!(refused("catalog = \n").starts_with("b.toml:1: "));
     }
 
@@ -407,6 +431,16 @@ mod tests {
             (of("BAFS_CATALOG"), of("BAFS_IDENTITY")),
             ("user:1".into(), "/c".into())
         );
+    }
+
+    #[test]
+    fn hidden_commands_are_known_by_name() {
+        let is_hidden = |words: &str| {
+            let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            is_hidden_command(&Cli::command(), &words)
+        };
+        assert!(is_hidden("agent --socket s") && is_hidden("pool pilot /p n"));
+        assert!(!is_hidden("run agent") && !is_hidden("pool add") && !is_hidden("--json agent"));
     }
 
     #[test]

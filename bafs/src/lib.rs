@@ -43,6 +43,7 @@ mod plan;
 mod policies;
 mod pool;
 mod profile;
+mod program_file;
 mod progress_display;
 #[cfg(test)]
 mod reference;
@@ -90,6 +91,8 @@ const EXIT_STDOUT_CLOSED: u8 = 128 + 13;
 pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
+    bafs_client::signals::disregard_restart_signal();
+    program_file::note_program_file();
     if let Some(code) = mount_helper::dispatch().or_else(condor_transfer::dispatch) {
         return code;
     }

@@ -27,7 +27,6 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 const IGNORED_OPTIONS: &[&str] = &[
     "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail",
     "_netdev", "exec", "suid", "dev", "nosuid", "nodev", "relatime", "noatime", "atime", "async",
-    "remount",
 ];
 
 /// Options with a value that `bafs mount` has, too.
@@ -103,6 +102,8 @@ fn plan_mount(words: &[String]) -> Result<Option<Vec<String>>, String> {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         match name {
             "ro" => arguments.push("--read-only".to_owned()),
+            // A second mount would cover the first, which stays as it is.
+            "remount" => return Err("a mount cannot change; unmount it, then mount it".to_owned()),
             "write-back" => arguments.push("--write-back".to_owned()),
             name if VALUE_OPTIONS.contains(&name) => arguments.push(format!("--{name}={value}")),
             name if IGNORED_OPTIONS.contains(&name) => {}
@@ -189,5 +190,7 @@ mod tests {
         let said = plan("work /w -o rw,speed=9").expect_err("unknown");
         assert!(said.contains("unknown option 'speed'"), "{said}");
         assert!(plan("work").is_err());
+        let said = plan("work /w -o remount,ro").expect_err("it would be a second mount");
+        assert!(said.contains("unmount it"), "{said}");
     }
 }

@@ -27,6 +27,7 @@ use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, UsageError};
 use crate::init;
 use crate::metrics;
 use crate::output::Printer;
+use crate::program_file::program_file;
 use crate::units::{format_bytes, parse_bytes, parse_rate_limit};
 
 /// Runs a home server.
@@ -141,7 +142,7 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
         group: args.group.unwrap_or_default(),
         name,
         slots,
-        agent_program: std::env::current_exe().context("cannot find the bafs program")?,
+        agent_program: program_file()?.to_owned(),
         agent_memory_bytes: args
             .agent_memory
             .as_deref()
@@ -295,7 +296,7 @@ async fn serve_until_stopped(
     server.stop().await;
     match over {
         ServerStop::Ended(Some(why)) => Err(why.into()),
-        ServerStop::Upgrade => Err(restart::replace_process(&address)),
+        ServerStop::Upgrade => Err(restart::replace_process(&address).await),
         ServerStop::Ended(None) | ServerStop::Asked(_) => Ok(()),
     }
 }
@@ -317,6 +318,10 @@ async fn wait_for_stop(
                 (fault, _) => ServerStop::Ended(fault),
             },
             Some(()) = upgrade.recv() => {
+                if let Err(error) = restart::check_program().await {
+                    tracing::warn!("the server goes on and does not start again: {error:#}");
+                    continue;
+                }
                 is_upgrading = server.begin_restart();
                 if !is_upgrading {
                     return ServerStop::Upgrade;

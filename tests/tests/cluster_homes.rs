@@ -5,9 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use bafs_tests::batch_systems::wait_until;
 use bafs_tests::external_servers::{start_nginx, start_sshd};
-use bafs_tests::{bafs_program, mount_obstacle, printed_text, processes_matching, report_skip};
+use bafs_tests::{
+    bafs_program, exec_job, mount_obstacle, printed_text, processes_matching, report_skip,
+};
 
 #[test]
 fn cluster_runs_a_workflow_between_foreign_homes() -> Result<()> {
@@ -76,5 +79,35 @@ fn cluster_runs_a_workflow_between_foreign_homes() -> Result<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     ensure!(ssh().is_empty(), "ssh is left: {:?}", ssh());
+    Ok(())
+}
+
+/// A home that is away when a run begins is waited for, as one that goes away later.
+#[test]
+fn cluster_run_waits_for_an_absent_home() -> Result<()> {
+    let test = "cluster_run_waits_for_an_absent_home";
+    let Some(mut world) = exec_job::start_cluster(test, "20MB")? else {
+        return Ok(());
+    };
+    world.write_home("in/a", b"a\n")?;
+    let workflow = world.write_workflow(
+        "volume s scratch 1 MB from bafs://home/in\njob j {\nexecutable = /bin/cat\n\
+         arguments = /s/a\n}\nmount s j /s\nextract s a bafs://home/b\n",
+    )?;
+    world.cluster.kill("home")?;
+    let listed = || anyhow::Ok(world.run_json(&["servers"])?.as_array().map_or(0, Vec::len));
+    wait_until(Duration::from_secs(30), || Ok(listed()? == 1)).context("it leaves the catalog")?;
+    let mut command = world.bafs_command(&["run", &workflow.to_string_lossy()]);
+    let mut run = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Longer than the catalog takes to say that nobody has the name.
+    std::thread::sleep(Duration::from_secs(12));
+    ensure!(run.try_wait()?.is_none(), "the run does not wait");
+    world.cluster.restart("home")?;
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), "{}", printed_text(&output));
+    ensure!(world.read_home("b")? == b"a\n");
     Ok(())
 }

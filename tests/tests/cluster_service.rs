@@ -1,5 +1,6 @@
 //! `bafs scheduler` on real processes: several users, kills, quotas, what was learned.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +20,7 @@ struct TestService {
     process: Option<Child>,
     address: String,
     options: Vec<String>,
+    variables: Vec<(OsString, OsString)>,
 }
 
 impl TestService {
@@ -32,6 +34,7 @@ impl TestService {
             process: None,
             address: String::new(),
             options,
+            variables: Vec::new(),
         };
         service.start_process()?;
         Ok(service)
@@ -41,6 +44,7 @@ impl TestService {
         let state = self.state.path().join("state");
         let mut command = self.world.bafs_command(&["scheduler", "--json", "--state"]);
         command.arg(state).args(&self.options);
+        command.envs(self.variables.iter().cloned());
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().context("it has an output")?;
         let mut line = String::new();
@@ -254,6 +258,29 @@ fn get_page(url: &str, (cookie, token): (&str, &str)) -> Result<String> {
     Ok(answer)
 }
 
+/// What a browser has of a page.
+struct PageSession {
+    link: String,
+    cookie: String,
+    token: String,
+}
+
+fn open_page(service: &TestService, identity: &Path) -> Result<PageSession> {
+    let opened = service.json(identity, &["queue", "--page"])?;
+    let link = opened["page"].as_str().context("a link")?;
+    let answer = get_page(link, ("", ""))?;
+    let mut lines = answer.lines();
+    let cookie = lines.find_map(|line| line.strip_prefix("set-cookie: "));
+    let cookie = cookie.and_then(|it| it.split(';').next());
+    let token = answer.split("#token=").nth(1);
+    let token = token.and_then(|rest| rest.split('"').next());
+    Ok(PageSession {
+        link: link.to_owned(),
+        cookie: cookie.with_context(|| answer.clone())?.to_owned(),
+        token: token.with_context(|| answer.clone())?.to_owned(),
+    })
+}
+
 #[test]
 fn service_page_shows_a_user_her_workflows_only() -> Result<()> {
     let test = "cluster_service::service_page_shows_a_user_her_workflows_only";
@@ -267,29 +294,25 @@ fn service_page_shows_a_user_her_workflows_only() -> Result<()> {
     let path = write_workflow(&service, "alice", 1, "0")?;
     let id = service.submit(&alice, &path)?;
     service.wait_for_state(&alice, id, "complete")?;
-    let view = |identity: &Path| -> Result<String> {
-        let opened = service.json(identity, &["queue", "--page"])?;
-        let link = opened["page"].as_str().context("a link")?;
-        let answer = get_page(link, ("", ""))?;
-        let cookie = answer
-            .lines()
-            .find_map(|line| line.strip_prefix("set-cookie: "));
-        let cookie = cookie.and_then(|it| it.split(';').next());
-        let cookie = cookie.with_context(|| answer.clone())?;
-        let token = answer.split("#token=").nth(1);
-        let token = token.and_then(|rest| rest.split('"').next());
-        let token = token.with_context(|| answer.clone())?;
-        let again = get_page(link, ("", ""))?;
-        ensure!(
-            !again.contains("set-cookie"),
-            "the link opens once: {again}"
-        );
-        let base = link.split("/login").next().unwrap_or_default();
-        get_page(&format!("{base}/api/v1/workflows"), (cookie, token))
+    let base = |link: &str| link.split("/login").next().unwrap_or_default().to_owned();
+    let read = |session: &PageSession| {
+        let url = format!("{}/api/v1/workflows", base(&session.link));
+        get_page(&url, (&session.cookie, &session.token))
     };
-    let (hers, his) = (view(&alice)?, view(&bob)?);
+    let (hers, his) = (open_page(&service, &alice)?, open_page(&service, &bob)?);
+    let again = get_page(&hers.link, ("", ""))?;
+    ensure!(
+        !again.contains("set-cookie"),
+        "the link opens once: {again}"
+    );
+    let her_session = hers;
+    let (hers, his) = (read(&her_session)?, read(&his)?);
     ensure!(hers.contains("\"user\":\"alice\""), "{hers}");
     ensure!(his.contains("200") && !his.contains("alice"), "{his}");
+    // What the replaced identity opened ends with it, though the name stays.
+    service.add_user("alice", &["--home=alice"])?;
+    let refused = read(&her_session)?;
+    ensure!(refused.starts_with("HTTP/1.1 401"), "{refused}");
     Ok(())
 }
 
@@ -462,4 +485,52 @@ fn second_run_plans_with_learned_values() -> Result<()> {
     let third = bafs(&["run", &path, "--forced"])?;
     assert!(!third.contains(planned), "{third}");
     Ok(())
+}
+
+/// What the owner of the service sets for own commands is not for the workflows of users.
+#[test]
+fn configuration_of_the_service_reaches_no_run() -> Result<()> {
+    let test = "cluster_service::configuration_of_the_service_reaches_no_run";
+    let Some(mut service) = start_service(test, &["200MB"], &[])? else {
+        return Ok(());
+    };
+    let alice = service.add_user("alice", &["--home", "alice"])?;
+    let file = service.state.path().join("bafs.toml");
+    std::fs::write(&file, "")?;
+    service.end_process(Signal::SIGTERM)?;
+    service.variables = vec![("BAFS_CONFIG".into(), file.clone().into())];
+    service.start_process()?;
+    std::fs::write(&file, "[command.run]\nlocal = 2\nunknown = 3\n")?;
+    let path = write_workflow(&service, "alice", 1, "0")?;
+    let id = service.submit(&alice, &path)?;
+    service.wait_for_state(&alice, id, "complete")
+}
+
+/// A process that cannot be started, as on a full disk, fails no workflow: its user is told why it
+/// waits.
+#[test]
+fn workflow_waits_while_it_cannot_be_started() -> Result<()> {
+    let test = "cluster_service::workflow_waits_while_it_cannot_be_started";
+    let Some(service) = start_service(test, &["200MB"], &[])? else {
+        return Ok(());
+    };
+    let alice = service.add_user("alice", &["--home", "alice"])?;
+    let users = service.state.path().join("state/users");
+    std::fs::remove_dir_all(&users)?;
+    std::fs::write(&users, "")?;
+    let path = write_workflow(&service, "alice", 1, "0")?;
+    let id = service.submit(&alice, &path)?;
+    // Five attempts took eight seconds.
+    std::thread::sleep(Duration::from_secs(10));
+    let rows = service.json(&alice, &["queue"])?;
+    ensure!(rows[0]["state"] == "running", "{rows}");
+    let reason = rows[0]["details"]["reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains("cannot be started"), "{rows}");
+    std::fs::remove_file(&users)?;
+    service.wait_for_state(&alice, id, "complete")?;
+    // One that cannot be changed keeps no other from it.
+    let next = service.submit(&alice, &write_workflow(&service, "alice", 1, "60")?)?;
+    let removed = service.code(&alice, &["remove", "17", &next.to_string()])?;
+    ensure!(removed == Some(4), "{removed:?}");
+    service.wait_for_state(&alice, next, "removed")
 }

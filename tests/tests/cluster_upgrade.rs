@@ -1,6 +1,7 @@
 //! Upgrades of running servers: they start again from their program file, and jobs notice nothing.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,6 +12,9 @@ use bafs_tests::{TestCluster, bafs_program, exec_job, mount_obstacle, printed_te
 use nix::sys::signal::Signal;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// All servers of a cluster here.
+const SERVERS: [&str; 3] = ["catalog", "home", "n1"];
 
 /// A cluster whose servers run a copy of the program, which can be replaced.
 fn start_cluster(program: &PathBuf) -> Result<TestCluster> {
@@ -117,5 +121,94 @@ fn cluster_upgrade_interrupts_no_writer() -> Result<()> {
     for name in ["n1", "home"] {
         wait_until(TIMEOUT, || has_new_program(&world, name)).context(name)?;
     }
+    Ok(())
+}
+
+/// The file that a server runs; fails for one that has ended.
+fn running_program(world: &TestCluster, name: &str) -> Result<PathBuf> {
+    let link = format!("/proc/{}/exe", world.cluster.pid(name)?);
+    fs::read_link(link).with_context(|| format!("{name} has ended"))
+}
+
+#[test]
+fn cluster_server_outlives_a_broken_program_file() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let program = directory.path().join("bafs");
+    let world = start_cluster(&program)?;
+    let old = directory.path().join("bafs.old");
+    fs::rename(&program, &old)?;
+    // Not executable, and then no program.
+    for mode in [0o644, 0o755] {
+        fs::write(&program, "#!/nowhere/sh\n")?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode))?;
+        for name in SERVERS {
+            world.cluster.signal(name, Signal::SIGUSR2)?;
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        for name in SERVERS {
+            ensure!(
+                running_program(&world, name)? == old,
+                "{name} mode {mode:o}"
+            );
+        }
+    }
+    world.wait_for_servers(2)?;
+    // What is there then takes their place, not the file that they were started from.
+    replace_program(&program)?;
+    for name in SERVERS {
+        world.cluster.signal(name, Signal::SIGUSR2)?;
+        let is_new = || Ok(running_program(&world, name)? == program);
+        wait_until(TIMEOUT, is_new).context(name)?;
+    }
+    world.wait_for_servers(2)
+}
+
+#[test]
+fn cluster_server_survives_repeated_restart_signals() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let program = directory.path().join("bafs");
+    let world = start_cluster(&program)?;
+    replace_program(&program)?;
+    for gap_ms in [0, 1, 5, 20, 50, 100, 200, 5, 20, 50] {
+        for name in SERVERS {
+            world.cluster.signal(name, Signal::SIGUSR2)?;
+        }
+        std::thread::sleep(Duration::from_millis(gap_ms));
+    }
+    for name in SERVERS {
+        let is_new = || Ok(running_program(&world, name)? == program);
+        wait_until(TIMEOUT, is_new).context(name)?;
+    }
+    world.wait_for_servers(2)
+}
+
+#[test]
+fn cluster_run_ignores_the_restart_signal() -> Result<()> {
+    let test = "cluster_run_ignores_the_restart_signal";
+    let Some(world) = exec_job::start_cluster(test, "20MB")? else {
+        return Ok(());
+    };
+    let begun = world.home.path().join("begun");
+    let text = format!(
+        "job a {{\nexecutable = /bin/sh\narguments = -c \"touch {0}; sleep 2; trap 'echo heard > \
+         {0}' USR2; kill -USR2 $$\"\n}}\n",
+        begun.display()
+    );
+    let workflow = world.write_workflow(&text)?.display().to_string();
+    let mut command = world.bafs_command(&["run", &workflow]);
+    let run = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(run.id())?);
+    wait_until(TIMEOUT, || Ok(begun.exists())).context("the job begins")?;
+    nix::sys::signal::kill(pid, Signal::SIGUSR2)?;
+    let output = run.wait_with_output()?;
+    ensure!(output.status.success(), "{}", printed_text(&output));
+    // Jobs have the signal as every program has it.
+    ensure!(
+        fs::read_to_string(begun)? == "heard\n",
+        "the job did not hear it"
+    );
     Ok(())
 }

@@ -86,6 +86,9 @@ fn mount_bind_ends_jobs_past_the_limit() -> Result<()> {
     check_job_is_ended(&world, fill, "make it larger")?;
     let many = "cd /vol; rm f; i=0; while :; do i=$((i+1)); : > $i; done";
     check_job_is_ended(&world, many, "make it larger")?;
+    // A file without a name takes as much as one with a name.
+    let hidden = "cd /vol; exec 9> g; rm g; while :; do cat /bin/sh >&9; done";
+    check_job_is_ended(&world, hidden, "make it larger")?;
     check_job(
         &world,
         "cd /vol; find . -type f -delete; echo 1 > f; ls",

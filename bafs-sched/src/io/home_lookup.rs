@@ -12,10 +12,6 @@ use super::remote_io;
 use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, Servers};
 use bafs_workflow::{Url, VolumeIndex, VolumeKind};
 
-/// A home may take so long to appear in the catalog before its name counts as wrong, in
-/// milliseconds: adverts come every second and vanish after four.
-const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
-
 impl Servers {
     /// Where a volume is at home when nothing is cached.
     pub(super) async fn resolve_volume_home(
@@ -61,30 +57,24 @@ impl Servers {
     }
 
     /// The place of a URL; waits a while for its home to appear in the catalog.
+    ///
+    /// # Errors
+    /// `HomeUnreachable` if the catalog lists none of that name: it may be away, and nobody can tell
+    /// that from a wrong name, of which the user was told.
     pub(crate) async fn resolve_url(&self, url: &Url) -> Result<HomePath> {
         let end = Deadline::after_ms(CALL_TIMEOUT_MS);
-        let mut timeout: Option<Deadline> = None;
         loop {
             let (found, is_listed) = {
                 let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
                 (homes.resolve_url(url), homes.is_listed())
             };
-            let error = match found {
-                Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
-                // Not the fault of who asks: it is away, as when a node says so.
-                Err(error) if error.is_transient() && self.is_resumed => {
+            match found {
+                Err(error) if error.is_transient() && !end.remaining().is_zero() => {}
+                // A resumed run knew the home before: the workflow is right.
+                Err(error) if error.is_transient() && (is_listed || self.is_resumed) => {
                     return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
                 }
                 found => return found,
-            };
-            // Its jobs ran, so the names in the workflow were right once: their homes come back.
-            if is_listed && !self.is_resumed {
-                let until =
-                    *timeout.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
-                if until.remaining().is_zero() {
-                    // A home that never appears is a mistake in the workflow.
-                    return Err(Error::new(ErrorCode::NotFound, error.detail));
-                }
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }

@@ -62,6 +62,7 @@ mod store;
 mod tree_calls;
 mod tree_listing;
 mod tree_owner;
+mod unlinked_survey;
 mod unlocked_directory;
 mod unreadable_files;
 mod usage_watch;

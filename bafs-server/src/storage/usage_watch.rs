@@ -1,11 +1,12 @@
 //! Watches what volumes hold whose limit is not enforced operation by operation: looks at the tree
 //! now and then, warns, and ends the writer's session past the limit. Counts no operation.
 //!
-//! A look is a walk of the whole tree. It is taken when the file system has lost so much free space
+//! A look is a walk of the whole tree, and counts files without a name that are open. It is taken when the file system has lost so much free space
 //! that the volume could have come near its limit, and now and then anyway; a tree that takes long
 //! to walk is looked at less often, so that at most a twentieth of one processor goes into it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,11 +14,12 @@ use std::time::Duration;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::measure_use;
+use bafs_tree::{Limit, measure_use};
 use rustix::fs::statvfs;
 
 use super::scratch_trees::ScratchTrees;
 use super::tree_owner::VolumeTree;
+use super::unlinked_survey::UnlinkedSurvey;
 use crate::clock;
 use crate::errors::{disk_error, run_blocking};
 
@@ -67,6 +69,7 @@ type VolumeUsageSamples = Mutex<BTreeMap<VolumeId, VolumeUsageSample>>;
 /// Watches volumes, for ever. A long walk of one keeps no look at another waiting.
 pub(super) async fn watch_usage(trees: Arc<ScratchTrees>) {
     let samples = Arc::new(VolumeUsageSamples::default());
+    let unlinked = Arc::new(UnlinkedSurvey::default());
     loop {
         tokio::time::sleep(FREE_SPACE_POLL).await;
         let now = clock::now();
@@ -77,9 +80,9 @@ pub(super) async fn watch_usage(trees: Arc<ScratchTrees>) {
             if !lock(&samples).entry(volume.id()).or_default().begin(now) {
                 continue;
             }
-            let samples = samples.clone();
+            let (samples, unlinked) = (samples.clone(), unlinked.clone());
             tokio::spawn(async move {
-                let looked = sample_usage(&samples, &volume).await;
+                let looked = sample_usage(&samples, &unlinked, &volume).await;
                 let mut looks = lock(&samples);
                 let look = looks.entry(volume.id()).or_default();
                 look.is_running = false;
@@ -98,7 +101,11 @@ fn lock(samples: &VolumeUsageSamples) -> MutexGuard<'_, BTreeMap<VolumeId, Volum
 }
 
 /// Looks at one volume, if it is time.
-async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Result<()> {
+async fn sample_usage(
+    samples: &VolumeUsageSamples,
+    unlinked: &Arc<UnlinkedSurvey>,
+    volume: &VolumeTree,
+) -> Result<()> {
     let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
     let last = lock(samples).get(&id).copied().unwrap_or_default();
     // Whoever has it when the walk is over may be another agent.
@@ -121,8 +128,10 @@ async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Resu
         }
         return Ok(());
     }
+    let unlinked = unlinked.clone();
     let used = run_blocking(move || {
-        measure_use(&root).map_err(|e| disk_error(format!("walk of volume {id}"), &e))
+        let used = measure_with_unlinked(&root, &unlinked, allowed);
+        used.map_err(|e| disk_error(format!("walk of volume {id}"), &e))
     })
     .await?;
     let took = clock::now().ms_since(start);
@@ -156,6 +165,25 @@ async fn sample_usage(samples: &VolumeUsageSamples, volume: &VolumeTree) -> Resu
         volume.end_writer(epoch, Error::new(code, text)).await;
     }
     Ok(())
+}
+
+/// Bytes and files below the root of a volume, with those that have no name and are open.
+fn measure_with_unlinked(
+    root: &Path,
+    unlinked: &UnlinkedSurvey,
+    allowed: Limit,
+) -> io::Result<(u64, u64)> {
+    let sum = |walked: (u64, u64), held: (u64, u64)| (walked.0 + held.0, walked.1 + held.1);
+    let used = sum(measure_use(root)?, unlinked.measure(root)?);
+    if used.0 <= allowed.bytes && used.1 <= allowed.files {
+        return Ok(used);
+    }
+    // A file that was closed meanwhile may have made room for another: only those count that were
+    // open before and after the walk.
+    let before = unlinked.measure_now(root)?;
+    let walked = measure_use(root)?;
+    let after = unlinked.measure_now(root)?;
+    Ok(sum(walked, (before.0.min(after.0), before.1.min(after.1))))
 }
 
 /// Bytes and files, of the room in a volume or of what the file system lost meanwhile.

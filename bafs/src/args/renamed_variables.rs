@@ -5,7 +5,7 @@ use clap::error::ContextKind;
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
 use super::{Cli, EXIT_USAGE_ERROR, UsageError};
-use crate::config::Configuration;
+use crate::config::{Configuration, is_hidden_command};
 use crate::failure::failure_json;
 use crate::output::Printer;
 
@@ -17,10 +17,12 @@ impl Cli {
     pub(crate) fn from_process() -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some();
         let command = accept_old_variables(Self::command(), &is_set);
-        let files = Configuration::load(&command).unwrap_or_else(|why| {
-            eprintln!("bafs: {why}");
-            std::process::exit(EXIT_USAGE_ERROR.into())
-        });
+        let words: Vec<_> = std::env::args_os().skip(1).collect();
+        let files = match is_hidden_command(&command, &words) {
+            true => Configuration::default(),
+            false => Configuration::load(&command)
+                .unwrap_or_else(|why| exit_without_files(command.clone(), &why)),
+        };
         let mut command = files.set_defaults(command);
         let mut matches = command.clone().try_get_matches().unwrap_or_else(|error| {
             print_as_json(&command, &error);
@@ -48,6 +50,16 @@ fn print_as_json(command: &Command, error: &clap::Error) {
         // Its reader may have gone, and the exit code says the same.
         let _ = Printer::new(true).print_result("", &failure_json(&refused));
     }
+}
+
+/// Helps whoever asks for help or the version, and tells others why a file cannot be read.
+fn exit_without_files(command: Command, why: &str) -> ! {
+    let refused = command.try_get_matches().err();
+    eprintln!("bafs: {why}");
+    if let Some(help) = refused.filter(|error| !error.use_stderr()) {
+        help.exit()
+    }
+    std::process::exit(EXIT_USAGE_ERROR.into())
 }
 
 /// Prints why the words are refused, with the file if the refused value is from there.

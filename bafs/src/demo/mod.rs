@@ -25,6 +25,7 @@ use crate::cluster::{Cluster, ClusterSpec};
 use crate::locked_directory::LockedDirectory;
 use crate::metrics::PublishedProgress;
 use crate::output::Printer;
+use crate::program_file::program_file;
 use crate::run::{self, ThrowAwayRun};
 
 pub use self::input::prepare_input;
@@ -196,7 +197,7 @@ async fn measure_run(
     let sizes = NODE_SIZES.iter().cycle().take(args.nodes as usize);
     let spec = ClusterSpec {
         listen_host: None,
-        program: std::env::current_exe().context("cannot find the bafs program")?,
+        program: program_file()?.to_owned(),
         export: home.to_owned(),
         home_rate: Some(args.home_rate.clone()),
         node_sizes: sizes.map(|&size| size.to_owned()).collect(),

@@ -5,6 +5,7 @@
 
 mod container_archive;
 mod digest;
+mod draft_directory;
 mod layer;
 mod squashfs;
 mod target_tree;
@@ -23,7 +24,11 @@ use crate::args::ImportImageArgs;
 use crate::output::{Printer, print_notice};
 use crate::units::format_bytes;
 
+use self::draft_directory::{DraftDirectory, run_until_stopped};
 use self::target_tree::{TargetTree, UnpackCounts};
+
+/// The tree in a draft; archives that are unpacked twice are beside it.
+const ROOT_NAME: &str = "root";
 
 /// How archives begin.
 const SQUASHFS_MAGIC: [u8; 4] = *b"hsqs";
@@ -62,20 +67,24 @@ pub(crate) fn import_image(args: &ImportImageArgs, output: Printer) -> Result<()
         target.file_name().unwrap_or_default().to_string_lossy()
     );
     // On the same file system, so that it takes its name in one step. What fails goes with it.
-    let unpacked = tempfile::Builder::new()
-        .prefix(&prefix)
-        .tempdir_in(parent)
+    let draft = DraftDirectory::create(parent, &prefix)
         .with_context(|| format!("cannot write in {}", parent.display()))?;
-    let place = unpacked.path().join("root");
-    fs::create_dir(&place)?;
-    let mut tree = TargetTree::open(&place)?;
-    let description = unpack(archive, &mut tree, unpacked.path())
-        .with_context(|| format!("cannot import {}", archive.display()))?;
-    finish_tree(&mut tree, &description)?;
-    let counts = tree.finish()?;
-    put_in_place(&place, &target, args.replace)
+    let (scratch, from) = (draft.path().to_owned(), archive.clone());
+    let unpacked = run_until_stopped(&draft, move || unpack_image(&from, &scratch))?;
+    let (description, counts) =
+        unpacked.with_context(|| format!("cannot import {}", archive.display()))?;
+    put_in_place(&draft.path().join(ROOT_NAME), &target, args.replace)
         .with_context(|| format!("cannot name the image {}", target.display()))?;
     print_summary(&target, &description, &counts, output)
+}
+
+fn unpack_image(archive: &Path, scratch: &Path) -> Result<(ImageDescription, UnpackCounts)> {
+    let place = scratch.join(ROOT_NAME);
+    fs::create_dir(&place)?;
+    let mut tree = TargetTree::open(&place)?;
+    let description = unpack(archive, &mut tree, scratch)?;
+    finish_tree(&mut tree, &description)?;
+    Ok((description, tree.finish()?))
 }
 
 /// The absolute path of the directory, whose parent exists.

@@ -15,6 +15,7 @@ use bafs_proto::message::Role;
 use serde::{Deserialize, Serialize};
 
 use crate::init;
+use crate::program_file::program_file;
 
 const POOL_FILE: &str = "pool.json";
 const STATE_FILE: &str = "state.json";
@@ -238,12 +239,12 @@ impl PoolDirectory {
     pub(super) fn write_pilot(&self, pool: &PoolFile, number: u64) -> Result<PilotSpec> {
         let name = self.pilot_name(number);
         let pilot = pilot_spec(pool, &name, &self.path);
-        let program = std::env::current_exe().context("cannot find the bafs program")?;
+        let program = program_file()?;
         let script = format!(
             "#!/bin/sh\n# A node of the BAFS pool {}.\nprogram={}\n\
              [ -x \"$program\" ] || program=bafs\nexec \"$program\" pool pilot {} {name}\n",
             self.name,
-            quote(&program)?,
+            quote(program)?,
             quote(&self.path)?
         );
         self.write_private(&format!("{name}.sh"), script.as_bytes())?;

@@ -8,6 +8,7 @@ use super::{NODE_SIZE_DEFAULT, local_report};
 use crate::args::{RunArgs, UsageError};
 use crate::cluster::ClusterSpec;
 use crate::pool::choose_address;
+use crate::program_file::program_file;
 use crate::serve;
 use crate::units::{parse_bytes, parse_rate_limit};
 
@@ -47,7 +48,7 @@ pub(super) fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSp
         .map(|_| choose_address(args.pool_address.as_deref()));
     Ok(ClusterSpec {
         listen_host,
-        program: std::env::current_exe().context("cannot find the bafs program")?,
+        program: program_file()?.to_owned(),
         export,
         home_rate: args.home_rate.clone(),
         node_sizes: vec![size; nodes as usize],

@@ -1,6 +1,9 @@
 //! A run that a service started: it obeys the share that the service gives it, and tells what it
 //! used and how it ended. Decides nothing.
 
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +12,7 @@ use anyhow::Result;
 use bafs_proto::time::Time;
 use bafs_queue::{RunOutcome, RunUsage};
 use bafs_sched::report::RunReport;
-use bafs_sched::{ClusterLimit, Outcome, Progress, RunLimit};
+use bafs_sched::{ClusterLimit, JobFailure, Outcome, Progress, RunLimit};
 use bafs_server::clock;
 
 use crate::output::print_notice;
@@ -17,6 +20,12 @@ use crate::service::run_files::{RunFiles, UsageFile};
 
 /// The share is read, and the usage written, so often.
 const EXCHANGE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Jobs of which the service is told why they failed.
+const FAILURES_TOLD_MAX: usize = 5;
+
+/// Characters of one reason, or of one line of output.
+const TOLD_CHARS_MAX: usize = 300;
 
 /// What a run has used so far.
 #[derive(Debug)]
@@ -40,6 +49,7 @@ impl ServiceLink {
     /// Opens the way through a directory. The process must hear signals before.
     pub(super) fn open(directory: &Path) -> Result<Self> {
         let files = RunFiles::new(directory.to_owned());
+        let own = identify_directory(directory)?;
         let earlier = files.read_usage().unwrap_or_default().used;
         let link = Self {
             limit: RunLimit::default(),
@@ -56,12 +66,26 @@ impl ServiceLink {
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(EXCHANGE_INTERVAL).await;
+                serving.end_if_replaced(own);
                 if let Err(error) = serving.exchange() {
                     tracing::warn!("the service is not told of the usage: {error:#}");
                 }
             }
         });
         Ok(link)
+    }
+
+    /// Ends this process at once if a copy took the place of its directory: the service starts the
+    /// run of the copy, and two would drive the same jobs.
+    fn end_if_replaced(&self, own: Option<(u64, u64)>) {
+        let directory = self.files.directory();
+        if identify_directory(directory).is_ok_and(|found| found != own) {
+            let directory = directory.display();
+            print_notice(&format!(
+                "the run ends: {directory} was removed or replaced"
+            ));
+            std::process::exit(1);
+        }
     }
 
     /// What the run may use.
@@ -83,11 +107,14 @@ impl ServiceLink {
             Outcome::Complete => RunOutcome::Complete,
             Outcome::Cancelled => RunOutcome::Cancelled,
             Outcome::Failed { jobs, messages } => {
-                let jobs = jobs
+                let told = jobs
                     .iter()
-                    .map(|failure| format!("job '{}' failed", failure.name));
-                let all: Vec<String> = jobs.chain(messages.iter().cloned()).collect();
-                RunOutcome::Failed(all.join("; "))
+                    .take(FAILURES_TOLD_MAX)
+                    .map(describe_job_failure);
+                let omitted = jobs.len().saturating_sub(FAILURES_TOLD_MAX);
+                let omitted = (omitted > 0).then(|| format!("{omitted} further jobs failed"));
+                let all = told.chain(omitted).chain(messages.iter().cloned());
+                RunOutcome::Failed(all.collect::<Vec<String>>().join("; "))
             }
         })
     }
@@ -131,6 +158,37 @@ impl UsageMeter {
     }
 }
 
+/// What the owner of a workflow is told of a job, who has no other way to its log.
+fn describe_job_failure(failure: &JobFailure) -> String {
+    let mut text = format!("job '{}' failed", failure.name);
+    if !failure.node.is_empty() {
+        text += &format!(" on {}", failure.node);
+    }
+    text += &format!(": {}", shorten(&failure.reason));
+    let mut lines = failure.output_tail.lines().map(str::trim);
+    if let Some(last) = lines.rfind(|line| !line.is_empty()) {
+        text += &format!("; it printed last: {}", shorten(last));
+    }
+    text
+}
+
+/// The text, or its beginning.
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(TOLD_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Which directory is at a path now; nothing if there is none.
+fn identify_directory(path: &Path) -> io::Result<Option<(u64, u64)>> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some((found.dev(), found.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// The way to the service, if one started the run.
 pub(super) fn open_service_link(directory: Option<&Path>) -> Result<Option<ServiceLink>> {
     directory.map(ServiceLink::open).transpose()
@@ -142,5 +200,40 @@ pub(super) fn tell_nothing_to_run(directory: Option<&Path>) {
     let told = link.map(|link| link.and_then(|link| link.report_nothing_to_run()));
     if let Some(Err(error)) = told {
         print_notice(&format!("the service is not told of the end: {error:#}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_is_told_why_a_job_failed() {
+        let mut failure = JobFailure {
+            job: bafs_workflow::JobIndex(0),
+            name: "a".to_owned(),
+            node: "n1".to_owned(),
+            reason: "exit code 1".to_owned(),
+            output_tail: "one\ntwo: no such file\n\n".to_owned(),
+        };
+        let told = describe_job_failure(&failure);
+        assert_eq!(
+            told,
+            "job 'a' failed on n1: exit code 1; it printed last: two: no such file"
+        );
+        failure.output_tail = "ö".repeat(9_000);
+        assert!(describe_job_failure(&failure).len() < 800);
+    }
+
+    #[test]
+    fn replaced_directory_is_another_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("0");
+        assert_eq!(identify_directory(&path).expect("known"), None);
+        fs::create_dir(&path).expect("mkdir");
+        let first = identify_directory(&path).expect("known");
+        fs::rename(&path, directory.path().join("old")).expect("rename");
+        fs::create_dir(&path).expect("mkdir");
+        assert!(first.is_some() && identify_directory(&path).expect("known") != first);
     }
 }

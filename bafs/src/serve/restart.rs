@@ -3,47 +3,77 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Error, anyhow};
+use anyhow::{Context, Error, Result, anyhow, bail};
+use bafs_client::signals::hold_restart_signal;
+
+use crate::config::FILE_VARIABLE;
+use crate::program_file::{PROGRAM_VARIABLE, program_file};
 
 /// Set for a server that took the place of another one.
 const RESTARTED_VARIABLE: &str = "BAFS_RESTARTED";
 
-/// What the kernel adds to the path of a program whose file was replaced.
-const REPLACED_SUFFIX: &[u8] = b" (deleted)";
+/// The program that runs, wherever its file is by now.
+const RUNNING_PROGRAM: &str = "/proc/self/exe";
 
-/// Replaces this process by the program file with the same words, listening at `address`. Returns
-/// only if that fails.
-pub(super) fn replace_process(address: &str) -> Error {
-    let program = match env::current_exe() {
-        Ok(path) => strip_replaced(path),
-        Err(error) => return Error::new(error).context("find the program file"),
+/// A program that takes longer to tell its version is not the next one.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether the program file can take the place of this process: it tells its version.
+pub(super) async fn check_program() -> Result<()> {
+    let program = program_file()?;
+    let mut command = tokio::process::Command::new(program);
+    command
+        .arg("--version")
+        .env(FILE_VARIABLE, "")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    let shown = program.display();
+    let ended = tokio::time::timeout(CHECK_TIMEOUT, command.status()).await;
+    let ended = ended.with_context(|| format!("{shown} --version does not end"))?;
+    let status = ended.with_context(|| format!("cannot start {shown}"))?;
+    match status.success() {
+        true => Ok(()),
+        false => bail!("{shown} --version fails: {status}"),
+    }
+}
+
+/// Replaces this process by the program file with the same words, listening at `address`. A file
+/// that is no program is replaced by what runs here. Returns only if that fails.
+pub(super) async fn replace_process(address: &str) -> Error {
+    let program = match program_file() {
+        Ok(path) => path,
+        Err(error) => return error,
     };
     let words = listen_at(env::args_os().skip(1).collect(), address);
-    let mut command = Command::new(&program);
-    let error = command.args(words).env(RESTARTED_VARIABLE, "1").exec();
-    Err::<(), _>(error)
-        .with_context(|| format!("start {} again", program.display()))
-        .err()
-        .unwrap_or_else(|| anyhow!("the program was not replaced"))
+    let command = |file: &Path| {
+        let mut command = Command::new(file);
+        command.args(&words).env(RESTARTED_VARIABLE, "1");
+        command
+    };
+    let checked = check_program().await;
+    hold_restart_signal();
+    let refused = match checked {
+        Ok(()) => anyhow!(command(program).exec()),
+        Err(error) => error,
+    };
+    tracing::warn!("the server goes on with the program that it has: {refused:#}");
+    let mut running = command(Path::new(RUNNING_PROGRAM));
+    let error = running.env(PROGRAM_VARIABLE, program).exec();
+    anyhow!(error).context("cannot start this program again")
 }
 
 /// Whether this process took the place of another server. Who started that one may have stopped to
 /// read what it prints.
 pub(super) fn is_restarted() -> bool {
     env::var_os(RESTARTED_VARIABLE).is_some()
-}
-
-fn strip_replaced(path: PathBuf) -> PathBuf {
-    let bytes = path.as_os_str().as_bytes();
-    match bytes.strip_suffix(REPLACED_SUFFIX) {
-        Some(rest) => OsString::from_vec(rest.to_vec()).into(),
-        None => path,
-    }
 }
 
 /// The words with this `--listen`: any free port was chosen once, and is known to others now.
@@ -82,17 +112,5 @@ mod tests {
         );
         assert_eq!(listen("node --listen=a:0"), "node --listen a:7");
         assert_eq!(listen("node"), "node --listen a:7");
-    }
-
-    #[test]
-    fn replaced_file_keeps_its_path() {
-        assert_eq!(
-            strip_replaced("/usr/bin/bafs (deleted)".into()),
-            PathBuf::from("/usr/bin/bafs")
-        );
-        assert_eq!(
-            strip_replaced("/usr/bin/bafs".into()),
-            PathBuf::from("/usr/bin/bafs")
-        );
     }
 }

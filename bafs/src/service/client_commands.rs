@@ -212,6 +212,7 @@ async fn submit(args: SubmitArgs, output: Printer) -> Result<()> {
     )
 }
 
+/// Changes all workflows that can be changed, and fails as the first of the others did.
 async fn change(
     args: WorkflowNumberArgs,
     word: &str,
@@ -219,14 +220,33 @@ async fn change(
     output: Printer,
 ) -> Result<()> {
     let client = ServiceClient::connect(&args.service)?;
+    let (mut changed, mut refused) = (Vec::new(), Vec::new());
     for number in &args.workflows {
-        let Changed {} = client.ask(&request(WorkflowId(*number))).await?;
+        match client.ask(&request(WorkflowId(*number))).await {
+            Ok(Changed {}) => changed.push(*number),
+            Err(error) => refused.push((*number, error)),
+        }
     }
-    let numbers: Vec<String> = args.workflows.iter().map(ToString::to_string).collect();
-    output.print_result(
-        &format!("{word}: {}", numbers.join(", ")),
-        &serde_json::json!({ "changed": args.workflows, "to": word }),
-    )
+    let join = |numbers: &[u64]| {
+        let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+        numbers.join(", ")
+    };
+    if !changed.is_empty() {
+        output.print_result(
+            &format!("{word}: {}", join(&changed)),
+            &serde_json::json!({ "changed": changed, "to": word }),
+        )?;
+    }
+    let numbers: Vec<u64> = refused.iter().map(|(number, _)| *number).collect();
+    let mut refused = refused.into_iter();
+    let Some((_, first)) = refused.next() else {
+        return Ok(());
+    };
+    for (_, error) in refused {
+        let text = format!("bafs: {error:#}");
+        eprintln!("{}", terminal_text::sanitize_lines(&text));
+    }
+    Err(first.context(format!("not {word}: {}", join(&numbers))))
 }
 
 async fn list_queue(args: QueueArgs, output: Printer) -> Result<()> {
@@ -273,7 +293,7 @@ fn describe_workflow(workflow: &WorkflowSummary) -> String {
     if let Some(reason) = &details.reason {
         text += &format!(": {reason}");
     }
-    text
+    terminal_text::sanitize_line(&text)
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ use crate::init;
 use crate::learned::LearnedStore;
 use crate::output::Printer;
 use crate::page::{announce_queue_page, start_queue_page};
+use crate::program_file::program_file;
 
 /// The queue is told that time passes, and what the cluster has, so often.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
@@ -89,7 +90,7 @@ async fn run_scheduler(mut args: SchedulerArgs, output: Printer) -> Result<()> {
     let service = Arc::new(service);
     let mut supervision = Supervision {
         service: service.clone(),
-        program: std::env::current_exe().context("cannot find the bafs program")?,
+        program: program_file()?.to_owned(),
         runs: JoinSet::new(),
         cancels: BTreeMap::new(),
     };
@@ -218,6 +219,7 @@ impl Supervision {
                     let (id, outcome) = ended.context("a supervisor failed")?;
                     self.report_usage()?;
                     self.cancels.remove(&id);
+                    self.service.note_start_fault(id, None);
                     self.service.record(QueueEvent::RunEnded { id, outcome })?;
                 }
                 _ = tick.tick() => {

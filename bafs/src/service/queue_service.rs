@@ -1,6 +1,8 @@
 //! The queue of a service with its directory: what users ask of it, and the facts that its
 //! supervisor tells it. It starts no run.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +36,9 @@ const JOURNAL_FILE: &str = "queue.journal";
 const WORKFLOWS_DIRECTORY: &str = "workflows";
 const USERS_DIRECTORY: &str = "users";
 
+/// Runs of workflows that the queue does not know, which have begun.
+const UNKNOWN_DIRECTORY: &str = "unknown-workflows";
+
 /// The file of learned values, for all users of the service.
 const LEARNED_FILE: &str = "learned.redb";
 
@@ -49,6 +54,8 @@ pub(crate) struct QueueService {
     share_writing: Mutex<()>,
     /// What the largest node offers.
     pub(super) node_bytes: AtomicU64,
+    /// Why workflows that are under way have no process now.
+    start_faults: Mutex<BTreeMap<WorkflowId, String>>,
     /// Why nothing can be recorded any more.
     failure: watch::Sender<Option<Error>>,
 }
@@ -78,6 +85,7 @@ impl QueueService {
             decisions,
             share_writing: Mutex::default(),
             node_bytes: AtomicU64::new(0),
+            start_faults: Mutex::default(),
             failure: watch::Sender::new(None),
         };
         service.remove_unknown_directories()?;
@@ -137,6 +145,22 @@ impl QueueService {
         share.map_or(Ok(()), |share| self.run_files(id).write_share(share))
     }
 
+    /// Notes why a workflow has no process now; nothing if it has one.
+    pub(super) fn note_start_fault(&self, id: WorkflowId, why: Option<String>) {
+        let faults = self.start_faults.lock();
+        let mut faults = faults.unwrap_or_else(PoisonError::into_inner);
+        match why {
+            Some(why) => drop(faults.insert(id, why)),
+            None => drop(faults.remove(&id)),
+        }
+    }
+
+    fn start_fault(&self, id: WorkflowId) -> Option<String> {
+        let faults = self.start_faults.lock();
+        let faults = faults.unwrap_or_else(PoisonError::into_inner);
+        faults.get(&id).cloned()
+    }
+
     /// The file of learned values.
     pub(super) fn learned_path(&self) -> PathBuf {
         self.directory.join(LEARNED_FILE)
@@ -146,19 +170,40 @@ impl QueueService {
         self.directory.join(WORKFLOWS_DIRECTORY)
     }
 
+    /// Removes drafts of submissions that nobody was told of, and what the queue has forgotten. A
+    /// run of a number that the queue never had is put aside: the journal of the queue is older.
     fn remove_unknown_directories(&self) -> anyhow::Result<()> {
         let queue = self.queue();
         let known = queue.state().workflows();
         for entry in fs::read_dir(self.workflows_directory())? {
             let entry = entry?;
-            let id = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok());
-            if !id.is_some_and(|id| known.contains_key(&id)) {
+            let name = entry.file_name();
+            let id = name.to_str().and_then(|name| name.parse().ok());
+            if id.is_some_and(|id| known.contains_key(&id)) {
+                continue;
+            }
+            let is_later = id.is_some_and(|id| id >= queue.state().next_id());
+            if is_later && RunFiles::new(entry.path()).has_begun() {
+                self.put_aside(&entry.path(), &name)?;
+            } else {
                 remove_directory(&entry.path())?;
             }
         }
+        Ok(())
+    }
+
+    fn put_aside(&self, directory: &Path, name: &OsStr) -> anyhow::Result<()> {
+        let aside = self.directory.join(UNKNOWN_DIRECTORY);
+        fs::create_dir_all(&aside)?;
+        let mut place = name.to_owned();
+        place.push(format!("-{}", RunId::random()));
+        let place = aside.join(place);
+        fs::rename(directory, &place)?;
+        tracing::warn!(
+            "{} is of a workflow that the queue does not have: its journal is older; it is {} now",
+            directory.display(),
+            place.display()
+        );
         Ok(())
     }
 
@@ -279,22 +324,16 @@ impl QueueService {
             .list(url, depth, enters)
     }
 
-    /// Writes the files of a submission where nobody looks for them yet.
+    /// Writes the files of a submission where nobody looks for them yet. What cannot be written
+    /// leaves nothing.
     fn write_draft(&self, submission: &Submission) -> anyhow::Result<PathBuf> {
         let name = format!("new-{}", RunId::random());
         let draft = self.workflows_directory().join(name);
-        fs::create_dir(&draft)?;
-        for (path, text) in &submission.files {
-            let path = draft.join(path);
-            fs::create_dir_all(path.parent().context("it is in a directory")?)?;
-            write_whole_file(&path, text.as_bytes(), true)?;
+        let written = write_submission(&draft, submission);
+        if written.is_err() {
+            let _ = remove_directory(&draft);
         }
-        write_whole_file(
-            &draft.join(&submission.name),
-            submission.text.as_bytes(),
-            true,
-        )?;
-        Ok(draft)
+        written.map(|()| draft)
     }
 
     fn steer(&self, requester: &Requester, id: WorkflowId, event: QueueEvent) -> Result<()> {
@@ -380,7 +419,8 @@ impl QueueControl for QueueService {
                 user: is_own.then(|| record.user.clone()),
                 state: record.state,
                 details: is_own.then(|| {
-                    let reason = queue.state().wait_reason(*id).map(|it| it.to_string());
+                    let waits = || queue.state().wait_reason(*id).map(|it| it.to_string());
+                    let reason = self.start_fault(*id).or_else(waits);
                     let directory = self.run_files(*id).directory().display().to_string();
                     describe(record, reason, directory)
                 }),
@@ -404,6 +444,17 @@ impl QueueControl for QueueService {
     fn set_priority(&self, requester: &Requester, id: WorkflowId, priority: i32) -> Result<()> {
         self.steer(requester, id, QueueEvent::PriorityChanged { id, priority })
     }
+}
+
+fn write_submission(draft: &Path, submission: &Submission) -> anyhow::Result<()> {
+    fs::create_dir(draft)?;
+    let workflow = (&submission.name, &submission.text);
+    for (path, text) in submission.files.iter().chain([workflow]) {
+        let path = draft.join(path);
+        fs::create_dir_all(path.parent().context("it is in a directory")?)?;
+        write_whole_file(&path, text.as_bytes(), true)?;
+    }
+    Ok(())
 }
 
 fn describe(record: &WorkflowRecord, reason: Option<String>, directory: String) -> WorkflowDetails {

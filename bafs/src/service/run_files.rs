@@ -11,6 +11,12 @@ use bafs_queue::{Resources, RunOutcome, RunUsage};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// What processes of the run print as results.
+pub(super) const OUTPUT_FILE: &str = "output.log";
+
+/// What else they print; made before the first of them starts.
+pub(super) const MESSAGES_FILE: &str = "messages.log";
+
 /// What the run may use; written by the service.
 const SHARE_FILE: &str = "share.json";
 
@@ -19,6 +25,15 @@ const USAGE_FILE: &str = "usage.json";
 
 /// How it ended; written by the run before it gives up its lock.
 const OUTCOME_FILE: &str = "outcome.json";
+
+/// The first parts of paths here that are not for the files of a user.
+pub(super) const RESERVED_NAMES: [&str; 5] = [
+    OUTPUT_FILE,
+    MESSAGES_FILE,
+    SHARE_FILE,
+    USAGE_FILE,
+    OUTCOME_FILE,
+];
 
 /// What the process of a run says of itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +59,11 @@ impl RunFiles {
     /// The directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Whether a process of the run was started here.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.directory.join(MESSAGES_FILE).exists()
     }
 
     /// What the run may use; nothing if nobody said.

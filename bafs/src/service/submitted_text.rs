@@ -7,10 +7,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::ids::RunId;
+use bafs_proto::path::{check_name, check_printable};
 use bafs_proto::{Error, ErrorCode};
 use bafs_queue::Submission;
-use bafs_workflow::{FILE_BYTES_MAX, ListedEntry, Sources, Url, Workflow, parse_workflow_with};
+use bafs_workflow::{
+    FILE_BYTES_MAX, ListedEntry, LocatedFile, Sources, Url, Workflow, parse_workflow_with,
+};
 
+use super::run_files::RESERVED_NAMES;
+use crate::beside_files::find_file;
 use crate::home_view::HomeView;
 use crate::input_file;
 use crate::terminal_text;
@@ -27,6 +32,13 @@ const STATEMENTS_MAX: u64 = 500_000;
 /// Bytes of the key of a submission.
 const KEY_BYTES_MAX: usize = 64;
 
+/// Bytes of a part of a path, less those of the name of a draft: what file systems take.
+const NAME_BYTES_MAX: usize = 250;
+
+/// Why a program beside a workflow does not reach its jobs.
+const NO_PROGRAMS: &str = "a service takes no programs beside a workflow; put it at a home, and \
+                           write 'program NAME from bafs://HOME/PATH'";
+
 /// Lists a place of a home down to some levels.
 pub(super) type ListHome<'l> =
     dyn Fn(&Url, usize, &dyn Fn(&str) -> bool) -> Result<Vec<ListedEntry>, String> + 'l;
@@ -36,6 +48,8 @@ struct RecordedFiles<'w> {
     directory: &'w Path,
     homes: &'w HomeView,
     files: RefCell<BTreeMap<String, String>>,
+    /// Programs beside the workflow, which stay there.
+    programs: RefCell<Vec<String>>,
 }
 
 impl Sources for RecordedFiles<'_> {
@@ -55,6 +69,12 @@ impl Sources for RecordedFiles<'_> {
         enters: &dyn Fn(&str) -> bool,
     ) -> Result<Vec<ListedEntry>, String> {
         list_home(directory, |url| self.homes.list(url, depth_max, enters))
+    }
+
+    fn locate(&self, path: &str) -> Result<LocatedFile, String> {
+        find_file(&self.directory.join(path))?;
+        self.programs.borrow_mut().push(path.to_owned());
+        Err(NO_PROGRAMS.to_owned())
     }
 }
 
@@ -85,6 +105,10 @@ impl Sources for SubmittedFiles<'_> {
         enters: &dyn Fn(&str) -> bool,
     ) -> Result<Vec<ListedEntry>, String> {
         list_home(directory, |url| (self.list)(url, depth_max, enters))
+    }
+
+    fn locate(&self, _: &str) -> Result<LocatedFile, String> {
+        Err(NO_PROGRAMS.to_owned())
     }
 }
 
@@ -122,12 +146,16 @@ pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> R
         directory: directory.unwrap_or_else(|| Path::new(".")),
         homes,
         files: RefCell::default(),
+        programs: RefCell::default(),
     };
     if let Err(rejected) = parse_workflow_with(name, &text, &sources) {
         let lines = rejected.diagnostics.iter().map(|it| it.with_source(&text));
         let lines: Vec<String> = lines.chain(rejected.describe_omitted()).collect();
         eprintln!("{}", terminal_text::sanitize_lines(&lines.join("\n")));
         bail!("{name} has errors; correct those listed above");
+    }
+    if let Some(program) = sources.programs.borrow().first() {
+        bail!("the program '{program}' cannot be brought: {NO_PROGRAMS}");
     }
     Ok(Submission {
         name: name.to_owned(),
@@ -136,6 +164,20 @@ pub(super) fn read_submission(path: &Path, homes: &HomeView, priority: i32) -> R
         priority,
         key: RunId::random().to_string(),
     })
+}
+
+/// Whether a file could not be beside the others, or would be one of the service.
+fn is_path_taken(path: &str, submission: &Submission) -> bool {
+    let first = path.split('/').next().unwrap_or_default();
+    let own = first.strip_suffix(".new").unwrap_or(first);
+    let below = path.rmatch_indices('/');
+    let mut directories = below.map(|(end, _)| &path[..end]);
+    path.starts_with(&submission.name)
+        || path.ends_with(".json")
+        || RESERVED_NAMES.contains(&own)
+        || check_printable(path).is_err()
+        || path.split('/').any(|part| part.len() > NAME_BYTES_MAX)
+        || directories.any(|above| submission.files.contains_key(above))
 }
 
 /// The workflow of a submission. `list` lists homes with the rights of its user.
@@ -150,7 +192,7 @@ pub(super) fn parse_submission(
     let name = submission.name.as_str();
     let is_reserved = [".json", ".log", ".new", ".journal", ".lock", ".commands"];
     let is_name_bad = check_relative(name).is_err()
-        || name.contains('/')
+        || check_name(name).is_err()
         || name.starts_with('-')
         || name.len() > 200
         || is_reserved.iter().any(|ending| name.ends_with(ending));
@@ -161,11 +203,11 @@ pub(super) fn parse_submission(
         )));
     }
     for path in submission.files.keys() {
-        check_relative(path).map_err(|why| malformed(format!("{path}: {why}")))?;
-        if path.starts_with(name) || path.ends_with(".json") {
-            return Err(malformed(format!(
-                "{path}: choose another name for this file"
-            )));
+        let shown = path.escape_debug();
+        check_relative(path).map_err(|why| malformed(format!("{shown}: {why}")))?;
+        if is_path_taken(path, submission) {
+            let text = format!("{shown}: choose another name for this file");
+            return Err(malformed(text));
         }
     }
     let texts = submission.files.values().map(String::len);
@@ -225,10 +267,46 @@ mod tests {
             ("w.bafs", "a//b"),
             ("w.bafs", "w.bafs.journal"),
             ("w.bafs", "outcome.json"),
+            ("w.bafs", "share.json/x"),
+            ("w.bafs", "outcome.json.new/x"),
+            ("w.bafs", "messages.log"),
+            ("w.bafs", "a\nb"),
+            ("w\n7 complete.bafs", "a"),
+            ("w\u{202e}.bafs", "a"),
         ] {
             let refused = refusal(name, &[(path, "")]).expect(path);
             assert_eq!(refused.code, ErrorCode::Malformed, "{name} {path}");
         }
+    }
+
+    #[test]
+    fn file_is_no_directory_of_another() {
+        assert_eq!(refusal("w.bafs", &[("a", ""), ("ab/c", "")]), None);
+        let long = format!("{}/a", "n".repeat(300));
+        for files in [&[("a", ""), ("a/b/c", "")][..], &[(long.as_str(), "")]] {
+            let refused = refusal("w.bafs", files).expect("it is not possible");
+            assert_eq!(refused.code, ErrorCode::Malformed);
+        }
+    }
+
+    #[test]
+    fn programs_beside_are_refused_before_the_submission() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        std::fs::write(at("count.sh"), "#!/bin/sh\n").expect("write");
+        let homes = HomeView::beside(&at("w.bafs"));
+        let refuse = |text: &str| {
+            std::fs::write(at("w.bafs"), text).expect("write");
+            let refused = read_submission(&at("w.bafs"), &homes, 0).err();
+            refused.map(|error| error.to_string())
+        };
+        let told = refuse("job a {\nexecutable = ./count.sh\n}\n").expect("it stays here");
+        assert!(
+            told.contains("'count.sh'") && told.contains("put it at a home"),
+            "{told}"
+        );
+        assert!(refuse("program c from count.sh\njob a {\nexecutable = c\n}\n").is_some());
+        assert_eq!(refuse("job a {\nexecutable = ./made.sh\n}\n"), None);
     }
 
     #[test]

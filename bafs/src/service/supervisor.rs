@@ -9,13 +9,16 @@
 //! | an outcome | the queue is told |
 //! | the lock is held | the service waits until it is free |
 //! | neither | the process is started again, and goes on from its journal |
+//!
+//! A process that cannot be started fails no workflow: the disk of the state may be full. Nor does
+//! one soon that ends because it cannot write its journal.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bafs_queue::{RunOutcome, WorkflowId};
@@ -25,19 +28,30 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use super::queue_service::QueueService;
-use super::run_files::RunFiles;
+use super::run_files::{MESSAGES_FILE, OUTPUT_FILE, RunFiles};
+use crate::config::FILE_VARIABLE;
 use crate::logs::sibling_path;
 use crate::run::is_run_locked;
 
 /// A run without an outcome is looked at so often.
 const LOOK_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Processes of a run that end in a row without an outcome, before it counts as failed: each goes
-/// on where the one before ended.
+/// Processes of a run that are killed or end by a fault of the program in a row, before it counts
+/// as failed: each goes on where the one before ended.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Pause after the first of them; it doubles each time.
+/// A process that says that it cannot go on is started again for so long: as long as results wait
+/// for their home.
+const RETRY_TIME: Duration = Duration::from_secs(12 * 3600);
+
+/// What `bafs run` ends with that cannot go on.
+const EXIT_CANNOT_RUN: i32 = 1;
+
+/// Pause after the first process that ended without an outcome; it doubles each time.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// It grows no longer than this.
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// A process that ran for so long did something: it does not count.
 const LONG_ATTEMPT: Duration = Duration::from_secs(300);
@@ -54,6 +68,44 @@ const SERVICE_VARIABLES: [&str; 6] = [
     "BAFS_SERVICE",
     "BAFS_USER",
 ];
+
+/// Processes of a run that ended in a row without an outcome.
+#[derive(Debug, Default)]
+struct FailedAttempts {
+    all: u32,
+    /// Those that did not say themselves that they cannot go on.
+    faults: u32,
+    /// When the first began.
+    since: Option<Instant>,
+}
+
+impl FailedAttempts {
+    /// Counts one with its begin and end, and how it ended; nothing if it did not start.
+    fn add(&mut self, (began, now): (Instant, Instant), status: Option<ExitStatus>) {
+        if now - began > LONG_ATTEMPT {
+            *self = Self::default();
+        }
+        self.since.get_or_insert(began);
+        self.all = self.all.saturating_add(1);
+        let is_fault = status.is_some_and(|status| status.code() != Some(EXIT_CANNOT_RUN));
+        self.faults += u32::from(is_fault);
+        if status.is_none() {
+            // Nothing of the run failed.
+            self.since = None;
+        }
+    }
+
+    /// Whether another one would end in the same way.
+    fn is_final(&self, now: Instant) -> bool {
+        let lasts = self.since.is_some_and(|since| now - since > RETRY_TIME);
+        self.faults >= ATTEMPTS_MAX || lasts
+    }
+
+    fn pause(&self) -> Duration {
+        let doublings = self.all.saturating_sub(1).min(16);
+        (RETRY_PAUSE * 2u32.pow(doublings)).min(RETRY_PAUSE_MAX)
+    }
+}
 
 /// One run of a workflow.
 pub(super) struct RunSupervisor {
@@ -96,7 +148,7 @@ impl RunSupervisor {
 
     /// Drives the run to its end.
     pub(super) async fn drive(mut self) -> RunOutcome {
-        let mut attempts = 0;
+        let mut failed = FailedAttempts::default();
         loop {
             if let Some(outcome) = self.files.read_outcome() {
                 return outcome;
@@ -105,27 +157,42 @@ impl RunSupervisor {
                 self.wait_for_adopted().await;
                 continue;
             }
-            if *self.cancelled.borrow() && !self.journal.exists() {
+            let is_cancelled = *self.cancelled.borrow();
+            if is_cancelled && (!self.journal.exists() || failed.all >= ATTEMPTS_MAX) {
                 return RunOutcome::Cancelled;
             }
-            if attempts == ATTEMPTS_MAX {
-                return match *self.cancelled.borrow() {
-                    true => RunOutcome::Cancelled,
-                    false => RunOutcome::Failed(self.describe_failure()),
-                };
+            if failed.is_final(Instant::now()) {
+                return RunOutcome::Failed(self.describe_failure());
             }
-            if attempts > 0 {
-                tokio::time::sleep(RETRY_PAUSE * 2u32.pow(attempts - 1)).await;
+            if failed.all > 0 {
+                self.pause(failed.pause()).await;
             }
-            let began = tokio::time::Instant::now();
-            match self.start_process() {
-                Ok(process) => self.wait_for_process(process).await,
-                Err(error) => tracing::warn!(workflow = %self.id, "cannot start: {error:#}"),
-            }
-            attempts = match began.elapsed() > LONG_ATTEMPT {
-                true => 1,
-                false => attempts + 1,
+            let began = Instant::now();
+            let status = match self.start_process() {
+                Ok(process) => {
+                    self.service.note_start_fault(self.id, None);
+                    let status = self.wait_for_process(process).await;
+                    let why = format!("it is started again: {}", self.describe_failure());
+                    self.service.note_start_fault(self.id, Some(why));
+                    status
+                }
+                Err(error) => {
+                    tracing::warn!(workflow = %self.id, "cannot start: {error:#}");
+                    let why = format!("it waits, because it cannot be started: {error:#}");
+                    self.service.note_start_fault(self.id, Some(why));
+                    None
+                }
             };
+            failed.add((began, Instant::now()), status);
+        }
+    }
+
+    /// Waits before the next process, not longer than its user wants one.
+    async fn pause(&mut self, pause: Duration) {
+        let is_cancelled = *self.cancelled.borrow();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = self.cancelled.changed(), if !is_cancelled => {}
         }
     }
 
@@ -154,23 +221,25 @@ impl RunSupervisor {
             .arg(self.service.learned_path())
             .current_dir(self.files.directory())
             .stdin(Stdio::null())
-            .stdout(output("output.log")?)
-            .stderr(output("messages.log")?)
+            .stdout(output(OUTPUT_FILE)?)
+            .stderr(output(MESSAGES_FILE)?)
             // Ctrl-C at the terminal of the service is not meant for the run.
             .process_group(0)
             .kill_on_drop(false);
         for variable in SERVICE_VARIABLES {
             command.env_remove(variable);
         }
+        // Options of whoever runs the service are not for the workflows of its users.
+        command.env(FILE_VARIABLE, "");
         command.spawn().context("cannot start bafs run")
     }
 
-    async fn wait_for_process(&mut self, mut process: Child) {
+    async fn wait_for_process(&mut self, mut process: Child) -> Option<ExitStatus> {
         let pid = process.id();
         let mut is_told = false;
         loop {
             tokio::select! {
-                _ = process.wait() => return,
+                ended = process.wait() => return ended.ok(),
                 () = tokio::time::sleep(LOOK_INTERVAL), if !is_told => {
                     is_told = *self.cancelled.borrow() && self.end_process(pid);
                 }
@@ -199,7 +268,7 @@ impl RunSupervisor {
     }
 
     fn describe_failure(&self) -> String {
-        let path = self.files.directory().join("messages.log");
+        let path = self.files.directory().join(MESSAGES_FILE);
         let bytes = fs::read(path).unwrap_or_default();
         let from = bytes.len().saturating_sub(SHOWN_BYTES);
         let text = String::from_utf8_lossy(&bytes[from..]).into_owned();
@@ -207,5 +276,53 @@ impl RunSupervisor {
             "the run ends without a result; it printed last: {}",
             text.trim()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    /// Counts one that ends at once, by the status of wait(2).
+    fn add(failed: &mut FailedAttempts, now: Instant, status: Option<i32>) {
+        failed.add((now, now), status.map(ExitStatus::from_raw));
+    }
+
+    #[test]
+    fn process_that_cannot_start_fails_nothing() {
+        let mut failed = FailedAttempts::default();
+        let mut now = Instant::now();
+        for _ in 0..100 {
+            add(&mut failed, now, None);
+            now += RETRY_TIME;
+            assert!(!failed.is_final(now));
+        }
+        assert_eq!(failed.pause(), RETRY_PAUSE_MAX);
+    }
+
+    #[test]
+    fn run_without_room_is_retried_for_hours() {
+        let mut failed = FailedAttempts::default();
+        let now = Instant::now();
+        for _ in 0..100 {
+            add(&mut failed, now, Some(EXIT_CANNOT_RUN << 8));
+        }
+        assert!(!failed.is_final(now + RETRY_TIME));
+        assert!(failed.is_final(now + RETRY_TIME + RETRY_PAUSE));
+    }
+
+    #[test]
+    fn run_that_crashes_fails_soon() {
+        for status in [101 << 8, 2 << 8, 9] {
+            let mut failed = FailedAttempts::default();
+            let now = Instant::now();
+            for _ in 0..ATTEMPTS_MAX {
+                assert!(!failed.is_final(now));
+                add(&mut failed, now, Some(status));
+            }
+            assert!(failed.is_final(now), "{status}");
+        }
     }
 }
