@@ -78,7 +78,7 @@ pub(super) fn plan_run(
         is_interrupted && !place.is_temporary && !place.ignores_open_runs
     };
     if let Some(open) = earlier.as_ref().filter(is_open) {
-        let is_wanted = forced.is_empty() && open.workflow == *workflow;
+        let is_wanted = forced.is_empty() && *open.workflow == *workflow;
         return Ok(match is_wanted {
             true => RunPlan::Resume(open.clone()),
             false => RunPlan::CancelFirst(open.clone()),
