@@ -1,29 +1,42 @@
 //! `bench core`: the scheduler core with its journal. The events of a simulated run of a million
 //! jobs are given to the core in batches, as the driver gives them: once with a journal of events
 //! alone, each batch synced before it is decided (as before version 24), and once with the journal
-//! that keeps decisions and rows. Then a scheduler takes up the run from it.
+//! that keeps decisions and rows. Then a scheduler takes up the run from it. Each is a process of
+//! its own, so that memory of one is none of the others. With `--before PROGRAM`, simulated runs
+//! are compared with those of another build.
+
+mod comparison;
+mod graphs;
+mod measured_parts;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::hash::Digest;
 use bafs_proto::time::Time;
-use bafs_sched::io::journal::{Journal, JournalHeader, PipelinedJournal, Snapshot};
-use bafs_sched::{Event, NullSelector};
+use bafs_sched::Event;
+use bafs_sched::io::journal::{Journal, JournalHeader};
 use bafs_sim::planner::{CanonicalWorkload, Environment, NodeClass};
+use bafs_sim::simulated_cluster::{NodeSpec, SimulatedCluster};
 use bafs_sim::simulator::{
     LoadModel, Policy, Scenario, Simulation, StepTimer, build_canonical_workflow,
 };
+use serde_json::Value;
 
-use super::measure::Stopwatch;
+use self::measured_parts::{BEFORE, EVENTS, JOURNAL};
+pub(super) use self::measured_parts::{PART_PROCESS, run_part_process};
 use super::{BenchmarkReport, Options};
 
 /// Jobs and nodes of a full and of a quick run.
 const FULL: (u32, u32) = (1_000_000, 10_000);
 const QUICK: (u32, u32) = (100_000, 1_000);
+
+/// Simulated runs that are compared, at least.
+const COMPARED_FULL: usize = 10_000;
+const COMPARED_QUICK: usize = 200;
 
 /// Events that a batch has, of at most 256.
 const BATCH_EVENTS: usize = 64;
@@ -34,6 +47,24 @@ const RESUME_S_MAX: f64 = 10.0;
 const SPEED_MIN: f64 = 0.95;
 /// Time limit of 99 of a hundred decisions, in milliseconds.
 const DECISION_MS_MAX: f64 = 0.08;
+/// The most memory of a process with the core, in GiB.
+const PEAK_GIB_MAX: f64 = 4.0;
+
+/// Figures of the last line.
+const SUMMARY: &[&str] = &[
+    "decisions_per_s",
+    "p99_ms",
+    "jobs",
+    "nodes",
+    "peak_gib",
+    "resume_s",
+    "old_journal_continues",
+    "scenarios_compared",
+    "makespan_ratio_p99",
+    "reruns_ratio",
+    "limit_violations",
+    "speed_vs_before",
+];
 
 /// Writes the events of a run to a file, a batch in a line.
 struct EventWriter {
@@ -66,44 +97,82 @@ impl StepTimer for EventWriter {
     }
 }
 
-/// Measures both journals, and the start from the new one.
+/// Measures both journals, and the start from the new one; then compares programs.
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
-    ensure!(options.only.is_empty(), "this benchmark has no parts");
-    let (jobs, nodes) = options.choose(FULL, QUICK);
-    let directory = tempfile::tempdir_in(std::env::current_dir()?)?;
-    let events = directory.path().join("events");
-    let (header, count) = write_events(jobs, nodes, &events)?;
-    report.add_figure("jobs", f64::from(jobs));
-    report.add_figure("nodes", f64::from(nodes));
-    report.add_figure("events", count as f64);
-    let before_s = time_events_alone(&header, &events, &directory.path().join("before"))?;
-    reset_peak_memory();
-    let path = directory.path().join("journal");
-    let now = time_recorded_steps(&header, &events, &path)?;
-    let per_s = count as f64 / now.total_s;
-    report.add_figure("decisions_per_s", per_s);
-    report.add_figure_with_target("p99_ms", now.p99_ms, 0.0..=DECISION_MS_MAX);
-    report.add_figure_with_target("speed_vs_before", before_s / now.total_s, SPEED_MIN..=1e9);
-    report.add_figure("before_decisions_per_s", count as f64 / before_s);
-    report.add_figure("total_s", now.total_s);
-    report.add_figure("decided_s", now.decided_s);
-    report.add_figure("snapshots_s", now.snapshots_s);
-    report.add_figure("before_total_s", before_s);
-    report.add_figure("journal_mib", file_mib(&path)?);
-    report.add_figure(
-        "before_journal_mib",
-        file_mib(&directory.path().join("before"))?,
-    );
-    report.add_figure("snapshots", f64::from(now.snapshots));
-    let resume_s = time_resume(&path)?;
-    report.add_figure_with_target("resume_s", resume_s, 0.0..=RESUME_S_MAX);
-    let peak_gib = super::sim::read_peak_mib() / 1_024.0;
-    report.add_figure_with_target("peak_gib", peak_gib, 0.0..=4.0);
+    report.set_summary_figures(SUMMARY);
+    if options.is_part_selected("size") {
+        measure_size(options, report)?;
+    }
+    if options.is_part_selected("golden") {
+        let continued = continue_golden_journals()?;
+        report.print_line(&format!(
+            "  {continued} journals of earlier forms are continued"
+        ));
+        report.add_answer("old_journal_continues", continued > 0);
+    }
+    if options.is_part_selected("scenarios") {
+        let count = options.choose(COMPARED_FULL, COMPARED_QUICK);
+        match &options.before {
+            Some(program) => comparison::compare_programs(program, count, report)?,
+            None => report.add_missing("scenarios_compared", "name a build: --before PROGRAM"),
+        }
+    }
     Ok(())
 }
 
-/// Simulates a run, and writes its events; answers what it is and how many they are.
-fn write_events(jobs: u32, nodes: u32, path: &Path) -> Result<(JournalHeader, usize)> {
+fn measure_size(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let (jobs, nodes) = options.choose(FULL, QUICK);
+    let directory = tempfile::tempdir_in(std::env::current_dir()?)?;
+    let directory = directory.path();
+    let count = write_events(jobs, nodes, directory)? as f64;
+    report.add_figure("jobs", f64::from(jobs));
+    report.add_figure("nodes", f64::from(nodes));
+    report.add_figure("events", count);
+    let before = run_part("before", directory)?;
+    let now = run_part("now", directory)?;
+    let resume = run_part("resume", directory)?;
+    let (before_s, total_s) = (figure(&before, "total_s")?, figure(&now, "total_s")?);
+    report.add_figure("decisions_per_s", count / total_s);
+    report.add_figure_with_target("p99_ms", figure(&now, "p99_ms")?, 0.0..=DECISION_MS_MAX);
+    report.add_figure_with_target("speed_vs_before", before_s / total_s, SPEED_MIN..=1e9);
+    report.add_figure("before_decisions_per_s", count / before_s);
+    for key in ["decided_s", "snapshots_s", "snapshots"] {
+        report.add_figure(key, figure(&now, key)?);
+    }
+    for (prefix, part) in [("before_", &before), ("now_", &now), ("resume_", &resume)] {
+        for key in ["total_s", "processor_s", "peak_gib"] {
+            report.add_figure(&format!("{prefix}{key}"), figure(part, key)?);
+        }
+    }
+    report.add_figure("journal_mib", file_mib(&directory.join(JOURNAL))?);
+    report.add_figure("before_journal_mib", file_mib(&directory.join(BEFORE))?);
+    let resume_s = figure(&resume, "total_s")?;
+    report.add_figure_with_target("resume_s", resume_s, 0.0..=RESUME_S_MAX);
+    let peak_gib = figure(&now, "peak_gib")?.max(figure(&resume, "peak_gib")?);
+    report.add_figure_with_target("peak_gib", peak_gib, 0.0..=PEAK_GIB_MAX);
+    Ok(())
+}
+
+/// Runs a part in a process of its own; answers what it measured.
+fn run_part(part: &str, directory: &Path) -> Result<Value> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let output = command
+        .arg(PART_PROCESS)
+        .arg(part)
+        .arg(directory)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "part '{part}' failed: {said}");
+    serde_json::from_slice(&output.stdout).with_context(|| format!("part '{part}'"))
+}
+
+fn figure(part: &Value, key: &str) -> Result<f64> {
+    part[key].as_f64().with_context(|| format!("no {key}"))
+}
+
+/// Simulates a run, and writes its events, and two journals of which nothing is told yet; answers
+/// how many events there are.
+fn write_events(jobs: u32, nodes: u32, directory: &Path) -> Result<usize> {
     let clusters = nodes / 100;
     let class = |cluster| NodeClass {
         cluster: format!("c{cluster}"),
@@ -126,8 +195,9 @@ fn write_events(jobs: u32, nodes: u32, path: &Path) -> Result<(JournalHeader, us
     let workflow = build_canonical_workflow(&CanonicalWorkload::parse(&text)?);
     let simulation = Simulation::new(workflow, scenario);
     let header = simulation.journal_header();
+    drop(Journal::open(&directory.join(JOURNAL), || header.clone())?);
     let mut writer = EventWriter {
-        file: BufWriter::new(File::create(path)?),
+        file: BufWriter::new(File::create(directory.join(EVENTS))?),
         batch: Vec::new(),
         count: 0,
         error: None,
@@ -138,142 +208,38 @@ fn write_events(jobs: u32, nodes: u32, path: &Path) -> Result<(JournalHeader, us
     writer.file.flush()?;
     match writer.error {
         Some(error) => Err(error),
-        None => Ok((header, writer.count)),
+        None => Ok(writer.count),
     }
 }
 
-fn read_batches(path: &Path) -> Result<impl Iterator<Item = Result<Vec<(Time, Event)>>>> {
-    let lines = BufReader::with_capacity(1 << 20, File::open(path)?).lines();
-    Ok(lines.map(|line| Ok(serde_json::from_str(&line?)?)))
-}
-
-/// Seconds for all batches when events alone are kept, as JSON, and synced before they are decided.
-fn time_events_alone(header: &JournalHeader, events: &Path, path: &Path) -> Result<f64> {
-    let mut scheduler = header.new_scheduler(&NullSelector);
-    let mut file = File::create(path)?;
-    let mut actions = Vec::new();
-    let mut total_s = 0.0;
-    for batch in read_batches(events)? {
-        let batch = batch?;
-        let watch = Stopwatch::start();
-        let payload = serde_json::to_vec(&batch)?;
-        let length = u32::try_from(payload.len()).context("a batch is small")?;
-        let mut frame = length.to_le_bytes().to_vec();
-        frame.extend_from_slice(&Digest::of(&payload).0[..16]);
-        frame.extend(payload);
-        file.write_all(&frame)?;
-        file.sync_data()?;
-        for (now, event) in batch {
-            scheduler.step(now, event, &mut actions);
-        }
-        actions.clear();
-        total_s += watch.elapsed().as_secs_f64();
-    }
-    ensure!(scheduler.outcome().is_some(), "the run is not over");
-    Ok(total_s)
-}
-
-/// How long the core took with its journal.
-struct RecordedRun {
-    total_s: f64,
-    /// Of it: the core with the rows that it wrote, and the snapshots. The rest wrote the steps.
-    decided_s: f64,
-    snapshots_s: f64,
-    /// Of one decision with the rows that it wrote.
-    p99_ms: f64,
-    snapshots: u32,
-}
-
-/// Gives the core all batches, as the driver does: while one is written, the next is decided.
-fn time_recorded_steps(header: &JournalHeader, events: &Path, path: &Path) -> Result<RecordedRun> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let (journal, _) = Journal::open(path, || header.clone())?;
-    let mut journal = PipelinedJournal::new(journal);
-    let mut scheduler = header.new_scheduler(&NullSelector);
-    scheduler.start_recording();
-    let mut times: Vec<u32> = Vec::new();
-    let (mut total_s, mut decided_s, mut snapshots_s, mut snapshots) = (0.0, 0.0, 0.0, 0);
-    let mut is_first_half = true;
-    for batch in read_batches(events)? {
-        let batch = batch?;
-        let watch = Stopwatch::start();
-        if journal.is_snapshot_due() {
-            runtime.block_on(finish_write(&mut journal))?;
-            let snapshot_watch = Stopwatch::start();
-            let snapshot = Snapshot {
-                state: scheduler.snapshot(),
-                ..Snapshot::default()
-            };
-            journal.append_snapshot(&snapshot)?;
-            snapshots += 1;
-            snapshots_s += snapshot_watch.elapsed().as_secs_f64();
-        }
-        let decision_watch = Stopwatch::start();
-        let mut steps = Vec::with_capacity(batch.len());
-        for (now, event) in batch {
-            let step = Stopwatch::start();
-            steps.push(scheduler.record_step(now, event));
-            times.push(step.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
-        }
-        decided_s += decision_watch.elapsed().as_secs_f64();
-        runtime.block_on(async {
-            finish_write(&mut journal).await?;
-            journal.begin_append(steps)
+/// Goes on with each journal of an earlier form to its end; answers how many there are.
+fn continue_golden_journals() -> Result<usize> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bafs-sim/tests/golden");
+    let mut continued = 0;
+    for entry in golden.read_dir()? {
+        let path = entry?.path();
+        let directory = tempfile::tempdir()?;
+        let copy = directory.path().join("journal");
+        std::fs::copy(&path, &copy)?;
+        let (_journal, tail) = Journal::open(&copy, || -> JournalHeader {
+            unreachable!("the journal exists")
         })?;
-        total_s += watch.elapsed().as_secs_f64();
-        if is_first_half && scheduler.jobs_done() * 2 > header.workflow.jobs.len() as u64 {
-            is_first_half = false;
-            let half = path.with_extension("half");
-            runtime.block_on(finish_write(&mut journal))?;
-            std::fs::copy(path, half)?;
-        }
+        let node = NodeSpec {
+            capacity: bafs_sched::Space {
+                bytes: 400_000_000,
+                files: 100_000,
+            },
+            slots: 2,
+        };
+        let mut cluster = SimulatedCluster::resume_on_new_nodes(tail, vec![node; 3]);
+        let outcome = cluster.run_to_end(cluster.elapsed_ms() + 86_400_000);
+        let is_complete = outcome == bafs_sched::Outcome::Complete;
+        ensure!(is_complete, "{}: {outcome:?}", path.display());
+        continued += 1;
     }
-    let watch = Stopwatch::start();
-    runtime.block_on(finish_write(&mut journal))?;
-    total_s += watch.elapsed().as_secs_f64();
-    ensure!(scheduler.outcome().is_some(), "the run is not over");
-    times.sort_unstable();
-    let p99 = times.get(times.len() * 99 / 100).copied().unwrap_or(0);
-    Ok(RecordedRun {
-        total_s,
-        decided_s,
-        snapshots_s,
-        p99_ms: f64::from(p99) / 1e6,
-        snapshots,
-    })
-}
-
-async fn finish_write(journal: &mut PipelinedJournal) -> bafs_proto::Result<()> {
-    if journal.is_writing() {
-        journal.wait_written().await?;
-    }
-    Ok(())
-}
-
-/// Seconds until a scheduler has the state of a run of which half is done.
-fn time_resume(path: &Path) -> Result<f64> {
-    let watch = Stopwatch::start();
-    let header = || -> JournalHeader { unreachable!("the journal exists") };
-    let (_journal, tail) = Journal::open(&path.with_extension("half"), header)?;
-    let mut scheduler = tail.header.new_scheduler(&NullSelector);
-    scheduler.start_recording();
-    scheduler.redo(&tail.snapshot.unwrap_or_default().state);
-    for step in tail.steps {
-        scheduler.redo(&step.changes);
-    }
-    scheduler.finish_redo();
-    let resume_s = watch.elapsed().as_secs_f64();
-    let all = scheduler.workflow().jobs.len() as u64;
-    ensure!(scheduler.jobs_done() * 2 > all, "half of it is done");
-    Ok(resume_s)
+    Ok(continued)
 }
 
 fn file_mib(path: &Path) -> Result<f64> {
     Ok(path.metadata()?.len() as f64 / f64::from(1 << 20))
-}
-
-/// The most memory is counted anew: the simulator is no part of the core.
-fn reset_peak_memory() {
-    // Where it cannot be reset, the figure is only higher.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
