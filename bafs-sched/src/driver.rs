@@ -123,7 +123,7 @@ fn warnings_to_log(scheduler: &Scheduler, logged: usize) -> &[RunWarning] {
 /// identity is not usable, or the catalog refuses it before any node was seen. That jobs fail is
 /// no error but part of the report.
 pub async fn run_workflow(
-    workflow: Workflow,
+    workflow: impl Into<Arc<Workflow>>,
     options: RunOptions,
     progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
@@ -137,10 +137,11 @@ pub async fn run_workflow(
 /// As `run`.
 pub async fn run_with_connections(
     pool: Pool,
-    workflow: Workflow,
+    workflow: impl Into<Arc<Workflow>>,
     options: RunOptions,
     mut progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
+    let workflow = workflow.into();
     if options.settings.has_private_data_at_home()
         && let Some(refusal) = remote_io::why_unsupported(&workflow, &options.settings)
     {
@@ -224,7 +225,7 @@ struct Driver {
 impl Driver {
     fn open(
         pool: Pool,
-        workflow: Workflow,
+        workflow: Arc<Workflow>,
         options: &RunOptions,
     ) -> Result<(Self, mpsc::Receiver<DriverMessage>)> {
         let (journal, tail) = open_journal(&workflow, options)?;
@@ -237,7 +238,7 @@ impl Driver {
             report_builder: mut ledger,
             is_report_partial,
             ended_attempts,
-        } = recover_run(tail, options, &mut homes);
+        } = recover_run(tail, options, &mut homes)?;
         ended_attempts
             .into_iter()
             .for_each(|ended| outputs.note_ended(ended));
@@ -255,7 +256,7 @@ impl Driver {
             homes: Arc::new(Mutex::new(homes)),
             upload_epochs: UploadEpochs::default(),
             connectivity: Arc::new(Mutex::new(connectivity)),
-            workflow: Arc::new(workflow),
+            workflow,
             run,
             settings: Arc::new(settings),
             is_resumed,
@@ -429,7 +430,7 @@ impl Driver {
         }
         if self.journal.is_snapshot_due() {
             self.finish_write().await?;
-            self.write_snapshot()?;
+            self.begin_snapshot()?;
         }
         let now = self.clock.adjusted_time(wall_time_now(), monotonic_now());
         let mut ended = Vec::new();
@@ -609,7 +610,8 @@ impl Driver {
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
         // A run that saw no node begins anew, whatever its journal says.
         if self.journal.has_steps_since_snapshot() && self.scheduler.nodes().next().is_some() {
-            self.write_snapshot()?;
+            self.begin_snapshot()?;
+            self.finish_write().await?;
         }
         if self.is_report_partial {
             let all = RunReportBuilder::from_journal(&self.command_journal)?;

@@ -2,9 +2,11 @@
 //! they decide.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
 
 use crate::decision::Decision;
@@ -22,10 +24,19 @@ use crate::{Action, Event, Settings};
 #[derive(Debug, Clone)]
 pub struct Scheduler {
     pub(crate) state: State,
-    /// Where steps are recorded: single values as they were last told.
-    recorded: Option<Box<StateRows>>,
+    /// Where steps are recorded.
+    recorder: Option<Box<Recorder>>,
     /// Of the last step.
     decisions: Vec<Decision>,
+}
+
+/// What a scheduler needs to tell what its steps write.
+#[derive(Debug, Clone, Default)]
+struct Recorder {
+    /// Single values as they were last told.
+    last: StateRows,
+    /// Where the rows of a step are written, so that each step need not find memory anew.
+    buffer: Vec<u8>,
 }
 
 /// What was recorded of it, and what its last step decided, say nothing of a scheduler.
@@ -38,7 +49,7 @@ impl PartialEq for Scheduler {
 impl Scheduler {
     /// A scheduler of a workflow of which nothing is done yet, without a strategy selector: it
     /// follows the limits of the settings, or none.
-    pub fn new(run: RunId, workflow: Workflow, settings: Settings) -> Self {
+    pub fn new(run: RunId, workflow: impl Into<Arc<Workflow>>, settings: Settings) -> Self {
         Self::with_strategy_selector(run, workflow, settings, &NullSelector)
     }
 
@@ -46,26 +57,30 @@ impl Scheduler {
     /// the same facts may lead to other decisions; recovery decides nothing.
     pub fn with_strategy_selector(
         run: RunId,
-        workflow: Workflow,
+        workflow: impl Into<Arc<Workflow>>,
         settings: Settings,
         selector: &dyn StrategySelector,
     ) -> Self {
         let policies = PolicyPositions::of(&settings.policies);
-        let state = State::new(run, workflow, settings, policies, selector);
+        let state = State::new(run, workflow.into(), settings, policies, selector);
         Self {
             state,
-            recorded: None,
+            recorder: None,
             decisions: Vec::new(),
         }
     }
 
     /// Applies one fact. Never waits, never fails; what must be done is added to `actions`.
     pub fn step(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
+        self.step_event(now, &event, actions);
+    }
+
+    fn step_event(&mut self, now: Time, event: &Event, actions: &mut Vec<Action>) {
         self.decisions.clear();
         if self.state.phase == Phase::Over {
             return;
         }
-        self.state.pass_time(now, &event);
+        self.state.pass_time(now, event);
         self.state.apply(event);
         if !self.state.has_time_stopped() {
             self.state.advance();
@@ -83,29 +98,29 @@ impl Scheduler {
     /// snapshots.
     pub fn start_recording(&mut self) {
         self.state.start_recording();
-        self.recorded = Some(Box::default());
+        self.recorder = Some(Box::default());
     }
 
     /// A step, with all that a journal keeps of it.
     pub fn record_step(&mut self, now: Time, event: Event) -> RecordedStep {
         let mut actions = Vec::new();
-        self.step(now, event.clone(), &mut actions);
-        let changes = match &mut self.recorded {
-            Some(last) => self.state.take_changes(last),
-            None => StateRows::default(),
+        self.step_event(now, &event, &mut actions);
+        let changes = match self.recorder.as_deref_mut() {
+            Some(Recorder { last, buffer }) => self.state.take_changes(last, buffer),
+            None => StateChanges::default(),
         };
         RecordedStep {
             at: now,
             event,
             decisions: std::mem::take(&mut self.decisions),
             actions,
-            changes: StateChanges::of(&changes),
+            changes,
         }
     }
 
     /// All that differs from a new scheduler. Only of one that records since it was new.
     pub fn snapshot(&self) -> StateChanges {
-        StateChanges::of(&self.state.all_rows())
+        self.state.all_changes()
     }
 
     /// Takes what a recorded step wrote, or a snapshot, without deciding anything. Before it steps
@@ -119,10 +134,23 @@ impl Scheduler {
             .put_back(rows.expect("changes were checked when they were read"));
     }
 
+    /// The same for changes of a journal that were not checked when they were read.
+    ///
+    /// # Errors
+    /// `Malformed`: the changes are of an unknown form.
+    pub fn try_redo(&mut self, changes: &StateChanges) -> Result<()> {
+        let rows = changes.decode().map_err(|error| {
+            let text = format!("rows of the journal do not decode ({error})");
+            Error::new(ErrorCode::Malformed, text)
+        })?;
+        self.state.put_back(rows);
+        Ok(())
+    }
+
     /// Rebuilds what is not kept after the last of what was recorded.
     pub fn finish_redo(&mut self) {
         self.state.rebuild();
-        if self.recorded.is_some() {
+        if self.recorder.is_some() {
             // What was put back is in the journal.
             self.start_recording();
         }

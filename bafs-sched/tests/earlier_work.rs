@@ -84,11 +84,11 @@ impl EarlierState {
             let (align, sort) = (format!("align{sample}"), format!("sort{sample}"));
             let reads = SourceRecord {
                 source: url("bafs://home/reads"),
-                seen: SeenSource::Exactly(ObservedInputs {
+                seen: SeenSource::Exactly(Box::new(ObservedInputs {
                     files: vec![(format!("{sample}.fq"), identity(10))],
                     missing: vec![format!("{sample}.fq.gz")],
                     ..ObservedInputs::default()
-                }),
+                })),
             };
             state.record(&align, 1, vec![reads], &[], &[]);
             let target = format!("bafs://home/out/{sample}");
@@ -229,10 +229,10 @@ fn listed_directory_counts_with_its_names() {
     let mut state = EarlierState::after_success();
     let listed = [file("1.fq", 10), file("2.fq", 10)];
     let record = state.records.get_mut("align1").expect("it ran");
-    record.sources[0].seen = SeenSource::Exactly(ObservedInputs {
+    record.sources[0].seen = SeenSource::Exactly(Box::new(ObservedInputs {
         listed: vec![(String::new(), directory_digest(listed.iter()))],
         ..ObservedInputs::default()
-    });
+    }));
     assert_eq!(state.running(), [""; 0]);
     state.list_reads(&[file("1.fq", 10), file("2.fq", 10), file("3.fq", 10)]);
     assert_eq!(
@@ -349,7 +349,7 @@ fn run_to_its_end(workflow: Workflow, sent: SourceIdentity) -> BTreeMap<String, 
     };
     let header = JournalHeader {
         run: RunId(2),
-        workflow,
+        workflow: workflow.into(),
         settings,
     };
     let mut scheduler = header.new_scheduler(&NullSelector);
@@ -425,7 +425,7 @@ fn run_begins_with_what_is_up_to_date() {
     };
     let header = JournalHeader {
         run: RunId(2),
-        workflow,
+        workflow: workflow.into(),
         settings,
     };
     let mut scheduler = header.new_scheduler(&NullSelector);

@@ -42,6 +42,7 @@ mod recording;
 mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::seeded_rng::SeededRng;
 
@@ -144,7 +145,7 @@ pub struct SimulatedCluster {
     /// Caches that were to be fetched before their readers start, with their nodes.
     pub warmed_caches: BTreeMap<VolumeId, ServerId>,
     /// As it was given: sizes may change.
-    given_workflow: Workflow,
+    given_workflow: Arc<Workflow>,
     now: Time,
     rng: SeededRng,
     faults: Faults,
@@ -169,11 +170,12 @@ impl SimulatedCluster {
     /// A cluster about to run a workflow.
     pub fn new(
         seed: u64,
-        workflow: Workflow,
+        workflow: impl Into<Arc<Workflow>>,
         settings: Settings,
         nodes: Vec<NodeSpec>,
         faults: Faults,
     ) -> Self {
+        let workflow = workflow.into();
         let nodes = nodes.into_iter().enumerate().map(|(at, spec)| {
             let node = ClusterNode {
                 spec,
@@ -191,7 +193,7 @@ impl SimulatedCluster {
             (ServerId(at as u64 + 1), node)
         });
         let mut world = Self {
-            given_workflow: workflow.clone(),
+            given_workflow: Arc::clone(&workflow),
             scheduler: Scheduler::new(RunId(seed), workflow, settings),
             records: Vec::new(),
             steps: Vec::new(),

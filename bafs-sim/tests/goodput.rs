@@ -57,7 +57,7 @@ fn run_with_faults(seed: u64, faults: Faults) -> (Workflow, Timeline) {
     let run = world.scheduler.run();
     let header = JournalHeader {
         run,
-        workflow: workflow.clone(),
+        workflow: workflow.clone().into(),
         settings,
     };
     let records = world.records;
@@ -138,7 +138,7 @@ fn job_with_all_slots_counts_as_full_use() {
     assert_eq!(world.run_to_end(1_000_000), Outcome::Complete);
     let header = JournalHeader {
         run: world.scheduler.run(),
-        workflow: workflow.clone(),
+        workflow: workflow.clone().into(),
         settings,
     };
     let records = world.records;

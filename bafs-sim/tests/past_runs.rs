@@ -40,7 +40,7 @@ fn partial_history(kept: usize) -> History {
     steps.truncate(steps.len() * kept / 100);
     let header = JournalHeader {
         run,
-        workflow,
+        workflow: workflow.into(),
         settings,
     };
     History { header, steps }

@@ -42,7 +42,8 @@ pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
             workflow_file::load_workflow(
                 &args.workflow,
                 &HomeView::from_environment(&args.workflow),
-            )?,
+            )?
+            .into(),
             None,
         )
     };

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::job_logs::{LOGS_BYTES_MAX, LoggedAttempt, is_in_use, read_index};
@@ -278,7 +279,7 @@ fn unknown_job_message(name: &str, mut names: Vec<&str>) -> String {
 fn check_job_name(run: &RunFiles, name: &str) -> Result<()> {
     let workflow = match (&run.journal, &run.workflow) {
         (Some(path), _) => Some(replay_run(path)?.workflow().clone()),
-        (None, Some(path)) => workflow_file::load_without_warnings(path),
+        (None, Some(path)) => workflow_file::load_without_warnings(path).map(Arc::new),
         (None, None) => None,
     };
     let Some(workflow) = workflow else {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use bafs_proto::Result;
 use bafs_proto::ids::{RunId, ServerId};
@@ -18,7 +19,7 @@ pub struct EarlierRun {
     /// The last run.
     pub run: RunId,
     /// What it ran.
-    pub workflow: Workflow,
+    pub workflow: Arc<Workflow>,
     /// Whether it ended.
     pub is_over: bool,
     /// Whether it saw a node, so that something may be left of it.
@@ -48,13 +49,7 @@ impl EarlierRun {
         let has_begun = has_begun(&tail);
         let homes = named_homes(&tail);
         let mut scheduler = tail.header.new_scheduler(&NullSelector);
-        if let Some(snapshot) = &tail.snapshot {
-            scheduler.redo(&snapshot.state);
-        }
-        for step in &tail.steps {
-            scheduler.redo(&step.changes);
-        }
-        scheduler.finish_redo();
+        tail.restore(&mut scheduler)?;
         let records = scheduler.job_records().cloned();
         let failed = scheduler.failures.iter().map(|failed| failed.name.clone());
         Ok(Some(Self {

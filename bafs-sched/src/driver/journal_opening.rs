@@ -1,5 +1,7 @@
 //! Opens the journal of a run: a new one, one to resume, or one of a run that never began.
 
+use std::sync::Arc;
+
 use bafs_proto::ids::RunId;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_workflow::Workflow;
@@ -10,16 +12,16 @@ use crate::io::homes::Homes;
 use crate::io::job_logs::EndedAttempt;
 use crate::io::journal::{Journal, JournalHeader, JournalTail, Snapshot};
 use crate::report::RunReportBuilder;
-use crate::{Event, Scheduler};
+use crate::{Event, RecordedStep, Scheduler};
 
 /// The journal of a run of `workflow`, and what it tells.
 pub(super) fn open_journal(
-    workflow: &Workflow,
+    workflow: &Arc<Workflow>,
     options: &RunOptions,
 ) -> Result<(Journal, JournalTail)> {
     let fresh = || JournalHeader {
         run: RunId::random(),
-        workflow: workflow.clone(),
+        workflow: Arc::clone(workflow),
         settings: options.settings.clone(),
     };
     let (mut journal, mut tail) = Journal::open(&options.journal, fresh)?;
@@ -42,16 +44,18 @@ pub(super) fn open_journal(
         );
         return Err(Error::new(ErrorCode::Conflict, text));
     }
+    // Both are equal: one is enough.
+    tail.header.workflow = Arc::clone(workflow);
     Ok((journal, tail))
 }
 
 /// Whether a run saw a node at any time: before that nothing is made. A snapshot is of a run that
 /// ended or had much to tell.
 pub(super) fn has_begun(tail: &JournalTail) -> bool {
-    let mut events = tail.steps.iter().map(|step| &step.event);
-    let is_seen =
-        |event: &Event| matches!(event, Event::NodesListed { nodes, .. } if !nodes.is_empty());
-    tail.snapshot.is_some() || events.any(is_seen)
+    // What cannot be read is told by whoever puts it back.
+    let mut steps = tail.steps.read().map_while(Result::ok);
+    let is_seen = |step: RecordedStep| matches!(step.event, Event::NodesListed { nodes, .. } if !nodes.is_empty());
+    tail.snapshot.is_some() || steps.any(is_seen)
 }
 
 /// What a driver has again of a run.
@@ -64,36 +68,40 @@ pub(super) struct RecoveredRun {
 }
 
 /// Puts back what the journal keeps of a run, and which homes its names mean.
+///
+/// # Errors
+/// That the journal cannot be read, or is damaged.
 pub(super) fn recover_run(
     tail: JournalTail,
     options: &RunOptions,
     homes: &mut Homes,
-) -> RecoveredRun {
+) -> Result<RecoveredRun> {
     let mut scheduler = tail.header.new_scheduler(&*options.strategy_selector);
     // Before rows are put back: all of them are in the next snapshot.
     scheduler.start_recording();
     let is_report_partial = tail.snapshot.is_some();
     let snapshot = tail.snapshot.unwrap_or_default();
-    scheduler.redo(&snapshot.state);
+    scheduler.try_redo(&snapshot.state)?;
     snapshot
         .homes
         .iter()
         .for_each(|event| homes.apply_event(event));
     let mut ended_attempts = snapshot.ended_attempts;
     let mut report_builder = RunReportBuilder::default();
-    for step in tail.steps {
+    for step in tail.steps.read() {
+        let step = step?;
         homes.apply_event(&step.event);
         report_builder.note_event(&scheduler, step.at, &step.event);
         ended_attempts.extend(find_ended_attempt(&scheduler, &step.event));
-        scheduler.redo(&step.changes);
+        scheduler.try_redo(&step.changes)?;
     }
     scheduler.finish_redo();
-    RecoveredRun {
+    Ok(RecoveredRun {
         scheduler,
         report_builder,
         is_report_partial,
         ended_attempts,
-    }
+    })
 }
 
 /// What the next scheduler goes on with.

@@ -32,14 +32,14 @@ impl Driver {
         }
     }
 
-    /// Writes what the next scheduler goes on with. Nothing may be being written.
-    pub(super) fn write_snapshot(&mut self) -> Result<()> {
+    /// Begins to write what the next scheduler goes on with. Nothing may be being written.
+    pub(super) fn begin_snapshot(&mut self) -> Result<()> {
         let homes = self.servers.homes.lock();
         let homes = homes.unwrap_or_else(PoisonError::into_inner);
         let ended = self.output_collector.ended_attempts();
         let snapshot = take_snapshot(&self.scheduler, &homes, ended);
         drop(homes);
-        self.journal.append_snapshot(&snapshot)
+        self.journal.begin_snapshot(snapshot)
     }
 
     /// Does what follows for the driver itself from a fact that the core knows.

@@ -292,7 +292,7 @@ impl JobComparison<'_> {
             None => return unknown("nobody has looked at it"),
         };
         let seen = match &record.seen {
-            SeenSource::Exactly(seen) => Some(seen),
+            SeenSource::Exactly(seen) => Some(&**seen),
             SeenSource::Whole(_) | SeenSource::Unknown => None,
         };
         let mounts = self.workflow.job(self.job).mounts.iter();

@@ -3,8 +3,11 @@
 //! volume is known by who writes it, and where.
 
 use bafs_proto::file_set::FileSelection;
-use bafs_proto::hash::{Digest, DigestHasher};
+use bafs_proto::hash::Digest;
 use bafs_workflow::{Extract, Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
+
+/// Most descriptions have fewer bytes.
+const PARTS_BYTES: usize = 1_024;
 
 /// Positions of the extracts of each volume.
 #[derive(Debug, Clone)]
@@ -35,7 +38,7 @@ pub fn describe_job_digest<'e>(
     extracts_of: impl Fn(VolumeIndex) -> &'e [u32],
 ) -> Digest {
     let job = workflow.job(job);
-    let mut parts = Parts(DigestHasher::new());
+    let mut parts = Parts(Vec::with_capacity(PARTS_BYTES));
     parts.add_command(job);
     for mount in &job.mounts {
         parts.add("mount");
@@ -59,23 +62,24 @@ pub fn describe_job_digest<'e>(
             parts.add_extract(extract);
         }
     }
-    parts.0.digest()
+    Digest::of(&parts.0)
 }
 
-/// Texts with their lengths, so that none runs into the next.
-struct Parts(DigestHasher);
+/// Texts with their lengths, so that none runs into the next. They are hashed at once: they are many
+/// and short.
+struct Parts(Vec<u8>);
 
 impl Parts {
     fn add(&mut self, text: &str) {
-        self.0.update(&(text.len() as u64).to_le_bytes());
-        self.0.update(text.as_bytes());
+        self.0.extend((text.len() as u64).to_le_bytes());
+        self.0.extend_from_slice(text.as_bytes());
     }
 
     /// A list with its name and length, so that no element passes for one of the next list.
     fn add_list<T: AsRef<str>>(&mut self, name: &str, texts: impl IntoIterator<Item = T>) {
         let texts: Vec<T> = texts.into_iter().collect();
         self.add(name);
-        self.0.update(&(texts.len() as u64).to_le_bytes());
+        self.0.extend((texts.len() as u64).to_le_bytes());
         texts.iter().for_each(|text| self.add(text.as_ref()));
     }
 

@@ -77,8 +77,8 @@ pub struct SourceRecord {
 /// What of a source a job saw.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeenSource {
-    /// This and nothing else.
-    Exactly(ObservedInputs),
+    /// This and nothing else. It is larger than the others, and most jobs have one of these.
+    Exactly(Box<ObservedInputs>),
     /// Perhaps all of it, which had this digest.
     Whole(Digest),
     /// Nobody knows.

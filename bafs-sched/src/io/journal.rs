@@ -16,9 +16,9 @@
 //! event with its time, the actions that were decided, the rows of the state that changed), or a
 //! [`Snapshot`]: all rows that differ from a new state. The journal does not know what they mean.
 //!
-//! * [`Journal::open`] creates the file, or reads its [`JournalTail`]: the last snapshot and the
-//!   steps after it. A new journal is written under another name and synced before it gets its own,
-//!   so it is never half there.
+//! * [`Journal::open`] creates the file, or finds its [`JournalTail`]: the last snapshot and the
+//!   steps after it, which are read from the file one frame at a time. A new journal is written
+//!   under another name and synced before it gets its own, so it is never half there.
 //! * [`Journal::append`] writes a frame and syncs it (`fdatasync`). The driver performs the actions
 //!   afterwards.
 //! * [`Journal::append_snapshot`] writes a snapshot, then its offset. An offset that points to
@@ -49,11 +49,13 @@ mod creation;
 mod follower;
 mod format;
 mod pipeline;
+mod tail;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
@@ -65,12 +67,13 @@ pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
 use self::creation::{create_journal, lock_error, lock_file};
 pub use self::follower::{JournalFollower, JournalNews};
 use self::format::{
-    FRAME_HEAD_BYTES, FrameContent, Layout, PayloadForm, begin_journal, damaged, decode_content,
-    decode_frame, decode_payload, encode_frame, epoch_fields, payload_bytes, read_frames,
-    read_layout,
+    FRAME_HEAD_BYTES, FrameBuffer, FrameContent, Layout, PayloadForm, begin_journal,
+    check_torn_end, damaged, decode_content, decode_frame, decode_payload, encode_frame,
+    epoch_fields, payload_bytes, read_layout,
 };
 pub use self::format::{JOURNAL_MAGIC, JOURNAL_VERSION};
 pub use self::pipeline::PipelinedJournal;
+pub use self::tail::{JournalTail, TailSteps, read_tail};
 use super::job_logs::EndedAttempt;
 use crate::{Event, RecordedStep, Scheduler, Settings, StateChanges, StrategySelector};
 
@@ -90,16 +93,37 @@ const START_BYTES: usize = 64;
 pub struct JournalHeader {
     /// The run.
     pub run: RunId,
-    /// What is run.
-    pub workflow: Workflow,
+    /// What is run; shared with the scheduler of the run.
+    #[serde(with = "shared")]
+    pub workflow: Arc<Workflow>,
     /// How it is run.
     pub settings: Settings,
+}
+
+/// A shared value in the form of one that is not.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        value: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
 }
 
 impl JournalHeader {
     /// A scheduler of this run of which nothing is done, with the selector of the run.
     pub fn new_scheduler(&self, selector: &dyn StrategySelector) -> Scheduler {
-        let (workflow, settings) = (self.workflow.clone(), self.settings.clone());
+        let (workflow, settings) = (Arc::clone(&self.workflow), self.settings.clone());
         Scheduler::with_strategy_selector(self.run, workflow, settings, selector)
     }
 }
@@ -150,24 +174,6 @@ impl History {
     }
 }
 
-/// The end of a journal: what a scheduler needs to go on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JournalTail {
-    /// What it is about.
-    pub header: JournalHeader,
-    /// The last snapshot; nothing when `steps` are all there are.
-    pub snapshot: Option<Snapshot>,
-    /// The steps after it.
-    pub steps: Vec<RecordedStep>,
-}
-
-impl JournalTail {
-    /// Whether the journal tells of any step.
-    pub fn has_steps(&self) -> bool {
-        self.snapshot.is_some() || !self.steps.is_empty()
-    }
-}
-
 /// A journal that is open for writing. No other process can open it meanwhile.
 #[derive(Debug)]
 pub struct Journal {
@@ -183,6 +189,8 @@ pub struct Journal {
     /// Bytes of the last snapshot, and of all frames since.
     snapshot_bytes: u64,
     bytes_since: u64,
+    /// Where frames are made.
+    buffer: FrameBuffer,
 }
 
 impl Journal {
@@ -220,7 +228,7 @@ impl Journal {
             name: &name,
         };
         let found = opened
-            .find_tail()
+            .find_tail(path)
             .map_err(|e| e.context(format!("journal {name}")))?;
         if found.end < length {
             let cut = length - found.end;
@@ -239,6 +247,7 @@ impl Journal {
             end: found.end,
             snapshot_bytes: found.snapshot_bytes,
             bytes_since: found.end - found.steps_at,
+            buffer: FrameBuffer::default(),
         };
         Ok((journal, found.tail))
     }
@@ -261,11 +270,7 @@ impl Journal {
         self.has_epochs = true;
         self.form = PayloadForm::NEW;
         (self.snapshot_bytes, self.bytes_since) = (0, 0);
-        Ok(JournalTail {
-            header,
-            snapshot: None,
-            steps: Vec::new(),
-        })
+        Ok(JournalTail::of_new_run(header))
     }
 
     /// Begins another run of the workflow behind the last one, of which nothing happened yet. A
@@ -290,11 +295,7 @@ impl Journal {
             .map_err(|e| write_error(&self.path, &e))?;
         self.end += frame.len() as u64;
         (self.snapshot_bytes, self.bytes_since) = (0, 0);
-        Ok(JournalTail {
-            header,
-            snapshot: None,
-            steps: Vec::new(),
-        })
+        Ok(JournalTail::of_new_run(header))
     }
 
     /// Makes steps durable, all or none of them.
@@ -328,6 +329,8 @@ impl Journal {
         let snapshot = Some(snapshot);
         self.snapshot_bytes = self.write_frame(&FrameContent { steps, snapshot })?;
         self.bytes_since = 0;
+        // A snapshot is far larger than what is written else.
+        self.buffer = FrameBuffer::default();
         self.file
             .write_all_at(&at.to_le_bytes(), self.snapshot_field)
             .and_then(|()| self.file.sync_data())
@@ -335,9 +338,9 @@ impl Journal {
     }
 
     fn write_frame(&mut self, content: &FrameContent<'_>) -> Result<u64> {
-        let frame = encode_frame(content, self.form)?;
+        let frame = self.buffer.encode_frame(content, self.form)?;
         self.file
-            .write_all(&frame)
+            .write_all(frame)
             .and_then(|()| self.file.sync_data())
             .map_err(|e| write_error(&self.path, &e))?;
         self.end += frame.len() as u64;
@@ -350,19 +353,15 @@ impl Journal {
 /// # Errors
 /// As [`Journal::open`].
 pub fn read_history(path: &Path) -> Result<History> {
-    let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|e| io_error("read", &name, &e))?;
-    let read = || {
-        let layout = read_layout(&bytes)?;
-        let frame = bytes.get(layout.header..).unwrap_or_default();
-        let (header, begin) = decode_header(frame, layout)?;
+    read_parts(path, |opened| {
+        let (layout, header, begin) = opened.read_start()?;
         let mut steps = Vec::new();
-        read_frames(&bytes[begin..], layout.form, begin as u64, |frame| {
-            steps.extend(frame.steps)
+        opened.visit_frames(begin, |payload, at| {
+            steps.extend(decode_content(payload, layout.form, at)?.steps);
+            Ok(())
         })?;
         Ok(History { header, steps })
-    };
-    read().map_err(|e: Error| e.context(format!("journal {name}")))
+    })
 }
 
 /// Reads the steps of a journal one by one, without all of it in memory. It ends where a frame is
@@ -387,14 +386,6 @@ pub(crate) fn visit_steps(
         }
         Ok(())
     })
-}
-
-/// Reads the end of a journal without opening it for writing.
-///
-/// # Errors
-/// As [`Journal::open`].
-pub fn read_tail(path: &Path) -> Result<JournalTail> {
-    read_parts(path, |opened| Ok(opened.find_tail()?.tail))
 }
 
 /// Reads what a journal is about, and nothing of what happened.
@@ -426,15 +417,6 @@ struct OpenedFile<'f> {
     name: &'f str,
 }
 
-/// The end of a journal, and where it was found.
-struct FoundTail {
-    layout: Layout,
-    tail: JournalTail,
-    snapshot_bytes: u64,
-    steps_at: u64,
-    end: u64,
-}
-
 impl OpenedFile<'_> {
     fn read(&self, from: u64, to: u64) -> Result<Vec<u8>> {
         let length = usize::try_from(to.min(self.length).saturating_sub(from)).unwrap_or(0);
@@ -464,46 +446,24 @@ impl OpenedFile<'_> {
         Ok((layout, header, end as u64))
     }
 
-    fn find_tail(&self) -> Result<FoundTail> {
-        let (layout, header, steps_at) = self.read_start()?;
-        let (snapshot, snapshot_bytes, steps_at) = match self.find_snapshot(layout, steps_at)? {
-            Some((snapshot, bytes)) => (Some(snapshot), bytes, layout.snapshot_at + bytes),
-            None => (None, 0, steps_at),
-        };
-        let bytes = self.read(steps_at, self.length)?;
-        let mut found = FoundTail {
-            layout,
-            tail: JournalTail {
-                header,
-                snapshot,
-                steps: Vec::new(),
-            },
-            snapshot_bytes,
-            steps_at,
-            end: 0,
-        };
-        let tail = &mut found.tail;
-        found.end = read_frames(&bytes, layout.form, steps_at, |frame| {
-            tail.steps.extend(frame.steps);
-            // One whose offset was not written.
-            if frame.snapshot.is_some() {
-                tail.snapshot = frame.snapshot;
-                tail.steps.clear();
-            }
-        })?;
-        Ok(found)
-    }
-
-    /// The snapshot where the journal says that one is, if it is whole; and its bytes.
-    fn find_snapshot(&self, layout: Layout, steps_at: u64) -> Result<Option<(Snapshot, u64)>> {
-        let at = layout.snapshot_at;
-        if at < steps_at || at >= self.length {
-            return Ok(None);
+    /// Gives each whole frame from this byte on to `each`, with where it begins. Answers where the
+    /// last one ends.
+    fn visit_frames(
+        &self,
+        from: u64,
+        mut each: impl FnMut(&[u8], u64) -> Result<()>,
+    ) -> Result<u64> {
+        let mut at = from;
+        while at < self.length {
+            let bytes = self.read_frame(at)?;
+            let Some(payload) = decode_frame(&bytes) else {
+                check_torn_end(&self.read(at, self.length)?, at)?;
+                break;
+            };
+            each(payload, at)?;
+            at += bytes.len() as u64;
         }
-        let bytes = self.read_frame(at)?;
-        let frame = decode_frame(&bytes).map(|payload| decode_content(payload, layout.form, at));
-        let snapshot = frame.and_then(Result::ok).and_then(|frame| frame.snapshot);
-        Ok(snapshot.map(|snapshot| (snapshot, bytes.len() as u64)))
+        Ok(at)
     }
 }
 

@@ -124,7 +124,7 @@ mod tests {
         let checked = parse_workflow("w", text, &none).expect("it is right");
         JournalHeader {
             run: RunId(7),
-            workflow: checked.workflow,
+            workflow: checked.workflow.into(),
             settings: Settings::default(),
         }
     }

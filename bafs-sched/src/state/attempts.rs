@@ -9,7 +9,7 @@ use bafs_workflow::VolumeIndex;
 use serde::{Deserialize, Serialize};
 
 use crate::action::MountedVolume;
-use crate::state::recorded::Row;
+use crate::state::recorded::whole_rows;
 
 /// Where an attempt is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,17 +60,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-impl Row for Attempt {
-    type Kept = Self;
-
-    fn kept(&self) -> Self {
-        let missing = BTreeSet::new();
-        Self {
-            missing,
-            ..self.clone()
-        }
-    }
-}
+whole_rows!(Attempt);
 
 impl Attempt {
     pub(crate) fn uses(&self, id: VolumeId) -> bool {

@@ -1,6 +1,6 @@
 //! Which batch volumes one level of a pipeline reads at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -37,16 +37,16 @@ impl BatchSets {
         });
         let index = |at: usize| u32::try_from(at).expect("the workflow's own indexes have 32 bits");
         let batch: BTreeSet<VolumeIndex> = batch.map(|(at, _)| VolumeIndex(index(at))).collect();
-        let mut stages: BTreeMap<(u32, u32), BTreeSet<VolumeIndex>> = BTreeMap::new();
+        let mut reads: Vec<(u32, u32, VolumeIndex)> = Vec::new();
         for job in order.iter().filter(|_| !batch.is_empty()) {
-            let stage = (pipeline_of(job), levels[job.as_usize()]);
+            let (pipeline, level) = (pipeline_of(job), levels[job.as_usize()]);
             let mounted = workflow.job(*job).mounts.iter().map(|mount| mount.volume);
-            for volume in mounted.filter(|volume| batch.contains(volume)) {
-                stages.entry(stage).or_default().insert(volume);
-            }
+            let mounted = mounted.filter(|volume| batch.contains(volume));
+            reads.extend(mounted.map(|volume| (pipeline, level, volume)));
         }
-        let unlike: BTreeSet<BTreeSet<VolumeIndex>> = stages.into_values().collect();
-        let mut sets: Vec<BTreeSet<VolumeIndex>> = unlike.into_iter().collect();
+        let unlike = find_unlike_sets(reads);
+        let sets = unlike.into_iter().map(BTreeSet::from_iter);
+        let mut sets: Vec<BTreeSet<VolumeIndex>> = sets.collect();
         let bytes = |set: &BTreeSet<VolumeIndex>| {
             let sizes = set.iter().map(|volume| workflow.volume(*volume).size_bytes);
             sizes.fold(0, u64::saturating_add)
@@ -56,6 +56,22 @@ impl BatchSets {
         let all = sets.iter().flatten().copied().collect();
         Self { sets, all }
     }
+}
+
+/// The volumes of each pipeline's level, ascending; each set once. A million levels read few sets:
+/// none is made anew that is known.
+fn find_unlike_sets(mut reads: Vec<(u32, u32, VolumeIndex)>) -> BTreeSet<Vec<VolumeIndex>> {
+    reads.sort_unstable();
+    reads.dedup();
+    let (mut unlike, mut set) = (BTreeSet::new(), Vec::new());
+    for level in reads.chunk_by(|one, other| (one.0, one.1) == (other.0, other.1)) {
+        set.clear();
+        set.extend(level.iter().map(|read| read.2));
+        if !unlike.contains(set.as_slice()) {
+            unlike.insert(set.clone());
+        }
+    }
+    unlike
 }
 
 #[cfg(test)]
@@ -70,7 +86,7 @@ mod tests {
         let workflow = parse_workflow("w.bafs", text, &none)
             .expect("it parses")
             .workflow;
-        let graph = crate::state::jobs::Graph::new(workflow);
+        let graph = crate::state::jobs::Graph::new(workflow.into());
         let name = |volume: &VolumeIndex| graph.workflow.volume(*volume).name.clone();
         let join = |set: &BTreeSet<VolumeIndex>| set.iter().map(name).collect::<Vec<_>>().join(" ");
         graph.batch.sets.iter().map(join).collect()

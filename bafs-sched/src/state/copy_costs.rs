@@ -363,6 +363,10 @@ impl Checkpoints {
         if receipts.len() >= RECEIPTS_MAX {
             receipts.remove(0);
         }
+        if receipts.is_empty() {
+            // Of most volumes there is one decision, and a list has room for four without this.
+            receipts.reserve_exact(1);
+        }
         receipts.push(receipt);
     }
 }

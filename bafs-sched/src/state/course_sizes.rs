@@ -1,6 +1,7 @@
 //! What pipelines need at once, counted anew when sizes of volumes changed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bafs_workflow::{JobIndex, VolumeIndex};
 
@@ -11,7 +12,9 @@ use crate::state::jobs::{Graph, JobState};
 impl Graph {
     /// Changes what is to be reserved for a volume.
     pub(crate) fn resize(&mut self, volume: VolumeIndex, size: Space) {
-        let spec = &mut self.workflow.volumes[volume.as_usize()];
+        // Whoever shares the workflow keeps it as it was given.
+        let workflow = Arc::make_mut(&mut self.workflow);
+        let spec = &mut workflow.volumes[volume.as_usize()];
         (spec.size_bytes, spec.size_files) = (size.bytes, size.files);
         self.sizes.insert(volume, size);
     }

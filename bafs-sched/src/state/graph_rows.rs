@@ -1,5 +1,7 @@
 //! What the journal keeps of the workflow's jobs and volumes, and how it is put back.
 
+use std::borrow::Cow;
+
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{JobIndex, VolumeIndex};
 use serde::{Deserialize, Serialize};
@@ -26,14 +28,14 @@ pub(crate) struct JobRow {
 impl Row for JobNode {
     type Kept = JobRow;
 
-    fn kept(&self) -> JobRow {
-        JobRow {
+    fn kept(&self) -> Cow<'_, JobRow> {
+        Cow::Owned(JobRow {
             state: self.state,
             took_ms: self.took_ms,
             last_server: self.last_server,
             ended: self.ended,
             failure_history: self.failure_history.clone(),
-        }
+        })
     }
 }
 
@@ -49,11 +51,11 @@ pub(crate) struct VolumeRow {
 impl Row for VolumeNode {
     type Kept = VolumeRow;
 
-    fn kept(&self) -> VolumeRow {
-        VolumeRow {
+    fn kept(&self) -> Cow<'_, VolumeRow> {
+        Cow::Owned(VolumeRow {
             writer: self.writer,
             extracts_left: self.extracts_left,
-        }
+        })
     }
 }
 

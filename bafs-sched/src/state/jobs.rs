@@ -1,6 +1,7 @@
 //! Jobs and volumes of the workflow with what is left of each. Knows no servers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 use bafs_workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
@@ -147,7 +148,8 @@ pub(crate) struct Totals {
 /// The workflow with what is left of it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Graph {
-    pub(crate) workflow: Workflow,
+    /// Shared with whoever gave it: that of a million jobs has a gigabyte.
+    pub(crate) workflow: Arc<Workflow>,
     mounts: Mounts,
     jobs: Rows<JobNode>,
     volumes: Rows<VolumeNode>,
@@ -192,7 +194,7 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    pub(crate) fn new(workflow: Workflow) -> Self {
+    pub(crate) fn new(workflow: Arc<Workflow>) -> Self {
         let mut jobs: Vec<JobNode> = workflow.jobs.iter().map(JobNode::new).collect();
         let mut volumes = volume_nodes(&workflow);
         let mut rank = vec![0; jobs.len()];
@@ -569,14 +571,20 @@ fn volume_nodes(workflow: &Workflow) -> Vec<VolumeNode> {
 
 /// For each job the first that reads the same caches and asks for as much of a node.
 fn kinds(workflow: &Workflow, volumes: &[VolumeNode]) -> Vec<u32> {
-    let mut first = BTreeMap::new();
+    let mut first: BTreeMap<_, BTreeMap<Vec<VolumeIndex>, u32>> = BTreeMap::new();
+    let mut caches = Vec::new();
     let jobs = workflow.jobs.iter().enumerate();
     let kinds = jobs.map(|(position, job)| {
         let mounted = job.mounts.iter().map(|mount| mount.volume);
-        let caches = mounted.filter(|volume| volumes[volume.as_usize()].is_cache);
+        caches.clear();
+        caches.extend(mounted.filter(|volume| volumes[volume.as_usize()].is_cache));
         let node_needs = (job.cpus, job.memory_bytes, job.limits.temporary_bytes);
-        let kind = (node_needs, caches.collect::<Vec<_>>());
-        *first.entry(kind).or_insert_with(|| count(position))
+        let first = first.entry(node_needs).or_default();
+        // A million jobs are of few kinds: a list is copied for the first of each.
+        match first.get(caches.as_slice()) {
+            Some(kind) => *kind,
+            None => *first.entry(caches.clone()).or_insert(count(position)),
+        }
     });
     kinds.collect()
 }

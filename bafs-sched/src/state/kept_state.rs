@@ -29,6 +29,7 @@ use crate::state::preemptions::Preemptions;
 use crate::state::prefetch::PrefetchState;
 use crate::state::progress::{JobFailure, Outcome};
 use crate::state::recorded::{ChangeSet, Kept, RowChanges, kept, whole_rows};
+use crate::state::row_encoding::{read_rows, write_map};
 use crate::state::scheduler_state::{Phase, State};
 use crate::state::strategy::Guided;
 use crate::state::timers::Timers;
@@ -122,19 +123,14 @@ kept! {
 pub struct StateChanges(Bytes);
 
 impl StateChanges {
-    /// Rows in the form of a journal.
-    pub(crate) fn of(rows: &StateRows) -> Self {
-        if rows.is_nothing() {
-            return Self::default();
-        }
-        let bytes = rmp_serde::to_vec_named(rows).expect("rows are plain data");
-        Self(bytes.into())
-    }
-
-    pub(crate) fn decode(&self) -> Result<StateRows, rmp_serde::decode::Error> {
+    /// The rows; else why this version does not read them.
+    ///
+    /// # Errors
+    /// Rows of an unknown form.
+    pub(crate) fn decode(&self) -> Result<StateRows, String> {
         match self.0.is_empty() {
             true => Ok(StateRows::default()),
-            false => rmp_serde::from_slice(&self.0),
+            false => read_rows(&self.0),
         }
     }
 
@@ -143,11 +139,30 @@ impl StateChanges {
     /// # Errors
     /// Rows of an unknown form.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.decode().map(drop).map_err(|error| error.to_string())
+        self.decode().map(drop)
     }
 }
 
 impl State {
+    /// What was written since the last call, of which `last` has the single values. `buffer` is
+    /// only a place to write to.
+    pub(crate) fn take_changes(
+        &mut self,
+        last: &mut StateRows,
+        buffer: &mut Vec<u8>,
+    ) -> StateChanges {
+        buffer.clear();
+        write_map(buffer, |to| self.write_changes(last, to));
+        StateChanges(Bytes::copy_from_slice(buffer))
+    }
+
+    /// All that differs from a new state.
+    pub(crate) fn all_changes(&self) -> StateChanges {
+        let mut bytes = Vec::new();
+        write_map(&mut bytes, |to| self.write_all(to));
+        StateChanges(bytes.into())
+    }
+
     /// Puts back what was written by a step, without the step. What is only read by decisions
     /// (queues, surveys) is rebuilt by [`Self::rebuild`].
     pub(crate) fn put_back(&mut self, mut rows: StateRows) {
@@ -310,7 +325,7 @@ impl State {
         if guided.asked.is_some() && !self.sizes.kind_of.is_empty() {
             let workflow = match guided.guide.simulated_plan.is_some() {
                 true => std::borrow::Cow::Owned(self.sizes.measured(&self.graph.workflow)),
-                false => std::borrow::Cow::Borrowed(&self.graph.workflow),
+                false => std::borrow::Cow::Borrowed(self.graph.workflow.as_ref()),
             };
             guided.model = SharedModel(guided.model.0.with_sizes(&workflow));
         }

@@ -44,6 +44,7 @@ pub(crate) mod prefetch;
 pub(crate) mod progress;
 pub(crate) mod ready_queue;
 pub(crate) mod recorded;
+pub(crate) mod row_encoding;
 pub(crate) mod scheduler_state;
 pub(crate) mod size_probes;
 pub(crate) mod strategy;

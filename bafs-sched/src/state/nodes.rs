@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::NodeInfo;
 use crate::space::{Space, scale_up};
 use crate::state::disk_fullness::Fullness;
-use crate::state::recorded::{Row, RowChanges, kept, whole_rows};
+use crate::state::recorded::{RowChanges, kept, whole_rows};
 use crate::state::tracked::Table;
 use crate::state::work_counter::WorkCounter;
 
@@ -145,21 +145,7 @@ impl FleetNode {
     }
 }
 
-whole_rows!(ServerId);
-
-impl Row for FleetNode {
-    type Kept = Self;
-
-    fn kept(&self) -> Self {
-        let (reserved, busy, busy_memory) = (Space::ZERO, 0, 0);
-        Self {
-            reserved,
-            busy,
-            busy_memory,
-            ..self.clone()
-        }
-    }
-}
+whole_rows!(ServerId, FleetNode);
 
 /// All nodes, with those that can take work ordered by what they have free.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -2,10 +2,13 @@
 //! ARIES, ACM TODS 17, 1992). [`kept`] lists for each part of the state which fields are kept.
 //! Knows no collection; these are in `state/tracked.rs`.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::state::row_encoding::FieldWriter;
 
 /// What was written of a part of the state, or all of it.
 pub(crate) trait ChangeSet: Default {
@@ -20,11 +23,11 @@ pub(crate) trait Recorded {
     /// Notes what is written from now on, and nothing before.
     fn start_recording(&mut self);
 
-    /// The rows that were written since they were last taken.
-    fn take_changes(&mut self) -> Self::Changes;
+    /// Writes the rows that were written since the last call, under this name.
+    fn write_changes(&mut self, name: &str, to: &mut FieldWriter<'_>);
 
-    /// All rows that may differ from those of a new state.
-    fn all_rows(&self) -> Self::Changes;
+    /// Writes all rows that may differ from those of a new state.
+    fn write_all(&self, name: &str, to: &mut FieldWriter<'_>);
 }
 
 /// A collection whose rows are put back one by one.
@@ -38,11 +41,11 @@ pub(crate) trait Kept {
 
     fn start_recording(&mut self);
 
-    /// What was written since the last call. `last` has the single values as they were then.
-    fn take_changes(&mut self, last: &mut Self::Changes) -> Self::Changes;
+    /// Writes what was written since the last call. `last` has the single values as they were then.
+    fn write_changes(&mut self, last: &mut Self::Changes, to: &mut FieldWriter<'_>);
 
-    /// All that may differ from a new state.
-    fn all_rows(&self) -> Self::Changes;
+    /// Writes all that may differ from a new state.
+    fn write_all(&self, to: &mut FieldWriter<'_>);
 
     /// Puts back values and tables, and takes them out of `changes`. What is left there is put
     /// back by who knows the indexes over it.
@@ -88,23 +91,12 @@ impl<T> ChangeSet for NewValue<T> {
     }
 }
 
-impl<T: Clone + PartialEq> NewValue<T> {
-    /// The value if it is not as it was, which `last` has; it has the new one then.
-    pub(crate) fn since(last: &mut Self, now: &T) -> Self {
-        if last.0.as_ref() == Some(now) {
-            return Self(None);
-        }
-        *last = Self(Some(now.clone()));
-        last.clone()
-    }
-}
-
-impl<T: Serialize> Serialize for NewValue<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // What is nothing is skipped by whoever holds it.
-        match &self.0 {
-            Some(value) => value.serialize(serializer),
-            None => serializer.serialize_unit(),
+impl<T: Clone + PartialEq + Serialize> NewValue<T> {
+    /// Writes a value if it is not as it was, which `self` has; it has the new one then.
+    pub(crate) fn write_since(&mut self, now: &T, name: &str, to: &mut FieldWriter<'_>) {
+        if self.0.as_ref() != Some(now) {
+            to.write_field(name, now);
+            self.0 = Some(now.clone());
         }
     }
 }
@@ -116,18 +108,15 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for NewValue<T> {
 }
 
 /// Rows that were written and rows that are gone.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(bound(
-    serialize = "K: Serialize, V: Serialize",
-    deserialize = "K: Deserialize<'de>, V: Deserialize<'de>"
-))]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(bound(deserialize = "K: Deserialize<'de>, V: Deserialize<'de>"))]
 pub(crate) struct RowChanges<K, V> {
     /// Whether there are no rows but these.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub(crate) is_all: bool,
-    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default = "Vec::new")]
     pub(crate) set: Vec<(K, V)>,
-    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default = "Vec::new")]
     pub(crate) gone: Vec<K>,
 }
 
@@ -152,17 +141,17 @@ pub(crate) trait Row {
     /// What of it is kept.
     type Kept: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 
-    fn kept(&self) -> Self::Kept;
+    fn kept(&self) -> Cow<'_, Self::Kept>;
 }
 
-/// Rows that are kept as they are.
+/// Rows that are kept as they are, but for fields that are not serialized.
 macro_rules! whole_rows {
     ($($row:ty),* $(,)?) => {
         $(impl crate::state::recorded::Row for $row {
             type Kept = Self;
 
-            fn kept(&self) -> Self {
-                self.clone()
+            fn kept(&self) -> std::borrow::Cow<'_, Self> {
+                std::borrow::Cow::Borrowed(self)
             }
         })*
     };
@@ -170,6 +159,17 @@ macro_rules! whole_rows {
 pub(crate) use whole_rows;
 
 whole_rows!(bool, u32, String, bafs_proto::time::Time);
+
+/// The name under which journals have a field.
+macro_rules! name_in_journal {
+    ($field:ident) => {
+        stringify!($field)
+    };
+    ($field:ident $name:literal) => {
+        $name
+    };
+}
+pub(crate) use name_in_journal;
 
 /// Lists for a part of the state which of its fields are kept and which are rebuilt. Each field is
 /// in exactly one list: one that is in none does not compile.
@@ -185,34 +185,39 @@ macro_rules! kept {
     (
         $(#[$doc:meta])*
         $changes:ident of $state:ty;
-        values { $($(#[$value_name:meta])* $value:ident: $value_type:ty),* $(,)? }
-        tables { $($(#[$table_name:meta])* $table:ident: $table_type:ty),* $(,)? }
-        indexed { $($(#[$indexed_name:meta])* $indexed:ident: $indexed_type:ty),* $(,)? }
-        parts { $($(#[$part_name:meta])* $part:ident: $part_type:ty),* $(,)? }
+        values {
+            $($(#[serde(rename = $value_name:literal)])? $value:ident: $value_type:ty),*
+            $(,)?
+        }
+        tables {
+            $($(#[serde(rename = $table_name:literal)])? $table:ident: $table_type:ty),*
+            $(,)?
+        }
+        indexed {
+            $($(#[serde(rename = $indexed_name:literal)])? $indexed:ident: $indexed_type:ty),*
+            $(,)?
+        }
+        parts { $($(#[serde(rename = $part_name:literal)])? $part:ident: $part_type:ty),* $(,)? }
         rebuilt { $($rebuilt:ident),* $(,)? }
     ) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[derive(Debug, Clone, Default, PartialEq, serde::Deserialize)]
         #[serde(default)]
         pub(crate) struct $changes {
             $(
-                $(#[$value_name])*
-                #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
+                $(#[serde(rename = $value_name)])?
                 pub(crate) $value: crate::state::recorded::NewValue<$value_type>,
             )*
             $(
-                $(#[$table_name])*
-                #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
+                $(#[serde(rename = $table_name)])?
                 pub(crate) $table: <$table_type as crate::state::recorded::Recorded>::Changes,
             )*
             $(
-                $(#[$indexed_name])*
-                #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
+                $(#[serde(rename = $indexed_name)])?
                 pub(crate) $indexed: <$indexed_type as crate::state::recorded::Recorded>::Changes,
             )*
             $(
-                $(#[$part_name])*
-                #[serde(skip_serializing_if = "crate::state::recorded::ChangeSet::is_nothing")]
+                $(#[serde(rename = $part_name)])?
                 pub(crate) $part: <$part_type as crate::state::recorded::Kept>::Changes,
             )*
         }
@@ -241,30 +246,56 @@ macro_rules! kept {
             }
 
             #[allow(unused_variables, reason = "not every part has values")]
-            fn take_changes(&mut self, last: &mut $changes) -> $changes {
-                $changes {
-                    $($value: crate::state::recorded::NewValue::since(
-                        &mut last.$value,
-                        &self.$value,
-                    ),)*
-                    $($table: crate::state::recorded::Recorded::take_changes(&mut self.$table),)*
-                    $($indexed: crate::state::recorded::Recorded::take_changes(
-                        &mut self.$indexed,
-                    ),)*
-                    $($part: crate::state::recorded::Kept::take_changes(
+            fn write_changes(
+                &mut self,
+                last: &mut $changes,
+                to: &mut crate::state::row_encoding::FieldWriter<'_>,
+            ) {
+                $(last.$value.write_since(
+                    &self.$value,
+                    crate::state::recorded::name_in_journal!($value $($value_name)?),
+                    to,
+                );)*
+                $(crate::state::recorded::Recorded::write_changes(
+                    &mut self.$table,
+                    crate::state::recorded::name_in_journal!($table $($table_name)?),
+                    to,
+                );)*
+                $(crate::state::recorded::Recorded::write_changes(
+                    &mut self.$indexed,
+                    crate::state::recorded::name_in_journal!($indexed $($indexed_name)?),
+                    to,
+                );)*
+                $(to.write_part(
+                    crate::state::recorded::name_in_journal!($part $($part_name)?),
+                    |to| crate::state::recorded::Kept::write_changes(
                         &mut self.$part,
                         &mut last.$part,
-                    ),)*
-                }
+                        to,
+                    ),
+                );)*
             }
 
-            fn all_rows(&self) -> $changes {
-                $changes {
-                    $($value: crate::state::recorded::NewValue(Some(self.$value.clone())),)*
-                    $($table: crate::state::recorded::Recorded::all_rows(&self.$table),)*
-                    $($indexed: crate::state::recorded::Recorded::all_rows(&self.$indexed),)*
-                    $($part: crate::state::recorded::Kept::all_rows(&self.$part),)*
-                }
+            #[allow(unused_variables, reason = "not every part has fields")]
+            fn write_all(&self, to: &mut crate::state::row_encoding::FieldWriter<'_>) {
+                $(to.write_field(
+                    crate::state::recorded::name_in_journal!($value $($value_name)?),
+                    &self.$value,
+                );)*
+                $(crate::state::recorded::Recorded::write_all(
+                    &self.$table,
+                    crate::state::recorded::name_in_journal!($table $($table_name)?),
+                    to,
+                );)*
+                $(crate::state::recorded::Recorded::write_all(
+                    &self.$indexed,
+                    crate::state::recorded::name_in_journal!($indexed $($indexed_name)?),
+                    to,
+                );)*
+                $(to.write_part(
+                    crate::state::recorded::name_in_journal!($part $($part_name)?),
+                    |to| crate::state::recorded::Kept::write_all(&self.$part, to),
+                );)*
             }
 
             #[allow(unused_variables, reason = "not every part has fields")]
@@ -317,13 +348,11 @@ macro_rules! kept {
 pub(crate) use kept;
 
 /// What was written of a part that there may be or not.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct PartChanges<C: Default> {
-    #[serde(skip_serializing_if = "ChangeSet::is_nothing")]
     pub(crate) exists: NewValue<bool>,
     /// Whether it replaces the one before.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_fresh: bool,
     pub(crate) part: C,
 }
@@ -369,32 +398,23 @@ impl<T: Kept + MayReplace> Kept for Option<T> {
         }
     }
 
-    fn take_changes(&mut self, last: &mut Self::Changes) -> Self::Changes {
-        let exists = NewValue::since(&mut last.exists, &self.is_some());
+    fn write_changes(&mut self, last: &mut Self::Changes, to: &mut FieldWriter<'_>) {
+        last.exists.write_since(&self.is_some(), "exists", to);
         let Some(part) = self else {
-            let part = T::Changes::default();
-            return PartChanges {
-                exists,
-                is_fresh: false,
-                part,
-            };
+            return;
         };
-        let is_fresh = part.take_fresh();
-        if is_fresh {
+        if part.take_fresh() {
             last.part = T::Changes::default();
+            to.write_field("is_fresh", &true);
         }
-        PartChanges {
-            exists,
-            is_fresh,
-            part: part.take_changes(&mut last.part),
-        }
+        to.write_part("part", |to| part.write_changes(&mut last.part, to));
     }
 
-    fn all_rows(&self) -> Self::Changes {
-        PartChanges {
-            exists: NewValue(Some(self.is_some())),
-            is_fresh: self.is_some(),
-            part: self.as_ref().map(T::all_rows).unwrap_or_default(),
+    fn write_all(&self, to: &mut FieldWriter<'_>) {
+        to.write_field("exists", &self.is_some());
+        if let Some(part) = self {
+            to.write_field("is_fresh", &true);
+            to.write_part("part", |to| part.write_all(to));
         }
     }
 
@@ -426,12 +446,20 @@ impl<T: Kept + MayReplace> Kept for Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::state::row_encoding::{read_rows, write_map};
 
     #[test]
     fn optional_value_that_became_nothing_is_told() {
         let mut last = NewValue(Some(Some(3)));
-        assert_eq!(NewValue::since(&mut last, &None), NewValue(Some(None)));
-        assert!(NewValue::since(&mut last, &None).is_nothing());
+        let mut bytes = Vec::new();
+        let mut write =
+            |bytes: &mut Vec<u8>| write_map(bytes, |to| last.write_since(&None, "value", to));
+        assert!(write(&mut bytes));
+        let read: BTreeMap<String, NewValue<Option<i32>>> = read_rows(&bytes).expect("it is read");
+        assert_eq!(read["value"], NewValue(Some(None)));
+        assert!(!write(&mut bytes), "it is told once");
     }
 }

@@ -2,6 +2,7 @@
 //! the state is in `transition/`, the rules are in `policy/`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::{Action, MountedVolume};
 use crate::decision::Decision;
+use crate::earlier_work::EarlierWork;
 use crate::event::{Event, NodeInfo};
 use crate::policy_names::PolicyPositions;
 use crate::settings::Settings;
@@ -168,7 +170,7 @@ impl State {
     /// Of a workflow of which nothing is done yet.
     pub(crate) fn new(
         run: RunId,
-        workflow: Workflow,
+        workflow: Arc<Workflow>,
         settings: Settings,
         policies: PolicyPositions,
         selector: &dyn StrategySelector,
@@ -298,7 +300,7 @@ impl State {
     }
 
     /// The workflow.
-    pub fn workflow(&self) -> &Workflow {
+    pub fn workflow(&self) -> &Arc<Workflow> {
         &self.graph.workflow
     }
 
@@ -516,14 +518,14 @@ impl State {
         self.next_id
     }
 
-    /// Applies one fact.
-    pub(crate) fn apply(&mut self, event: Event) {
-        match event {
+    /// Applies one fact. Few are taken over as they are: the others are of use to the caller.
+    pub(crate) fn apply(&mut self, event: &Event) {
+        match *event {
             Event::NodesListed {
-                nodes,
-                unlisted: missed,
-            } => self.servers_seen(nodes, &missed),
-            Event::QuotasChanged { quotas } => self.quotas_changed(quotas),
+                ref nodes,
+                unlisted: ref missed,
+            } => self.servers_seen(nodes.clone(), missed),
+            Event::QuotasChanged { ref quotas } => self.quotas_changed(quotas),
             Event::ServerSilent { server } => self.lose_server(server),
             Event::CutOff {
                 silent_ms,
@@ -535,13 +537,20 @@ impl State {
                 volume,
                 received_bytes,
             } => self.volume_copied(volume, received_bytes),
-            Event::SourceWarningsReceived { volume, warnings } => {
-                self.volume_warned(volume, &warnings)
-            }
-            Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
+            Event::SourceWarningsReceived {
+                volume,
+                ref warnings,
+            } => self.volume_warned(volume, warnings),
+            Event::VolumeCreateFailed { volume, ref error } => self.create_failed(volume, error),
             Event::JobStarted { execution } => self.job_started(execution),
-            Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
-            Event::JobEnded { execution, report } => self.job_ended(execution, report),
+            Event::JobStartFailed {
+                execution,
+                ref error,
+            } => self.start_failed(execution, error),
+            Event::JobEnded {
+                execution,
+                ref report,
+            } => self.job_ended(execution, report),
             Event::JobUnknown { execution } => self.job_unknown(execution),
             // It is kept for the driver: the core knows no homes.
             Event::HomeListed { .. } => {}
@@ -550,12 +559,12 @@ impl State {
                 refetched_bytes,
                 ..
             } => self.note_refetched(volume, refetched_bytes),
-            Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
-            Event::VolumesFound { server, found } => self.volumes_found(server, &found),
-            Event::EarlierWorkFound(work) => self.earlier_work_found(*work),
+            Event::VolumesProbed { server, ref lost } => self.volumes_probed(server, lost),
+            Event::VolumesFound { server, ref found } => self.volumes_found(server, found),
+            Event::EarlierWorkFound(ref work) => self.earlier_work_found(EarlierWork::clone(work)),
             Event::ResultIdentified { index, identity } => self.result_identified(index, identity),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
-            Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),
+            Event::ExtractFailed { extract, ref error } => self.extract_failed(extract, error),
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),

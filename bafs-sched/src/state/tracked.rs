@@ -15,6 +15,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::state::recorded::{Recorded, Restore, Row, RowChanges};
+use crate::state::row_encoding::{FieldWriter, ListWriter};
+
+/// Fields of [`RowChanges`].
+const IS_ALL: &str = "is_all";
+const SET: &str = "set";
+const GONE: &str = "gone";
 
 /// Keys of rows that were written.
 #[derive(Debug, Clone, Default)]
@@ -44,11 +50,11 @@ impl<K: Ord + Clone> Touched<K> {
         self.is_recording = true;
     }
 
-    fn take(&mut self) -> Vec<K> {
-        let mut keys = std::mem::take(&mut self.keys);
-        keys.sort_unstable();
-        keys.dedup();
-        keys
+    /// Each key once, in order, until they are noted anew.
+    fn sort(&mut self) -> &[K] {
+        self.keys.sort_unstable();
+        self.keys.dedup();
+        &self.keys
     }
 }
 
@@ -157,13 +163,11 @@ impl<V> Rows<V> {
 }
 
 impl<V: Row> Rows<V> {
-    fn rows_at(&self, keys: impl Iterator<Item = u32>) -> RowChanges<u32, V::Kept> {
-        RowChanges {
-            set: keys
-                .map(|key| (key, self.rows[key as usize].kept()))
-                .collect(),
-            ..RowChanges::default()
-        }
+    fn write_rows(&self, keys: impl Iterator<Item = u32>, name: &str, to: &mut FieldWriter<'_>) {
+        let write = |set: &mut ListWriter<'_>| {
+            keys.for_each(|key| set.push(&(key, self.rows[key as usize].kept())));
+        };
+        to.write_part(name, |to| to.write_list(SET, write));
     }
 }
 
@@ -174,18 +178,22 @@ impl<V: Row> Recorded for Rows<V> {
         self.touched.start();
     }
 
-    fn take_changes(&mut self) -> Self::Changes {
-        let keys = self.touched.take();
-        self.rows_at(keys.into_iter())
+    fn write_changes(&mut self, name: &str, to: &mut FieldWriter<'_>) {
+        if self.touched.keys.is_empty() {
+            return;
+        }
+        self.touched.sort();
+        self.write_rows(self.touched.keys.iter().copied(), name, to);
+        self.touched.keys.clear();
     }
 
-    fn all_rows(&self) -> Self::Changes {
+    fn write_all(&self, name: &str, to: &mut FieldWriter<'_>) {
         let words = self.ever.iter().enumerate();
         let keys = words.flat_map(|(at, word)| {
             let bits = (0..64).filter(move |bit| word >> bit & 1 == 1);
             bits.map(move |bit| number(at * 64 + bit))
         });
-        self.rows_at(keys)
+        self.write_rows(keys, name, to);
     }
 }
 
@@ -200,6 +208,38 @@ impl<V: Row<Kept = V>> Restore for Rows<V> {
             }
         }
     }
+}
+
+/// Writes the rows of keys that were written, of which `write_row` answers whether they exist, and
+/// the keys of those that are gone.
+fn write_touched<K: Ord + Clone + Serialize>(
+    touched: &mut Touched<K>,
+    name: &str,
+    to: &mut FieldWriter<'_>,
+    mut write_row: impl FnMut(&K, &mut ListWriter<'_>) -> bool,
+) {
+    if touched.keys.is_empty() {
+        return;
+    }
+    let mut gone = Vec::new();
+    let keys = touched.sort();
+    to.write_part(name, |to| {
+        to.write_list(SET, |set| {
+            gone.extend(keys.iter().filter(|key| !write_row(key, set)));
+        });
+        if !gone.is_empty() {
+            to.write_field(GONE, &gone);
+        }
+    });
+    touched.keys.clear();
+}
+
+/// Writes rows besides which there are no others.
+fn write_whole(name: &str, to: &mut FieldWriter<'_>, write: impl FnOnce(&mut ListWriter<'_>)) {
+    to.write_part(name, |to| {
+        to.write_field(IS_ALL, &true);
+        to.write_list(SET, write);
+    });
 }
 
 fn number(at: usize) -> u32 {
@@ -345,24 +385,21 @@ where
         self.touched.start();
     }
 
-    fn take_changes(&mut self) -> Self::Changes {
-        let mut changes = RowChanges::default();
-        for key in self.touched.take() {
-            match self.rows.get(&key) {
-                Some(row) => changes.set.push((key, row.kept())),
-                None => changes.gone.push(key),
-            }
-        }
-        changes
+    fn write_changes(&mut self, name: &str, to: &mut FieldWriter<'_>) {
+        let rows = &self.rows;
+        write_touched(&mut self.touched, name, to, |key, set| {
+            let row = rows.get(key);
+            row.map(|row| set.push(&(key, row.kept()))).is_some()
+        });
     }
 
-    fn all_rows(&self) -> Self::Changes {
-        let rows = self.rows.iter();
-        RowChanges {
-            is_all: true,
-            set: rows.map(|(key, row)| (key.clone(), row.kept())).collect(),
-            gone: Vec::new(),
-        }
+    fn write_all(&self, name: &str, to: &mut FieldWriter<'_>) {
+        let write = |set: &mut ListWriter<'_>| {
+            for (key, row) in &self.rows {
+                set.push(&(key, row.kept()));
+            }
+        };
+        write_whole(name, to, write);
     }
 }
 
@@ -484,23 +521,22 @@ impl<K: Ord + Clone + Serialize + DeserializeOwned> Recorded for Keys<K> {
         self.touched.start();
     }
 
-    fn take_changes(&mut self) -> Self::Changes {
-        let mut changes = RowChanges::default();
-        for key in self.touched.take() {
-            match self.keys.contains(&key) {
-                true => changes.set.push((key, ())),
-                false => changes.gone.push(key),
+    fn write_changes(&mut self, name: &str, to: &mut FieldWriter<'_>) {
+        let keys = &self.keys;
+        write_touched(&mut self.touched, name, to, |key, set| {
+            let is_there = keys.contains(key);
+            if is_there {
+                set.push(&(key, ()));
             }
-        }
-        changes
+            is_there
+        });
     }
 
-    fn all_rows(&self) -> Self::Changes {
-        RowChanges {
-            is_all: true,
-            set: self.keys.iter().map(|key| (key.clone(), ())).collect(),
-            gone: Vec::new(),
-        }
+    fn write_all(&self, name: &str, to: &mut FieldWriter<'_>) {
+        let write = |set: &mut ListWriter<'_>| {
+            self.keys.iter().for_each(|key| set.push(&(key, ())));
+        };
+        write_whole(name, to, write);
     }
 }
 
@@ -520,7 +556,18 @@ impl<K: Ord + Clone + Serialize + DeserializeOwned> Restore for Keys<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::recorded::ChangeSet;
+    use crate::state::row_encoding::{read_rows, write_map};
+
+    /// What is written of a collection; nothing if nothing is.
+    fn read_written<C: DeserializeOwned>(
+        write: impl FnOnce(&str, &mut FieldWriter<'_>),
+    ) -> Option<C> {
+        let mut bytes = Vec::new();
+        write_map(&mut bytes, |to| write("rows", to)).then(|| {
+            let mut read: BTreeMap<String, C> = read_rows(&bytes).expect("it is read");
+            read.remove("rows").expect("it has its name")
+        })
+    }
 
     #[test]
     fn table_tells_each_written_row_once() {
@@ -531,10 +578,12 @@ mod tests {
             table.insert(key, text.to_owned());
         }
         table.remove(&3);
-        let changes = table.take_changes();
+        let changes = read_written(|name, to| table.write_changes(name, to));
+        let changes: RowChanges<u32, String> = changes.expect("rows were written");
         assert_eq!(changes.set, [(2, "d".to_owned())]);
         assert_eq!(changes.gone, [3]);
-        assert!(table.take_changes().is_nothing());
+        let again = read_written(|name, to| table.write_changes(name, to));
+        assert_eq!(again, None::<RowChanges<u32, String>>);
         let mut other: Table<u32, String> = Table::default();
         other.insert(1, "before".to_owned());
         other.restore(changes);
@@ -548,7 +597,9 @@ mod tests {
         rows[3] = 7;
         rows[130] = 8;
         *rows.derived_mut(4) = 9;
-        rows.take_changes();
-        assert_eq!(rows.all_rows().set, [(3, 7), (130, 8)]);
+        read_written::<RowChanges<u32, u32>>(|name, to| rows.write_changes(name, to));
+        let all = read_written(|name, to| rows.write_all(name, to));
+        let all: RowChanges<u32, u32> = all.expect("rows were written");
+        assert_eq!(all.set, [(3, 7), (130, 8)]);
     }
 }

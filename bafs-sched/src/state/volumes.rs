@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::changes::Changed;
-use crate::state::recorded::{Row, RowChanges, kept};
+use crate::state::recorded::{RowChanges, kept, whole_rows};
 use crate::state::tracked::Table;
 use crate::state::work_counter::WorkCounter;
 
@@ -65,17 +65,7 @@ pub(crate) struct Instance {
     pub(crate) is_kept: bool,
 }
 
-impl Row for Instance {
-    type Kept = Self;
-
-    fn kept(&self) -> Self {
-        let waiters = Vec::new();
-        Self {
-            waiters,
-            ..self.clone()
-        }
-    }
-}
+whole_rows!(Instance);
 
 /// All volumes that exist.
 #[derive(Debug, Clone, PartialEq)]

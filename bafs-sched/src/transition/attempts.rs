@@ -2,6 +2,7 @@
 //! `policy/start_search.rs`, what a failure means by `policy/failure/attribution.rs`.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
@@ -38,7 +39,8 @@ impl State {
         }
         let mut uses = Vec::new();
         let (mut missing, mut made_on) = (BTreeSet::new(), BTreeSet::new());
-        for mount in self.graph.workflow.job(job).mounts.clone() {
+        let workflow = Arc::clone(&self.graph.workflow);
+        for mount in &workflow.job(job).mounts {
             self.prefetching.give_up(mount.volume);
             let (id, home) = self.mountable(mount.volume, server, job);
             uses.push(MountedVolume {
@@ -227,45 +229,45 @@ impl State {
         }
     }
 
-    pub(crate) fn job_ended(&mut self, execution: ExecutionId, report: JobReport) {
+    pub(crate) fn job_ended(&mut self, execution: ExecutionId, report: &JobReport) {
         self.orphaned_executions.remove(&execution);
         let Some(&job) = self.executions.get(&execution) else {
             return;
         };
         self.graph.job_mut(job).ended += 1;
-        self.note_unchanged(job, &report);
+        self.note_unchanged(job, report);
         if self.attempts[&job].stage == AttemptState::Stopping {
             let fault = self.attempts[&job].fault.clone();
             self.stopped(job, fault);
             return;
         }
         if report.outcome == JobOutcome::Exited(0) {
-            self.compare_with_declared(job, &report);
-            self.learn_sizes(job, &report);
-            self.learn_computing(job, &report);
-            self.learn_held(job, &report);
-            self.learn_took(job, &report);
-            self.record_job(job, execution, &report);
+            self.compare_with_declared(job, report);
+            self.learn_sizes(job, report);
+            self.learn_computing(job, report);
+            self.learn_held(job, report);
+            self.learn_took(job, report);
+            self.record_job(job, execution, report);
             self.succeed(job);
-        } else if let Some((server, lack)) = find_full_disk(View::new(self), job, &report) {
+        } else if let Some((server, lack)) = find_full_disk(View::new(self), job, report) {
             self.pass_by_full_disk(job, server, &lack);
-        } else if self.retry_with_more_memory(job, &report) {
-        } else if !(found_no_space(View::new(self), job, &report) && self.grow(job, &report)) {
-            self.look_for_refused_writes(job, &report);
+        } else if self.retry_with_more_memory(job, report) {
+        } else if !(found_no_space(View::new(self), job, report) && self.grow(job, report)) {
+            self.look_for_refused_writes(job, report);
             self.end_unsuccessful(job, report);
         }
     }
 
     /// The attempt failed, and no lack of space was mended.
-    fn end_unsuccessful(&mut self, job: JobIndex, report: JobReport) {
-        let space = describe_full(View::new(self), job, &report);
+    fn end_unsuccessful(&mut self, job: JobIndex, report: &JobReport) {
+        let space = describe_full(View::new(self), job, report);
         let verdict = judge_outcome(View::new(self), job, &report.outcome, &space);
         let is_reported = matches!(report.outcome, JobOutcome::EnvironmentFailed(_));
         if is_reported && !matches!(verdict, FailureVerdict::NodeLeaves) {
             // Its node is there to report it.
             self.graph.job_mut(job).failure_history.killed.clear();
         }
-        self.end_failed(job, verdict, report.output_tail);
+        self.end_failed(job, verdict, report.output_tail.clone());
     }
 
     /// Takes note of how long a job kept its slots.

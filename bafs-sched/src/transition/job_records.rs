@@ -44,7 +44,7 @@ impl State {
             let record = self.records.of_job.get(name)?;
             Some((name.clone(), record.execution))
         });
-        let record = JobRecord {
+        let mut record = JobRecord {
             job: workflow.job(job).name.clone(),
             execution,
             description: describe_job_digest(workflow, job, &before, |volume| {
@@ -56,6 +56,9 @@ impl State {
             producers: producers.collect(),
             results: Vec::new(),
         };
+        // A million jobs have a record, and each list has room for four without this.
+        record.sources.shrink_to_fit();
+        record.producers.shrink_to_fit();
         self.records.of_job.insert(record.job.clone(), record);
     }
 
@@ -73,7 +76,8 @@ impl State {
                 let used = report.volumes.iter();
                 let used = used.filter(|used| used.name == spec.name);
                 let seen = unite_inputs(used.map(|used| used.inputs.as_ref()));
-                (source, seen.map_or_else(whole, SeenSource::Exactly))
+                let exactly = |seen| SeenSource::Exactly(Box::new(seen));
+                (source, seen.map_or_else(whole, exactly))
             }
         };
         let source = source.clone();
@@ -117,6 +121,7 @@ impl State {
                 record.results.retain(|result| result.target != target);
                 if last == Some(writer) {
                     let target = target.clone();
+                    record.results.reserve_exact(1);
                     record.results.push(ResultRecord { target, identity });
                 }
             }

@@ -13,10 +13,10 @@ use crate::state::timers::Timer;
 
 impl State {
     /// Takes what nodes keep for this run.
-    pub(crate) fn quotas_changed(&mut self, quotas: Vec<RunQuota>) {
+    pub(crate) fn quotas_changed(&mut self, quotas: &[RunQuota]) {
         let was_shared = self.fleet.is_shared();
         self.prefetching.look_again();
-        for RunQuota {
+        for &RunQuota {
             server,
             space,
             slots,

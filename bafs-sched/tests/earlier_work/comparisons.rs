@@ -73,12 +73,12 @@ fn source_of_one_file_is_compared_under_its_name() {
     let shown = [file("reads", 10)];
     for job in ["align1", "align2"] {
         let record = state.records.get_mut(job).expect("it ran");
-        record.sources[0].seen = SeenSource::Exactly(ObservedInputs {
+        record.sources[0].seen = SeenSource::Exactly(Box::new(ObservedInputs {
             files: vec![("reads".to_owned(), identity(10))],
             directories: vec![String::new()],
             missing: vec!["reads.gz".to_owned()],
             listed: vec![(String::new(), directory_digest(shown.iter()))],
-        });
+        }));
     }
     let mut list = |size| {
         let listing = SourceState::Listed(SourceListing::new(vec![file("", size)]));

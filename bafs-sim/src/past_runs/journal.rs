@@ -477,7 +477,7 @@ mod tests {
         let seen = [&[east][..], &west].concat();
         let header = JournalHeader {
             run: RunId(1),
-            workflow: workflow.clone(),
+            workflow: workflow.clone().into(),
             settings: Settings::default(),
         };
         let listed = vec![(Time(0), Event::nodes_listed(seen))];

@@ -440,15 +440,15 @@ impl SimulatedCluster {
 
     /// A cluster in which a scheduler takes up a run from its journal. All nodes of that time are
     /// gone; others are there.
+    ///
+    /// # Panics
+    /// The journal cannot be read.
     pub fn resume_on_new_nodes(tail: JournalTail, nodes: Vec<NodeSpec>) -> Self {
-        let header = tail.header;
-        let mut scheduler = header.new_scheduler(&NullSelector);
+        let mut scheduler = tail.header.new_scheduler(&NullSelector);
         scheduler.start_recording();
-        scheduler.redo(&tail.snapshot.unwrap_or_default().state);
-        for step in tail.steps {
-            scheduler.redo(&step.changes);
-        }
-        scheduler.finish_redo();
+        let restored = tail.restore(&mut scheduler);
+        restored.expect("what was read before is read again");
+        let header = tail.header;
         let seed = header.run.0;
         let (workflow, settings) = (header.workflow, header.settings);
         let mut world = Self::new(seed, workflow, settings, nodes, Faults::default());

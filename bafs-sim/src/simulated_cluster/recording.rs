@@ -1,5 +1,7 @@
 //! Compares the core with one that is told only what its steps wrote.
 
+use std::sync::Arc;
+
 use bafs_sched::{RecordedStep, Scheduler};
 
 use super::SimulatedCluster;
@@ -12,7 +14,7 @@ impl SimulatedCluster {
 
     /// A core of the same run of which nothing is done.
     pub fn new_scheduler(&self) -> Scheduler {
-        let workflow = self.given_workflow.clone();
+        let workflow = Arc::clone(&self.given_workflow);
         Scheduler::new(
             self.scheduler.run(),
             workflow,

@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
@@ -219,7 +220,7 @@ impl Simulation {
     pub fn journal_header(&self) -> JournalHeader {
         JournalHeader {
             run: self.scheduler.run(),
-            workflow: self.scheduler.workflow().clone(),
+            workflow: Arc::clone(self.scheduler.workflow()),
             settings: self.scheduler.settings().clone(),
         }
     }

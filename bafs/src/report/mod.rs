@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(world.run_to_end(4 * 3_600_000), Outcome::Complete);
         let header = JournalHeader {
             run: world.scheduler.run(),
-            workflow,
+            workflow: workflow.into(),
             settings,
         };
         let steps = world.steps;

@@ -79,7 +79,7 @@ pub(super) fn plan_run(
         is_interrupted && !place.is_temporary && !place.ignores_open_runs
     };
     if let Some(open) = earlier.as_ref().filter(is_open) {
-        let is_wanted = forced.is_empty() && open.workflow == *workflow;
+        let is_wanted = forced.is_empty() && *open.workflow == *workflow;
         let why_not = match is_wanted {
             true => find_other_cluster(open, place.homes),
             false => Some("is not what is wanted now".to_owned()),

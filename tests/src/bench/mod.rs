@@ -166,6 +166,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == passthrough::PASSTHROUGH_PROCESS => {
             passthrough::run_passthrough_process(rest)
         }
+        [part, rest @ ..] if part == core::PART_PROCESS => core::run_part_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::run_delay_process(rest),
         [name, rest @ ..] => {
             if let Some(ended) = nohang::run_tool(name, rest) {

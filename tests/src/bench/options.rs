@@ -1,5 +1,7 @@
 //! The command line of a benchmark. Runs nothing.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, bail, ensure};
 
 /// How a benchmark shall run.
@@ -13,10 +15,13 @@ pub struct Options {
     pub only: Vec<String>,
     /// Only these points of a curve, as numbers on its axis; empty for all.
     pub points: Vec<u64>,
+    /// Another build of the program, for a comparison.
+    pub before: Option<PathBuf>,
 }
 
 impl Options {
-    /// Understands `--json`, `--quick`, `--only PART,PART` and `--points NUMBER,NUMBER`.
+    /// Understands `--json`, `--quick`, `--only PART,PART`, `--points NUMBER,NUMBER`
+    /// and `--before PROGRAM`.
     ///
     /// # Errors
     /// Anything else.
@@ -29,10 +34,14 @@ impl Options {
                 ("--quick", _) => options.quick = true,
                 ("--only", _) => options.only = split_parts(rest.next().unwrap_or_default()),
                 (_, Some(list)) => options.only = split_parts(list),
+                ("--before", _) => {
+                    let program = rest.next().context("--before: name a program")?;
+                    options.before = Some(program.into());
+                }
                 ("--points", _) => options.points = parse_numbers(rest.next().unwrap_or_default())?,
                 _ => bail!(
                     "'{argument}' is unknown; known are --json, --quick, --only PART,…, \
-                     --points NUMBER,…"
+                     --points NUMBER,…, --before PROGRAM"
                 ),
             }
         }
@@ -101,5 +110,8 @@ mod tests {
             "the curve has none of them"
         );
         assert!(parse("--points many").is_err());
+        let before = parse("--before /bin/true").expect("options").before;
+        assert_eq!(before, Some("/bin/true".into()));
+        assert!(parse("--before").is_err());
     }
 }

@@ -88,7 +88,7 @@ impl RunHistory {
     pub fn read(path: &Path) -> Result<Self> {
         let history = journal::read_history(path)?;
         let header = history.header.clone();
-        let workflow = header.workflow.clone();
+        let workflow = Workflow::clone(&header.workflow);
         let mut scheduler = header.new_scheduler(&ModelSelector);
         let mut all: Vec<Execution> = Vec::new();
         let mut at: BTreeMap<ExecutionId, usize> = BTreeMap::new();

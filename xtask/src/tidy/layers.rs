@@ -40,7 +40,7 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
         name: "rmp_serde",
         allowed_paths: &[
             "bafs-sched/src/io/journal/format.rs",
-            "bafs-sched/src/state/kept_state.rs",
+            "bafs-sched/src/state/row_encoding.rs",
         ],
         files_max: 2,
     },

@@ -108,7 +108,7 @@ mod tests {
         let parsed = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
         JournalHeader {
             run: RunId(run),
-            workflow: parsed.expect("it parses").workflow,
+            workflow: parsed.expect("it parses").workflow.into(),
             settings: Settings::default(),
         }
     }

@@ -61,11 +61,12 @@ pub(super) struct Frame {
 }
 
 /// How a journal keeps its payloads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum PayloadForm {
     /// As MessagePack.
     Plain,
     /// As an LZ4 block of that, after its length in four bytes (little endian).
+    #[default]
     Compressed,
 }
 
@@ -73,11 +74,24 @@ impl PayloadForm {
     /// That of new journals.
     pub(super) const NEW: Self = Self::Compressed;
 
-    fn encode(self, plain: &[u8]) -> Vec<u8> {
+    /// How long a payload can be of so many bytes.
+    fn payload_bytes_max(self, plain_bytes: usize) -> usize {
         match self {
-            Self::Plain => plain.to_vec(),
-            Self::Compressed => lz4_flex::compress_prepend_size(plain),
+            Self::Plain => plain_bytes,
+            Self::Compressed => 4 + lz4_flex::block::get_maximum_output_size(plain_bytes),
         }
+    }
+
+    /// Puts a payload at the start of `target`, which has room for it. Answers its length; nothing
+    /// if there are more bytes than a journal can say.
+    fn encode(self, plain: &[u8], target: &mut [u8]) -> Option<usize> {
+        if self == Self::Plain {
+            target[..plain.len()].copy_from_slice(plain);
+            return Some(plain.len());
+        }
+        let length = u32::try_from(plain.len()).ok()?;
+        target[..4].copy_from_slice(&length.to_le_bytes());
+        Some(4 + lz4_flex::block::compress_into(plain, &mut target[4..]).ok()?)
     }
 
     /// Nothing if it is damaged, or says that it is longer than any is.
@@ -179,21 +193,52 @@ pub(super) fn epoch_fields(header_at: u64) -> [u8; SNAPSHOT_FIELD_BYTES + EPOCH_
 
 /// A frame of its own.
 pub(super) fn encode_frame<T: Serialize>(value: &T, form: PayloadForm) -> Result<Vec<u8>> {
-    let plain = rmp_serde::to_vec_named(value)
-        .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))?;
-    let payload = form.encode(&plain);
-    let length = u32::try_from(plain.len().max(payload.len()))
-        .ok()
-        .filter(|length| *length <= PAYLOAD_BYTES_MAX);
-    if length.is_none() {
-        let text = "the workflow is too large for a journal";
-        return Err(Error::new(ErrorCode::Malformed, text));
+    let mut buffer = FrameBuffer::default();
+    let length = buffer.encode_frame(value, form)?.len();
+    buffer.frame.truncate(length);
+    Ok(buffer.frame)
+}
+
+/// Memory in which frames are made, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct FrameBuffer {
+    /// A payload that is not compressed yet.
+    plain: Vec<u8>,
+    /// A frame, and what is left behind it of a longer one.
+    frame: Vec<u8>,
+}
+
+impl FrameBuffer {
+    /// Makes a frame, which is there until the next one is made.
+    pub(super) fn encode_frame<T: Serialize>(
+        &mut self,
+        value: &T,
+        form: PayloadForm,
+    ) -> Result<&[u8]> {
+        self.plain.clear();
+        rmp_serde::encode::write_named(&mut self.plain, value).map_err(|e| {
+            Error::new(ErrorCode::Malformed, format!("record does not encode: {e}"))
+        })?;
+        let longest = FRAME_HEAD_BYTES + form.payload_bytes_max(self.plain.len());
+        if self.frame.len() < longest {
+            self.frame.resize(longest, 0);
+        }
+        let length = form.encode(&self.plain, &mut self.frame[FRAME_HEAD_BYTES..]);
+        let is_allowed = |length: &usize| {
+            let longest = self.plain.len().max(*length);
+            longest <= PAYLOAD_BYTES_MAX as usize
+        };
+        let length = length.filter(is_allowed);
+        let Some(length) = length else {
+            let text = "the workflow is too large for a journal";
+            return Err(Error::new(ErrorCode::Malformed, text));
+        };
+        let (head, payload) = self.frame.split_at_mut(FRAME_HEAD_BYTES);
+        let payload = &payload[..length];
+        head[..4].copy_from_slice(&(length as u32).to_le_bytes());
+        head[4..].copy_from_slice(&Digest::of(payload).0[..CHECKSUM_BYTES]);
+        Ok(&self.frame[..FRAME_HEAD_BYTES + length])
     }
-    let mut frame = Vec::with_capacity(FRAME_HEAD_BYTES + payload.len());
-    frame.extend((payload.len() as u32).to_le_bytes());
-    frame.extend(&Digest::of(&payload).0[..CHECKSUM_BYTES]);
-    frame.extend(payload);
-    Ok(frame)
 }
 
 /// The payload of the frame at the start of `bytes`, if it is whole.
@@ -233,27 +278,15 @@ pub(super) fn decode_content(payload: &[u8], form: PayloadForm, at: u64) -> Resu
     Ok(frame)
 }
 
-/// Reads the frames from `bytes` on, which begin at byte `start` of the journal. Answers where the
-/// last whole one ends.
-pub(super) fn read_frames(
-    bytes: &[u8],
-    form: PayloadForm,
-    start: u64,
-    mut each: impl FnMut(Frame),
-) -> Result<u64> {
-    let mut rest = bytes;
-    let position = |rest: &[u8]| start + (bytes.len() - rest.len()) as u64;
-    while let Some(payload) = decode_frame(rest) {
-        each(decode_content(payload, form, position(rest))?);
-        rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
-    }
-    // A torn frame is the last one. If a whole one follows, this is no tear but damage.
-    let follows = |start: usize| decode_frame(&rest[start..]).is_some_and(|p| !p.is_empty());
-    if (1..rest.len()).any(follows) {
+/// Refuses an end that is damaged, not torn: `bytes`, from byte `start` of the journal on, begin
+/// with a frame that is not whole, and a torn one is the last one.
+pub(super) fn check_torn_end(bytes: &[u8], start: u64) -> Result<()> {
+    let follows = |start: usize| decode_frame(&bytes[start..]).is_some_and(|p| !p.is_empty());
+    if (1..bytes.len()).any(follows) {
         let text = "a record is wrong, and others follow it";
-        return Err(damaged(position(rest), text));
+        return Err(damaged(start, text));
     }
-    Ok(position(rest))
+    Ok(())
 }
 
 pub(super) fn damaged(at: u64, why: &str) -> Error {

@@ -71,15 +71,19 @@ impl PipelinedJournal {
         idle.is_some_and(Journal::has_steps_since_snapshot)
     }
 
-    /// Writes a snapshot, and waits for it.
+    /// Begins to write a snapshot, as [`Self::begin_append`] begins to write steps. No step
+    /// becomes durable with it.
     ///
     /// # Errors
-    /// `ServerFault` if it cannot be written, while a frame is being written, and after a write
-    /// that failed.
-    pub fn append_snapshot(&mut self, snapshot: &Snapshot) -> Result<()> {
+    /// `ServerFault` while a frame is being written, or after a write that failed.
+    pub fn begin_snapshot(&mut self, snapshot: Snapshot) -> Result<()> {
+        let mut journal = self.idle.take().ok_or_else(unusable)?;
         self.is_snapshot_due = false;
-        let journal = self.idle.as_mut().ok_or_else(unusable)?;
-        journal.append_snapshot(snapshot)
+        self.write = Some(tokio::task::spawn_blocking(move || {
+            journal.append_snapshot(&snapshot)?;
+            Ok((journal, Vec::new()))
+        }));
+        Ok(())
     }
 }
 

@@ -151,7 +151,7 @@ impl View<'_> {
             // Unknown sizes are made up, then measured.
             let workflow = match guided.guide.simulated_plan.is_some() {
                 true => Cow::Owned(self.sizes.measured(&self.graph.workflow)),
-                false => Cow::Borrowed(&self.graph.workflow),
+                false => Cow::Borrowed(self.graph.workflow.as_ref()),
             };
             SharedModel(guided.model.0.with_sizes(&workflow))
         });
