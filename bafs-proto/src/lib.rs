@@ -96,8 +96,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
 /// the source of a cache, and how they reached each volume; 22 = a service answers `CallQueue`; a
-/// node says which programs it lacks.
-pub const PROTOCOL_VERSION: u32 = 22;
+/// node says which programs it lacks; 23 = small files are read whole, and directories
+/// listed, without a handle (`ReadFile`, `ListDirectory`).
+pub const PROTOCOL_VERSION: u32 = 23;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";
