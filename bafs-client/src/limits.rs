@@ -60,13 +60,21 @@ pub(crate) const DIRECTORY_PAGE_BYTES: u32 = 24 << 10;
 /// Most bytes that one `copy_file_range` moves: a short copy is allowed, a missed deadline not.
 pub(crate) const COPY_BYTES_MAX: u64 = 64 << 20;
 
-/// Blocks of one cache volume that the agent keeps, in bytes: enough for read-ahead of several
-/// files at once, while the page cache of the kernel does the real caching. One is kept at least.
+/// Blocks of one cache volume, or small files of one scratch volume, that the agent keeps, in
+/// bytes: enough for read-ahead of several files at once, while the page cache of the kernel does the real caching. One is kept at least.
 pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
 
 /// What an agent keeps of data that pass through it when nobody says otherwise, in bytes: some
 /// operations of the largest size for each of a hundred processes, and four volumes' blocks.
 pub(crate) const MEMORY_BYTES_DEFAULT: u64 = 256 << 20;
+
+/// A file of at most so many bytes is read whole by the one writer of a volume, as a block of a
+/// cache is.
+pub(crate) const SMALL_FILE_BYTES_MAX: u32 = 64 << 10;
+
+/// Small files, and directories, of one volume that listings showed, and that may be fetched before
+/// a program asks for them: 100 bytes each, about.
+pub(crate) const SIBLINGS_MAX: usize = 1 << 16;
 
 /// Files of blocks on this machine that an agent keeps open for one volume.
 pub(crate) const LOCAL_BLOCK_FILES_MAX: usize = 64;

@@ -2,9 +2,11 @@
 
 mod delegation;
 mod differential;
+mod early_listings;
 mod mount;
 mod mounted_volume;
 mod owners;
 mod restarts;
+mod small_files;
 mod test_server;
 mod trees;

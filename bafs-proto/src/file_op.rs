@@ -216,6 +216,9 @@ pub enum FileOp {
         offset: u64,
         length: u32,
     },
+    /// Reads a whole regular file of at most `bytes_max` bytes without a handle; the data are the
+    /// body of the reply. A longer file fails with `EFBIG`.
+    ReadFile { ino: InodeNo, bytes_max: u32 },
     /// Writes the given part of the body. With `append` the offset is the end of the file at that
     /// moment, whatever `offset` says.
     Write {
@@ -237,6 +240,13 @@ pub enum FileOp {
         cookie: u64,
         bytes_max: u32,
         plus: bool,
+    },
+    /// Reads entries after `cookie` without a stream, each looked up as by
+    /// [`FileOp::ReadDirectory`]. The last one of the directory has [`END_COOKIE`].
+    ListDirectory {
+        ino: InodeNo,
+        cookie: u64,
+        bytes_max: u32,
     },
     /// Closes a directory stream.
     ReleaseDirectory { handle: HandleId },
@@ -279,6 +289,9 @@ pub enum FileOp {
         length: u64,
     },
 }
+
+/// The cookie of the last entry that [`FileOp::ListDirectory`] gives of a directory.
+pub const END_COOKIE: u64 = u64::MAX;
 
 /// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

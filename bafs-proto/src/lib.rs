@@ -99,7 +99,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// node says which programs it lacks; 23 = volumes change their size, a writer may yield, who renews
 /// volumes says whether they give way, agents report the memory of a job, a home says what the
 /// digests of blocks are (`ReadDigests`), issues epochs, and fences uploads (`IssueUploadEpoch`,
-/// `UploadFenced`).
+/// `UploadFenced`); small files are read whole, and directories listed, without a handle
+/// (`ReadFile`, `ListDirectory`).
 pub const PROTOCOL_VERSION: u32 = 23;
 
 /// Application-layer protocol name that both ends of a connection must offer.

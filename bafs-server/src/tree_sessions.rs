@@ -25,7 +25,8 @@
 //! open. A failed operation is an errno in the results.
 //!
 //! **Concurrency.** One mutex guards the table, and is never held while an operation runs. A batch
-//! runs on a blocking thread, and goes on if its caller gives up. Each operation runs under the
+//! runs on a blocking thread, or, if it is cheap, in the runtime (`inline_batches.rs`). It goes on
+//! if its caller gives up. Each operation runs under the
 //! read lock of its session, and the end of the session takes the write lock.
 //!
 //! Rights are checked by the servers before ([`TreeSessions::authorise`]). See
@@ -33,6 +34,7 @@
 
 mod batch_replay;
 mod descriptors;
+mod inline_batches;
 mod recent_set;
 mod reply_limits;
 mod tree_directory;
@@ -63,6 +65,7 @@ use crate::full_disk::{DiskFullFlag, FreeSpace};
 use crate::incarnation;
 use batch_replay::{BatchReplay, BatchReply, BatchStart};
 use descriptors::reserve_descriptors;
+use inline_batches::InlineSlot;
 use recent_set::RecentSet;
 use reply_limits::{has_room_for, read_bytes_max};
 pub(crate) use tree_directory::TreeDirectory;
@@ -88,6 +91,7 @@ struct SessionsShared {
     directory: TreeDirectory,
     /// Names the present life of this machine.
     boot_id: u64,
+    inline_slot: InlineSlot,
     state: Mutex<SessionTable>,
 }
 
@@ -148,6 +152,7 @@ impl TreeSessions {
             full_disk: DiskFullFlag::default(),
             directory: root,
             boot_id: incarnation::boot_id().unwrap_or_else(|| u64::from(life)),
+            inline_slot: InlineSlot::default(),
             state: Mutex::new(state),
         }))
     }
@@ -226,18 +231,10 @@ impl TreeSessions {
     /// a batch that takes longer; `Malformed` for one that is too large; `Conflict` for one that
     /// ran so long ago that its answer is gone.
     pub async fn run(&self, call: RunFileOps, body: Bytes) -> Result<(FileResults, Bytes)> {
-        let RunFileOps {
-            tree,
-            epoch,
-            sequence,
-            after_sequence: after,
-            caller,
-            ops,
-            assigned_numbers: given,
-        } = call;
-        let session = self.lock().find(&tree, epoch)?;
+        let (sequence, after) = (call.sequence, call.after_sequence);
+        let session = self.lock().find(&call.tree, call.epoch)?;
         *lock(&session.last_seen) = clock::now();
-        if ops.is_empty() {
+        if call.ops.is_empty() {
             return Ok((
                 FileResults {
                     results: Vec::new(),
@@ -245,10 +242,10 @@ impl TreeSessions {
                 Bytes::new(),
             ));
         }
-        if ops.len() > BATCH_OPS_MAX {
+        if call.ops.len() > BATCH_OPS_MAX {
             let text = format!(
                 "{} operations in one batch; at most {BATCH_OPS_MAX} go",
-                ops.len()
+                call.ops.len()
             );
             return Err(Error::new(ErrorCode::Malformed, text));
         }
@@ -264,25 +261,7 @@ impl TreeSessions {
             }
             BatchStart::New(sender) => {
                 let answer = sender.subscribe();
-                let (shared, session) = (self.0.clone(), session.clone());
-                if after.is_some() {
-                    session.is_chain_running.store(true, Ordering::Release);
-                }
-                // Not tied to this call: a caller that gives up may ask again for the answer.
-                tokio::task::spawn_blocking(move || {
-                    let full = &shared.full_disk;
-                    let ran =
-                        session.run_batch(after.is_some(), caller, (&ops, &given), &body, full);
-                    let answer = ran.map_err(|()| shared.ended_error(&tree, epoch));
-                    let answer = shared.directory.reject_if_gone(answer);
-                    shared.count_operations(&answer);
-                    lock(&session.replay).finish(sequence, &ops, &answer);
-                    if after.is_some() {
-                        session.is_chain_running.store(false, Ordering::Release);
-                        session.last_chained_batch.send_replace(sequence);
-                    }
-                    sender.send_replace(Some(answer));
-                });
+                self.start_batch(session, call, body, sender);
                 answer
             }
         };
@@ -694,6 +673,49 @@ mod tests {
         drop(hanging);
         again.await.unwrap();
         sweep.await.unwrap();
+    }
+
+    fn stat_root(epoch: Epoch, sequence: u64) -> RunFileOps {
+        RunFileOps {
+            tree: writer(None).tree,
+            epoch,
+            sequence,
+            after_sequence: None,
+            caller: bafs_proto::file_op::Caller::default(),
+            ops: vec![FileOp::GetAttr {
+                ino: bafs_proto::ids::InodeNo::ROOT,
+                handle: None,
+            }],
+            assigned_numbers: Vec::new(),
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    #[expect(clippy::await_holding_lock, reason = "an operation that hangs does so")]
+    async fn a_hanging_cheap_batch_is_reported_in_progress() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::open(directory.path(), None).unwrap();
+        let sessions = TreeSessions::new(1, Counters::default());
+        let open = OpenTree {
+            writable: false,
+            ..writer(None)
+        };
+        let hanging = sessions.open(tree.clone(), open.clone()).await.unwrap();
+        let other = sessions.open(tree, open.clone()).await.unwrap();
+        let found = sessions.lock().find(&open.tree, hanging.epoch).unwrap();
+        let disk = found.session.write().unwrap();
+        let nothing = Bytes::new();
+        let told = sessions.run(stat_root(hanging.epoch, 1), nothing.clone());
+        let (told, beside) = tokio::join!(told, async {
+            sessions
+                .run(stat_root(other.epoch, 1), nothing.clone())
+                .await
+        });
+        assert_eq!(told.unwrap_err().code, ErrorCode::InProgress);
+        assert!(beside.unwrap().0.results[0].is_ok());
+        drop(disk);
+        let ran = sessions.run(stat_root(hanging.epoch, 1), nothing).await;
+        assert!(ran.unwrap().0.results[0].is_ok(), "asked again");
     }
 
     #[tokio::test]

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use bafs_proto::file_op::{BodyRange, FileReply, FileResult};
-use bafs_proto::ids::HandleId;
+use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::IO_BYTES_MAX;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    FallocateFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fstat, fsync, seek,
+    FallocateFlags, FileType, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fstat,
+    fsync, seek,
 };
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -46,6 +47,33 @@ impl Session {
         let done = append_all(out, length, |out, done| {
             let at = offset.saturating_add(done as u64);
             append_read(&file.fd, out, length - done, at)
+        });
+        done.map(|done| FileReply::Read {
+            length: done as u32,
+        })
+    }
+
+    /// Reads a whole file of at most `bytes_max` bytes, which is open only meanwhile.
+    pub(crate) fn read_file(&self, ino: InodeNo, bytes_max: u32, out: &mut Vec<u8>) -> FileResult {
+        if bytes_max > IO_BYTES_MAX {
+            return Err(errno::INVAL);
+        }
+        let file_reference = self.file_reference(ino)?;
+        match file_reference.kind() {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(errno::ISDIR),
+            _ => return Err(errno::INVAL),
+        }
+        let fd = file_reference.open(OFlags::RDONLY)?;
+        let size = fstat(&fd).map_err(errno::from_host)?.st_size;
+        let length = u32::try_from(size).map_err(|_| errno::FBIG)?;
+        if length > bytes_max {
+            return Err(errno::FBIG);
+        }
+        let length = length as usize;
+        out.reserve(length);
+        let done = append_all(out, length, |out, done| {
+            append_read(&fd, out, length - done, done as u64)
         });
         done.map(|done| FileReply::Read {
             length: done as u32,

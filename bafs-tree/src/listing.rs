@@ -2,11 +2,12 @@
 
 use std::ffi::CStr;
 
-use bafs_proto::file_op::{Attr, DirectoryEntry, FileReply, FileResult, S_IFMT};
+use bafs_proto::file_op::{Attr, DirectoryEntry, END_COOKIE, FileReply, FileResult, S_IFMT};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
-use rustix::fs::{AtFlags, statat};
+use rustix::fs::{AtFlags, FileType, OFlags, statat};
 
+use crate::directory_stream::DirectoryStream;
 use crate::errno::{self, Outcome};
 use crate::file_reference::FileReference;
 use crate::host_file::{host_file_id, to_attr};
@@ -28,10 +29,41 @@ impl Session {
         plus: bool,
     ) -> FileResult {
         let directory = self.handles().directory(handle)?;
-        let bytes_max = bytes_max.min(DIRECTORY_PAGE_BYTES_MAX) as usize;
         let mut stream = lock(&directory.stream);
         stream.seek_to(cookie)?;
-        let is_root = directory.ino == InodeNo::ROOT;
+        let listed = (directory.ino, &*directory.file_reference);
+        let entries = self.read_entries(listed, &mut stream, bytes_max, plus)?;
+        Ok(FileReply::Entries(entries))
+    }
+
+    /// A page of a directory that is open only meanwhile, with attributes.
+    pub(crate) fn list_directory(&self, ino: InodeNo, cookie: u64, bytes_max: u32) -> FileResult {
+        let file_reference = self.file_reference(ino)?;
+        if file_reference.kind() != FileType::Directory {
+            return Err(errno::NOTDIR);
+        }
+        let fd = file_reference.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut stream = DirectoryStream::new(fd);
+        stream.seek_to(cookie)?;
+        let listed = (ino, &*file_reference);
+        let mut entries = self.read_entries(listed, &mut stream, bytes_max, true)?;
+        // A failure shows with the next page.
+        if let (Some(last), Ok(None)) = (entries.last_mut(), stream.peek()) {
+            last.cookie = END_COOKIE;
+        }
+        Ok(FileReply::Entries(entries))
+    }
+
+    /// The next entries of a stream.
+    fn read_entries(
+        &self,
+        (directory, file_reference): (InodeNo, &FileReference),
+        stream: &mut DirectoryStream,
+        bytes_max: u32,
+        plus: bool,
+    ) -> Outcome<Vec<DirectoryEntry>> {
+        let bytes_max = bytes_max.min(DIRECTORY_PAGE_BYTES_MAX) as usize;
+        let is_root = directory == InodeNo::ROOT;
         let hidden = self.tree().hidden().filter(|_| is_root);
         let (mut entries, mut bytes) = (Vec::new(), 0);
         while let Some(raw) = stream.peek()? {
@@ -46,7 +78,7 @@ impl Session {
                 // What is above the root is nobody's business.
                 let ino = match &raw.name[..] {
                     b".." if is_root => InodeNo::ROOT,
-                    b"." => directory.ino,
+                    b"." => directory,
                     _ => self.inodes().number_of((self.tree().root_id().0, raw.ino)),
                 };
                 let mut entry = DirectoryEntry {
@@ -57,7 +89,7 @@ impl Session {
                     attr: None,
                 };
                 if plus && !dots {
-                    match self.fill_attributes(&directory.file_reference, &mut entry, raw.ino) {
+                    match self.fill_attributes(file_reference, &mut entry, raw.ino) {
                         // The entries before it hold references: the reply must tell of them.
                         Err(_) if !entries.is_empty() => break,
                         described => described?,
@@ -67,7 +99,7 @@ impl Session {
             }
             stream.advance();
         }
-        Ok(FileReply::Entries(entries))
+        Ok(entries)
     }
 
     /// Looks an entry up; one that is gone by now stays without attributes.

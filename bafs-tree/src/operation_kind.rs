@@ -35,6 +35,8 @@ pub(crate) fn is_change_op(op: &FileOp) -> bool {
         | FileOp::GetAttr { .. }
         | FileOp::ReadLink { .. }
         | FileOp::Read { .. }
+        | FileOp::ReadFile { .. }
+        | FileOp::ListDirectory { .. }
         | FileOp::Fsync { .. }
         | FileOp::Release { .. }
         | FileOp::OpenDirectory { .. }

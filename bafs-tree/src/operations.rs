@@ -51,6 +51,7 @@ impl Session {
                 offset,
                 length,
             } => self.read(*handle, *offset, *length, out),
+            FileOp::ReadFile { ino, bytes_max } => self.read_file(*ino, *bytes_max, out),
             FileOp::Write {
                 handle,
                 offset,
@@ -102,6 +103,11 @@ impl Session {
                 bytes_max,
                 plus,
             } => self.read_directory(*handle, *cookie, *bytes_max, *plus),
+            FileOp::ListDirectory {
+                ino,
+                cookie,
+                bytes_max,
+            } => self.list_directory(*ino, *cookie, *bytes_max),
             FileOp::ReleaseDirectory { handle } => self.release_directory(*handle),
             FileOp::FsyncDirectory { ino } => self.sync_directory(*ino),
             FileOp::SetXattr { .. }

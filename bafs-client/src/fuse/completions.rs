@@ -13,6 +13,7 @@ use super::reply_traits::{
     OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
 };
 use crate::limits::DIRECTORY_PAGE_BYTES;
+use crate::logic::early_listings::is_early_listing;
 use crate::tree::Completion;
 use crate::volume::{KernelCache, Volume};
 
@@ -73,6 +74,17 @@ pub(super) fn open_completion(
 ) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Opened { handle, attr }) => reply.send_handle(handle, flags(&attr)),
+        other => reply.send_error(kernel_error(other)),
+    })
+}
+
+/// The kernel keeps the names of a directory, unless their places mean something to one handle only.
+pub(super) fn open_directory_completion(flags: FopenFlags, reply: impl OpenReply) -> Completion {
+    Box::new(move |result, _| match result {
+        Ok(FileReply::Opened { handle, .. }) if is_early_listing(handle) => {
+            reply.send_handle(handle, FopenFlags::empty());
+        }
+        Ok(FileReply::Opened { handle, .. }) => reply.send_handle(handle, flags),
         other => reply.send_error(kernel_error(other)),
     })
 }

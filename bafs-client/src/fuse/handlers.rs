@@ -216,7 +216,7 @@ impl VolumeFileSystem {
         }
         let op = operations::open_directory(ino);
         let flags = self.directory_flags();
-        let finish = completions::open_completion(move |_| flags, reply);
+        let finish = completions::open_directory_completion(flags, reply);
         self.volume.run(caller, op, &[], finish);
     }
 

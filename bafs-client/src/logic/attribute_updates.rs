@@ -21,10 +21,15 @@ impl Delegation {
         });
         if some_linked {
             self.metadata.invalidate_linked();
+            self.small_files.discard_all();
         }
         let question = self.queries.begin_query(changing, some_linked);
         match op {
             FileOp::Lookup { parent, name } if inodes.inode_by_name(*parent, name).is_none() => {
+                let (end, settled) = (self.log.end_position(), self.log.acknowledged_position());
+                question.with_awaited_position((end > settled).then_some(end))
+            }
+            FileOp::ReadDirectory { .. } | FileOp::ListDirectory { .. } => {
                 let (end, settled) = (self.log.end_position(), self.log.acknowledged_position());
                 question.with_awaited_position((end > settled).then_some(end))
             }
@@ -59,7 +64,15 @@ impl Delegation {
         }
         let lacks = self.is_possibly_outdated(&question, result);
         if !lacks {
-            self.learn_result((caller, op, &question), result);
+            let directory = match op {
+                FileOp::ListDirectory { ino, .. } => Some(*ino),
+                FileOp::ReadDirectory { handle, .. } => {
+                    let opening = inodes.open_parameters(*handle);
+                    opening.map(|opening| opening.ino)
+                }
+                _ => None,
+            };
+            self.learn_result((caller, op, &question), result, directory);
         }
         if let (FileOp::ReadDirectory { handle, cookie, .. }, Ok(FileReply::Entries(entries))) =
             (op, &*result)
@@ -84,11 +97,13 @@ impl Delegation {
             || !self.queries.is_current(query, attr.ino)
     }
 
-    /// Takes in what the server answered to an operation that it was asked itself.
+    /// Takes in what the server answered to an operation that it was asked itself, about this
+    /// directory if it is a listing.
     fn learn_result(
         &mut self,
         (caller, op, question): (Caller, &FileOp, &InflightQuery),
         result: &FileResult,
+        directory: Option<InodeNo>,
     ) {
         if let (FileOp::GetXattr { ino, name }, Err(Errno(libc::ENODATA))) = (op, result)
             && name == CAPABILITY_XATTR
@@ -126,9 +141,24 @@ impl Delegation {
                 }
                 self.learn_attr(question, attr);
             }
-            (FileOp::ReadDirectory { .. }, FileReply::Entries(entries)) => {
+            (
+                FileOp::ReadDirectory { .. } | FileOp::ListDirectory { .. },
+                FileReply::Entries(entries),
+            ) => {
+                let has_unsettled = question.awaited_position().is_some();
                 for attr in entries.iter().filter_map(|entry| entry.attr.as_ref()) {
-                    self.learn_attr(question, attr);
+                    // The listing may lack what was written to a known file before.
+                    let is_known = self.metadata.approximate_attr(attr.ino).is_some();
+                    if !has_unsettled || !is_known {
+                        self.learn_attr(question, attr);
+                    }
+                    match directory {
+                        Some(directory) if attr.is_directory() => {
+                            self.sibling_directories.note_listed(directory, attr.ino);
+                        }
+                        Some(directory) => self.small_files.note_listed(directory, attr),
+                        None => {}
+                    }
                 }
             }
             _ => {}
@@ -215,6 +245,7 @@ impl Delegation {
         let mut touched: Vec<InodeNo> = changed.into_iter().flatten().collect();
         for ino in &touched {
             self.metadata.invalidate(*ino);
+            self.small_files.discard(*ino);
         }
         for directory in directories {
             self.metadata.mark_inexact(directory);

@@ -10,7 +10,8 @@ use super::delegation::{Decision, DelegatedRequest, Delegation};
 use super::inflight_queries::InflightQuery;
 use super::inode_map::{InodeMap, OpenParameters};
 use super::operation_log::Space;
-use crate::limits::STREAM_NAMES_MAX;
+use super::sibling_read_ahead::{Choice, Fetched};
+use crate::limits::{BATCH_OPS_MAX, LISTED_FILES_MAX, STREAM_NAMES_MAX};
 
 /// A directory that a program reads, from its start to where it is now.
 #[derive(Debug)]
@@ -72,6 +73,41 @@ impl Delegation {
             };
             self.streams.insert(handle, stream);
         }
+    }
+
+    /// A program looks into a directory. The first time, those beside it are likely to follow.
+    pub(super) fn note_directory_use(&mut self, inodes: &InodeMap, directory: InodeNo) {
+        let is_first = self.sibling_directories.note_read(directory);
+        if !is_first || self.metadata.listed_count() >= LISTED_FILES_MAX {
+            return;
+        }
+        let mut siblings = std::mem::take(&mut self.sibling_directories);
+        let mut count = 0;
+        let chosen = siblings.choose(directory, |other| {
+            let about = self.metadata.approximate_attr(other);
+            let is_fit = about.is_some_and(|attr| attr.is_directory())
+                && self.metadata.is_worth_listing(other)
+                && self.log.last_position_of(other).is_none()
+                && inodes.is_present(other);
+            count += usize::from(is_fit);
+            match is_fit {
+                true if count > BATCH_OPS_MAX => Choice::Stop,
+                true => Choice::Take,
+                false => Choice::Skip,
+            }
+        });
+        self.sibling_directories = siblings;
+        self.directories_to_list.extend(chosen);
+    }
+
+    /// The directories that should be listed now, before a program looks into them.
+    pub fn take_directories_to_list(&mut self) -> Vec<InodeNo> {
+        std::mem::take(&mut self.directories_to_list)
+    }
+
+    /// They were listed, or could not be.
+    pub fn end_directories(&mut self, results: Vec<(InodeNo, Fetched)>) {
+        self.sibling_directories.end_fetch(results);
     }
 
     /// A program reads a directory no further.

@@ -5,12 +5,13 @@
 //! are arguments.
 //!
 //! [`Delegation::decide`] takes a [`DelegatedRequest`] and returns a [`Decision`]: answer now, ask
-//! the server after a position of the log, list a directory first, or provide a missing object
-//! first. It works with three tables:
+//! the server after a position of the log, list a directory first, read whole files first, or
+//! provide a missing object first. It works with four tables:
 //!
 //! * [`MetadataCache`]: attributes, and the names of directories that were made or listed here.
 //! * [`InodeMap`]: numbers of files and handles. The agent numbers what it creates, so later
 //!   operations can name it before the server has made it.
+//! * [`SmallFiles`]: small files that were read whole, ahead of the programs.
 //! * [`OperationLog`]: the operations that were answered and have not run yet, in order.
 //!   `log_shipping` sends them, and [`Delegation::acknowledge`] removes each one that has run.
 //!
@@ -23,7 +24,9 @@
 //! | remove directory | the same, and all names in it are known, which are none |
 //! | rename | the file has one name, and the new name is free |
 //! | change of mode or times | size, owner and set-id bits stay |
+//! | read | the file is small, and was read whole |
 //! | open | the mode permits it, and a descriptor is left |
+//! | list a directory | all names in it are known, and the attributes of their files |
 //! | close of a file | always |
 //! | any other | never: it waits for the log, or for the last entry about its files |
 //!
@@ -42,6 +45,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{
     Attr, AttrChange, ByName, Caller, Errno, FileOp, FileReply, FileResult, FileTime, S_IFMT,
     SetTime,
@@ -52,10 +56,14 @@ use bytes::Bytes;
 use nix::libc;
 
 use super::delegated_directories::DirectoryStream;
+use super::delegated_reads::FilesToRead;
+use super::early_listings::{EarlyListing, PageRequest};
 use super::inflight_queries::InflightQueries;
 use super::inode_map::{InodeMap, OpenParameters};
 use super::metadata_cache::MetadataCache;
 use super::operation_log::{LogEntry, NO_SESSION, OperationLog, Space};
+use super::sibling_read_ahead::SiblingReadAhead;
+use super::small_files::SmallFiles;
 
 const SET_ID_BITS: u32 = 0o6000;
 const SET_GID_BIT: u32 = 0o2000;
@@ -92,10 +100,18 @@ type OperationEffect = (
 pub enum Decision {
     /// This is the answer, and all that the server must be told is in the log.
     Answer(FileResult),
+    /// These are the data of a read. The files should be read meanwhile.
+    AnswerRead(Bytes, FilesToRead),
+    /// The files should be read whole first; otherwise the server answers.
+    ReadFiles(FilesToRead),
+    /// The file is being read ahead, or the directory is being listed.
+    AwaitFetch,
     /// The server answers, once it has run what is before this position of the log.
     QueryAfter(u64),
     /// The names of the directory should be known first; otherwise the server answers.
     ListDirectory(InodeNo),
+    /// The attributes of a file that a listing shows must be asked for first.
+    LearnAttr(InodeNo),
     /// The session must be given what the operation names first.
     ProvideObjects,
 }
@@ -107,6 +123,8 @@ pub struct Delegation {
     pub metadata: MetadataCache,
     /// What the server has not run yet.
     pub log: OperationLog,
+    /// Files that were read ahead, or may be.
+    pub(super) small_files: SmallFiles,
     /// Free space when the server last told it; what is in the log may still come off.
     pub(super) free_space: Space,
     /// What operations that the server is asked itself may take at this moment.
@@ -120,6 +138,16 @@ pub struct Delegation {
     /// How a new file and a new directory look.
     pub(super) new_file_attr: Option<Attr>,
     pub(super) new_directory_attr: Option<Attr>,
+    /// Directories that programs read without the server.
+    pub(super) early_listings: BTreeMap<HandleId, EarlyListing>,
+    /// How many there have been.
+    pub(super) early_listing_count: u64,
+    /// Directories that were listed ahead, or may be,
+    pub(super) sibling_directories: SiblingReadAhead,
+    /// and those to list now.
+    pub(super) directories_to_list: Vec<InodeNo>,
+    /// Files of which they have dropped a reference.
+    pub(super) dropped_references: Vec<InodeNo>,
     /// Directories that programs read from the start, as far as they have come.
     pub(super) streams: BTreeMap<HandleId, DirectoryStream>,
 }
@@ -138,15 +166,16 @@ pub struct DelegatedRequest<'a> {
 }
 
 impl Delegation {
-    /// Answers an operation if that is safe. With `may_list` it may ask for a listing first.
+    /// Answers an operation if that is safe. With `may_fetch` it may ask for a listing, or for
+    /// whole files, first.
     pub fn decide(
         &mut self,
         inodes: &mut InodeMap,
         request: DelegatedRequest<'_>,
-        may_list: bool,
+        may_fetch: bool,
     ) -> Decision {
         match request.op {
-            FileOp::Lookup { parent, name } => self.lookup(inodes, *parent, name, may_list),
+            FileOp::Lookup { parent, name } => self.lookup(inodes, *parent, name, may_fetch),
             FileOp::GetAttr { ino, .. } => match self.metadata.attr(*ino) {
                 Some(attr) => Decision::Answer(Ok(FileReply::Attr(attr))),
                 None => {
@@ -160,19 +189,40 @@ impl Delegation {
             {
                 Decision::Answer(Err(Errno(libc::ENODATA)))
             }
-            FileOp::ReadLink { ino }
-            | FileOp::GetXattr { ino, .. }
-            | FileOp::ListXattr { ino }
-            | FileOp::OpenDirectory { ino } => self.query_about(&[*ino]),
+            FileOp::ReadLink { ino } | FileOp::GetXattr { ino, .. } | FileOp::ListXattr { ino } => {
+                self.query_about(&[*ino])
+            }
+            FileOp::OpenDirectory { ino } => self.open_directory(inodes, *ino, may_fetch),
+            FileOp::ReleaseDirectory { handle } if self.close_early_listing(*handle) => {
+                Decision::Answer(Ok(FileReply::Done))
+            }
             FileOp::ReleaseDirectory { handle } => {
                 self.end_stream(*handle);
                 self.query_after_log()
             }
-            FileOp::Read { handle, .. } | FileOp::ReadDirectory { handle, .. } => {
-                match inodes.open_parameters(*handle) {
-                    Some(OpenParameters { ino, .. }) => self.query_about(&[ino]),
-                    None => self.query_after_log(),
-                }
+            FileOp::Read {
+                handle,
+                offset,
+                length,
+            } => self.read(inodes, *handle, (*offset, *length), may_fetch),
+            FileOp::ReadDirectory {
+                handle,
+                cookie,
+                bytes_max,
+                plus,
+            } => {
+                let page = PageRequest {
+                    handle: *handle,
+                    cookie: *cookie,
+                    bytes_max: *bytes_max,
+                    plus: *plus,
+                };
+                let early = self.read_early_listing(inodes, page, may_fetch);
+                early.unwrap_or_else(|| match inodes.open_parameters(*handle) {
+                    // Attributes of files are true when all that was written has run.
+                    Some(OpenParameters { ino, .. }) if !*plus => self.query_about(&[ino]),
+                    _ => self.query_after_log(),
+                })
             }
             _ => {
                 let changed = self.change_early(inodes, request);
@@ -234,48 +284,6 @@ impl Delegation {
             .filter_map(|ino| self.log.last_position_of(*ino))
             .max();
         Decision::QueryAfter(busy.unwrap_or(0))
-    }
-
-    fn lookup(
-        &mut self,
-        inodes: &mut InodeMap,
-        parent: InodeNo,
-        name: &ByName,
-        may_list: bool,
-    ) -> Decision {
-        let absent = || Decision::Answer(Err(Errno(libc::ENOENT)));
-        let in_log = self.log.pending_name(parent, name);
-        if in_log == Some(false) {
-            return absent();
-        }
-        let is_there = in_log.or_else(|| self.metadata.has_name(parent, name));
-        let renamed = self.log.pending_rename(parent, name);
-        let ino = renamed.or_else(|| inodes.inode_by_name(parent, name));
-        if let Some(ino) = ino.filter(|_| is_there != Some(false))
-            && let Some(attr) = self.metadata.attr(ino)
-        {
-            // The reference of a listing becomes the kernel's.
-            if !self.metadata.take_listed(ino) {
-                inodes.count_lookup(ino);
-            }
-            return Decision::Answer(Ok(FileReply::Attr(attr)));
-        }
-        let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
-        match is_there {
-            Some(false) if is_fit => absent(),
-            None if is_fit && may_list && self.is_listable(parent) => {
-                Decision::ListDirectory(parent)
-            }
-            _ => match ino {
-                Some(ino) => self.query_about(&[parent, ino]),
-                None => self.query_about(&[parent]),
-            },
-        }
-    }
-
-    fn is_listable(&self, directory: InodeNo) -> bool {
-        let about = self.metadata.approximate_attr(directory);
-        about.is_some_and(|attr| attr.is_directory()) && self.metadata.is_worth_listing(directory)
     }
 
     /// Whether an operation on this name is sure to find its directory as it is known here, and the
@@ -550,13 +558,15 @@ impl Delegation {
     ) {
         for ino in about.iter().flatten() {
             self.queries.record_change(*ino);
+            self.small_files.discard(*ino);
         }
         self.log.append(LogEntry {
             caller: request.caller,
             op: request.op.clone(),
             translated,
             data: match request.op {
-                FileOp::Write { .. } => Bytes::copy_from_slice(request.data),
+                // Fresh memory would cost more than the copy.
+                FileOp::Write { .. } => Buffer::from_slice(request.data).freeze(),
                 _ => Bytes::new(),
             },
             created: made,

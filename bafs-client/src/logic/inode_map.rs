@@ -166,6 +166,12 @@ impl InodeMap {
         self.inodes_by_name.get(&(parent, name.clone())).copied()
     }
 
+    /// The directory in which a file was seen.
+    pub fn parent_of(&self, ino: InodeNo) -> Option<InodeNo> {
+        let (parent, _) = self.files.get(&ino)?.names.first()?;
+        Some(*parent)
+    }
+
     /// The file that the present session has under a number.
     pub fn inode_by_server(&self, ino: InodeNo) -> Option<InodeNo> {
         self.inodes_by_server.get(&ino).copied()
@@ -553,6 +559,8 @@ fn visit_inodes(op: &mut FileOp, mut see: impl FnMut(&mut InodeNo)) {
         | FileOp::GetAttr { ino, .. }
         | FileOp::SetAttr { ino, .. }
         | FileOp::ReadLink { ino }
+        | FileOp::ReadFile { ino, .. }
+        | FileOp::ListDirectory { ino, .. }
         | FileOp::Open { ino, .. }
         | FileOp::OpenDirectory { ino }
         | FileOp::FsyncDirectory { ino }
@@ -594,6 +602,8 @@ fn visit_handles(op: &mut FileOp, mut see: impl FnMut(&mut HandleId)) {
         FileOp::Lookup { .. }
         | FileOp::Forget { .. }
         | FileOp::ReadLink { .. }
+        | FileOp::ReadFile { .. }
+        | FileOp::ListDirectory { .. }
         | FileOp::MakeNode { .. }
         | FileOp::MakeDirectory { .. }
         | FileOp::MakeSymlink { .. }

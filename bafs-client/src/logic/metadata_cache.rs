@@ -37,8 +37,10 @@ pub struct MetadataCache {
 #[derive(Debug, Default)]
 struct DirectoryListings {
     inflight: u32,
-    /// Counts changes of its names meanwhile.
+    /// Counts changes of its names meanwhile,
     change_count: u64,
+    /// of these.
+    changed_names: BTreeSet<ByName>,
 }
 
 #[derive(Debug)]
@@ -205,6 +207,16 @@ impl MetadataCache {
             .map(|names| names.contains(name))
     }
 
+    /// All names of a directory, if they are known.
+    pub fn names(&self, directory: InodeNo) -> Option<&BTreeSet<ByName>> {
+        self.complete_directories.get(&directory)
+    }
+
+    /// Whether a directory has too many names to know.
+    pub fn is_oversized(&self, directory: InodeNo) -> bool {
+        self.oversized_directories.contains(&directory)
+    }
+
     /// Whether a directory surely has no names.
     pub fn is_known_empty(&self, directory: InodeNo) -> bool {
         let names = self.complete_directories.get(&directory);
@@ -293,15 +305,22 @@ impl MetadataCache {
         }
     }
 
-    fn count_name_change(&mut self, directory: InodeNo) {
+    /// Whether a name was made or removed since a listing of its directory began that is under way.
+    pub fn has_changed_name(&self, directory: InodeNo, name: &ByName) -> bool {
+        let listings = self.inflight_listings.get(&directory);
+        listings.is_some_and(|listings| listings.changed_names.contains(name))
+    }
+
+    fn count_name_change(&mut self, directory: InodeNo, name: &ByName) {
         if let Some(listings) = self.inflight_listings.get_mut(&directory) {
             listings.change_count += 1;
+            listings.changed_names.insert(name.clone());
         }
     }
 
     /// A name was made.
     pub fn add_name(&mut self, directory: InodeNo, name: &ByName) {
-        self.count_name_change(directory);
+        self.count_name_change(directory, name);
         if let Some(names) = self.complete_directories.get_mut(&directory)
             && names.insert(name.clone())
         {
@@ -316,7 +335,7 @@ impl MetadataCache {
 
     /// A name was removed.
     pub fn remove_name(&mut self, directory: InodeNo, name: &ByName) {
-        self.count_name_change(directory);
+        self.count_name_change(directory, name);
         if let Some(names) = self.complete_directories.get_mut(&directory)
             && names.remove(name)
         {

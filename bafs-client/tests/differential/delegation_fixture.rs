@@ -1,5 +1,6 @@
 //! A volume behind a small server, with a delegation.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,17 @@ impl DelegationFixture {
     }
 
     pub(crate) async fn with_limit(durability: Durability, limit: Option<Limit>) -> Self {
+        Self::with_files(durability, limit, |_| {}).await
+    }
+
+    /// One in whose directory there are files that `make` makes.
+    pub(crate) async fn with_files(
+        durability: Durability,
+        limit: Option<Limit>,
+        make: impl FnOnce(&Path),
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        make(directory.path());
         let server = FakeServer::with_limit(directory.path(), limit);
         let (sender, losses) = mpsc::unbounded_channel();
         let health = VolumeHealth::new("work", sender);

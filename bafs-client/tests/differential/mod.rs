@@ -91,9 +91,13 @@ fn assert_same_attr(one: &Attr, other: &Attr, asked: &FileOp) {
 
 impl DifferentialTest {
     pub(crate) async fn new() -> Self {
+        let durability = Durability::OnSync;
+        let fixture = DelegationFixture::with_files(durability, None, make_earlier_files).await;
+        let reference = ReferenceTree::new();
+        make_earlier_files(reference.directory.path());
         Self {
-            fixture: DelegationFixture::new(Durability::OnSync).await,
-            reference: ReferenceTree::new(),
+            fixture,
+            reference,
             pairs: NumberPairs {
                 files: vec![(InodeNo::ROOT, InodeNo::ROOT)],
                 ..NumberPairs::default()
@@ -156,6 +160,14 @@ impl DifferentialTest {
                             names
                         };
                         assert_eq!(names(one), names(two), "{asked:?}");
+                        for entry in one {
+                            let mut others = two.iter();
+                            let other = others.find(|other| other.name == entry.name).unwrap();
+                            assert_eq!(entry.attr.is_some(), other.attr.is_some(), "{asked:?}");
+                            if let (Some(attr), Some(other)) = (&entry.attr, &other.attr) {
+                                assert_same_attr(attr, other, &asked);
+                            }
+                        }
                     }
                     (FileReply::StatFs(_), FileReply::StatFs(_)) => {}
                     (one, two) => assert_eq!(one, two, "{asked:?}"),
@@ -344,7 +356,7 @@ impl DifferentialTest {
                 let Some((_, handle)) = self.random_handle(rng) else {
                     return;
                 };
-                let offset = rng.below(10_000);
+                let offset = rng.below(2) * rng.below(10_000);
                 let op = |side: usize| FileOp::Read {
                     handle: handle[side],
                     offset,
@@ -457,11 +469,12 @@ impl DifferentialTest {
                 self.record_open(&replies);
                 let (one, other, _) = self.pairs.handles.pop().unwrap();
                 let handle = [one, other];
+                let plus = rng.below(2) == 0;
                 let op = |side: usize| FileOp::ReadDirectory {
                     handle: handle[side],
                     cookie: 0,
                     bytes_max: 32 << 10,
-                    plus: false,
+                    plus,
                 };
                 let _ = self.run_on_both(op, &[]).await;
                 let op = |side: usize| FileOp::ReleaseDirectory {
@@ -482,6 +495,15 @@ impl DifferentialTest {
         );
         assert_eq!(describe_tree(own), describe_tree(other));
         self.fixture.volume.close(0).await;
+    }
+}
+
+/// Files that an earlier job left: what the writer knows of them comes from listings.
+fn make_earlier_files(root: &Path) {
+    let directory = root.join("c");
+    std::fs::create_dir(&directory).unwrap();
+    for (name, bytes) in [("a", 10), ("b", 9_000), ("d", 5_000), ("e", 70_000)] {
+        std::fs::write(directory.join(name), vec![b'x'; bytes]).unwrap();
     }
 }
 

@@ -72,6 +72,8 @@ pub(crate) struct FakeServer {
     epochs: AtomicU64,
     pub(crate) blocks_sent: AtomicU64,
     pub(crate) ops_run: AtomicU64,
+    /// Calls that had operations.
+    pub(crate) batches_run: AtomicU64,
     pub(crate) closed_sessions: AtomicU32,
     /// For how long the session that was closed last wanted its volume kept.
     pub(crate) requested_lifetime_ms: AtomicU64,
@@ -96,6 +98,7 @@ impl FakeServer {
             epochs: AtomicU64::new(0),
             blocks_sent: AtomicU64::new(0),
             ops_run: AtomicU64::new(0),
+            batches_run: AtomicU64::new(0),
             closed_sessions: AtomicU32::new(0),
             requested_lifetime_ms: AtomicU64::new(0),
             lease_ms: AtomicU64::new(600_000),
@@ -252,6 +255,9 @@ impl FakeServer {
         }
         let session = self.sessions.lock().unwrap().get(&run.epoch.0).cloned();
         let session = session.ok_or_else(|| Error::new(ErrorCode::SessionUnknown, "who?"))?;
+        let has_operations = u64::from(!run.ops.is_empty());
+        self.batches_run
+            .fetch_add(has_operations, Ordering::Relaxed);
         let mut data = Vec::new();
         let results = run
             .ops

@@ -123,6 +123,7 @@ fn is_read_only(op: &FileOp) -> bool {
         FileOp::GetAttr { .. }
             | FileOp::ReadLink { .. }
             | FileOp::Read { .. }
+            | FileOp::ReadFile { .. }
             | FileOp::StatFs
             | FileOp::GetXattr { .. }
             | FileOp::ListXattr { .. }

@@ -14,7 +14,10 @@ pub(super) fn read_bytes_max(ops: &[FileOp]) -> usize {
     let bytes: u64 = ops
         .iter()
         .map(|op| match op {
-            FileOp::Read { length, .. } => u64::from(*length),
+            FileOp::Read { length, .. }
+            | FileOp::ReadFile {
+                bytes_max: length, ..
+            } => u64::from(*length),
             _ => 0,
         })
         .sum();
@@ -25,10 +28,15 @@ pub(super) fn read_bytes_max(ops: &[FileOp]) -> usize {
 /// the names and values in its header.
 pub(super) fn has_room_for(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
     let more = match op {
-        FileOp::Read { length, .. } => {
+        FileOp::Read { length, .. }
+        | FileOp::ReadFile {
+            bytes_max: length, ..
+        } => {
             return body_bytes + *length as usize <= BODY_BYTES_MAX as usize;
         }
-        FileOp::ReadDirectory { .. } => DIRECTORY_PAGE_BYTES_MAX as usize,
+        FileOp::ReadDirectory { .. } | FileOp::ListDirectory { .. } => {
+            DIRECTORY_PAGE_BYTES_MAX as usize
+        }
         FileOp::GetXattr { .. } | FileOp::ListXattr { .. } => XATTR_BYTES_MAX,
         FileOp::ReadLink { .. } => PATH_BYTES_MAX,
         _ => return true,

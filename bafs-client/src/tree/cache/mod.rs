@@ -276,7 +276,9 @@ impl CacheTree {
             | FileOp::FsyncDirectory { .. } => Ok(FileReply::Done),
             FileOp::GetXattr { .. } => Err(Errno(libc::ENODATA)),
             FileOp::ListXattr { .. } => Ok(FileReply::Bytes(Vec::new())),
-            FileOp::Seek { .. } => Err(Errno(libc::EOPNOTSUPP)),
+            FileOp::Seek { .. } | FileOp::ReadFile { .. } | FileOp::ListDirectory { .. } => {
+                Err(Errno(libc::EOPNOTSUPP))
+            }
             FileOp::Read { .. }
             | FileOp::SetAttr { .. }
             | FileOp::MakeNode { .. }

@@ -2,12 +2,13 @@
 //! answered is decided in `logic/delegation.rs`; `log_shipping.rs` brings it to the server.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bytes::Bytes;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::{RemoteSession, SessionFailure};
@@ -15,10 +16,11 @@ use crate::clock;
 use crate::errno::errno_of;
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, LOG_OPS_MAX};
 use crate::logic::attribute_updates::is_change;
+use crate::logic::delegated_reads::FilesToRead;
 use crate::logic::delegation::{Decision, DelegatedRequest, Delegation, can_block_opens};
 use crate::logic::inflight_queries::InflightQuery;
 use crate::logic::operation_log::Space;
-use crate::memory::LogMemoryShare;
+use crate::memory::{self, LogMemoryShare};
 use crate::tree::Completion;
 
 /// How often an operation is decided about again because its session lacked something.
@@ -33,6 +35,14 @@ pub enum Durability {
     OnClose,
 }
 
+/// What became of an operation that the server was not asked about.
+pub(super) enum EarlyAnswer {
+    /// It was answered. These files should be read meanwhile.
+    Given(FilesToRead),
+    /// It was not, for this reason.
+    Missing(Decision, Completion),
+}
+
 /// What a session with a delegation has beside it.
 #[derive(Debug)]
 pub(super) struct SessionDelegation {
@@ -42,6 +52,9 @@ pub(super) struct SessionDelegation {
     pub(super) wake: Notify,
     /// All before this position of the log has run.
     pub(super) acknowledged: watch::Sender<u64>,
+    /// Held by whoever fetches ahead, mostly.
+    pub(super) fetch_lock: Arc<tokio::sync::Mutex<()>>,
+    pub(super) runtime: Handle,
 }
 
 #[derive(Default)]
@@ -144,6 +157,8 @@ impl SessionDelegation {
             durability,
             wake: Notify::new(),
             acknowledged: watch::Sender::new(0),
+            fetch_lock: Arc::default(),
+            runtime: Handle::current(),
         }
     }
 
@@ -192,6 +207,7 @@ impl RemoteSession {
         let (root, _) = self.run_operation(caller, op, Bytes::new()).await;
         {
             let delegation = &mut own.lock_state().delegation;
+            delegation.limit_small_files(memory::blocks_bytes_max());
             delegation.set_free_space(free_space(free.as_ref().ok()), 0);
             if let Ok(FileReply::Attr(attr)) = root {
                 delegation.metadata.store_attr(&attr);
@@ -202,10 +218,10 @@ impl RemoteSession {
 
     /// The decision, and where the log ends now if it has grown.
     fn decide(
-        &self,
+        self: &Arc<Self>,
         own: &SessionDelegation,
         (caller, op, data): (Caller, &FileOp, &[u8]),
-        may_list: bool,
+        may_fetch: bool,
     ) -> (Decision, Option<u64>) {
         let now = clock::time_of_day();
         let asked = DelegatedRequest {
@@ -218,32 +234,43 @@ impl RemoteSession {
         let before = state.delegation.log.end_position();
         let decision = state
             .delegation
-            .decide(&mut self.inode_map(), asked, may_list);
+            .decide(&mut self.inode_map(), asked, may_fetch);
         let end = state.delegation.log.end_position();
         let appended = (end > before).then_some(end);
-        if appended.is_some() && state.is_batch_due() {
-            drop(state);
+        let dropped = state.delegation.take_dropped_references();
+        let directories = state.delegation.take_directories_to_list();
+        let is_due = appended.is_some() && state.is_batch_due();
+        drop(state);
+        if is_due {
             own.wake.notify_one();
         }
+        for ino in dropped {
+            self.forget_later(own, ino, 1);
+        }
+        self.list_directories_ahead(own, directories);
         (decision, appended)
     }
 
     /// Answers at once if that may be; otherwise gives back what it was not answered with.
     pub(super) fn answer_early(
-        &self,
+        self: &Arc<Self>,
         own: &SessionDelegation,
         caller: Caller,
         op: &FileOp,
         data: &[u8],
         done: Completion,
-    ) -> Option<(Decision, Completion)> {
+    ) -> EarlyAnswer {
         match self.decide(own, (caller, op, data), true) {
             (Decision::Answer(result), appended) => {
                 let until = own.answer_condition(op, appended);
                 self.answer_after(own, until, done, result);
-                None
+                EarlyAnswer::Given(FilesToRead::default())
             }
-            (decision, _) => Some((decision, done)),
+            (Decision::AnswerRead(data, files), _) => {
+                done(read_reply(&data), &data);
+                EarlyAnswer::Given(files)
+            }
+            (decision, _) => EarlyAnswer::Missing(decision, done),
         }
     }
 
@@ -296,12 +323,12 @@ impl RemoteSession {
 
     /// Answers with the server's help.
     pub(super) async fn answer_with_server(
-        &self,
+        self: &Arc<Self>,
         own: &SessionDelegation,
         (caller, op, data): (Caller, FileOp, Bytes),
         mut decision: Decision,
     ) -> (FileResult, Bytes) {
-        let (mut may_list, mut appended) = (true, None);
+        let (mut may_fetch, mut appended) = (true, None);
         for round in 0.. {
             match decision {
                 Decision::Answer(result) => {
@@ -315,11 +342,22 @@ impl RemoteSession {
                     self.wait_for_position(own, position).await;
                     break;
                 }
-                _ if round == DECISION_ROUNDS_MAX => break,
+                Decision::AnswerRead(data, files) => {
+                    self.read_files_ahead(own, files);
+                    return (read_reply(&data), data);
+                }
+                Decision::ReadFiles(files) => {
+                    may_fetch = false;
+                    let _turn = Arc::clone(&own.fetch_lock).try_lock_owned();
+                    self.read_files(own, files).await;
+                }
+                _ if round >= DECISION_ROUNDS_MAX => break,
                 Decision::ListDirectory(directory) => {
-                    may_list = false;
+                    may_fetch = false;
                     self.cache_names(own, directory).await;
                 }
+                Decision::LearnAttr(ino) => self.learn_attr(own, (caller, &op), ino).await,
+                Decision::AwaitFetch => drop(own.fetch_lock.lock().await),
                 Decision::ProvideObjects => {
                     // What a restarted server does not have yet may have to be made again first.
                     self.wait_for_log(own).await;
@@ -328,7 +366,7 @@ impl RemoteSession {
                     }
                 }
             }
-            (decision, appended) = self.decide(own, (caller, &op, &data), may_list);
+            (decision, appended) = self.decide(own, (caller, &op, &data), may_fetch);
         }
         own.lock_state().delegation.reserve_space(&op);
         if is_change(&op) {
@@ -354,7 +392,7 @@ impl RemoteSession {
         }
     }
 
-    fn end_query(
+    pub(super) fn end_query(
         &self,
         own: &SessionDelegation,
         ended: (Caller, &FileOp, InflightQuery),
@@ -375,19 +413,14 @@ impl RemoteSession {
         let Ok(FileReply::Attr(attr)) = &found else {
             return found;
         };
-        let (ino, handle) = (attr.ino, None);
-        let op = FileOp::GetAttr { ino, handle };
-        own.lock_state().delegation.reserve_space(&op);
-        let question = self.begin_query(own, &op, false).await;
-        let (mut result, _) = self.run_operation(caller, op.clone(), Bytes::new()).await;
-        self.end_query(own, (caller, &op, question), &mut result);
         // It was found: the kernel counts a reference, whatever became of it.
-        result.or(found)
+        let fetched = self.fetch_attr(own, caller, attr.ino).await;
+        fetched.map_or(found, |attr| Ok(FileReply::Attr(attr)))
     }
 
     /// A question begins; if it `is_urgent`, when the server has run all that concerns its file, so
     /// that the answer is true unless something changes meanwhile.
-    async fn begin_query(
+    pub(super) async fn begin_query(
         &self,
         own: &SessionDelegation,
         op: &FileOp,
@@ -513,34 +546,12 @@ impl RemoteSession {
         let held = std::mem::take(&mut own.lock_state().pending_answers);
         held.into_iter().for_each(PendingAnswer::send_failure);
     }
+}
 
-    /// The kernel dropped references; the server is told when nothing on its way needs them.
-    pub(super) fn forget_later(&self, own: &SessionDelegation, ino: InodeNo, count: u64) -> usize {
-        let mut state = own.lock_state();
-        let end = state.delegation.log.end_position();
-        if end > state.delegation.log.acknowledged_position() {
-            state.pending_forgets.push_back((end, ino, count));
-            return 0;
-        }
-        self.queue_forgets(&mut state, ino, count)
-    }
-
-    pub(super) fn queue_forgets(
-        &self,
-        state: &mut DelegationState,
-        ino: InodeNo,
-        count: u64,
-    ) -> usize {
-        let queued = self.forget(ino, count);
-        if self.inode_map().has_inode(ino) {
-            return queued;
-        }
-        state.delegation.metadata.forget(ino);
-        let listed = state.delegation.metadata.take_all_listed(ino);
-        let more = listed.into_iter();
-        let more = more.map(|file| self.queue_forgets(state, file, 1)).max();
-        queued.max(more.unwrap_or(0))
-    }
+fn read_reply(data: &Bytes) -> FileResult {
+    // At most as many as were asked for.
+    let length = data.len() as u32;
+    Ok(FileReply::Read { length })
 }
 
 /// Whether an answer is the attributes of a directory, to a question that changes nothing. The

@@ -8,6 +8,7 @@ use bafs_proto::ids::{Epoch, InodeNo};
 use bafs_proto::limits::BATCH_OPS_MAX;
 use bytes::Bytes;
 
+use super::delegation::{DelegationState, SessionDelegation};
 use super::{RemoteSession, SessionFailure, lock};
 use crate::limits::{FORGET_INTERVAL_MS, LEASE_RENEWAL_INTERVAL_MS_MAX};
 
@@ -33,6 +34,35 @@ impl RemoteSession {
         }
         forgets.1.push(op);
         forgets.1.len()
+    }
+
+    /// The kernel dropped references; the server is told when nothing on its way needs them.
+    pub(super) fn forget_later(&self, own: &SessionDelegation, ino: InodeNo, count: u64) -> usize {
+        let mut state = own.lock_state();
+        let end = state.delegation.log.end_position();
+        if end > state.delegation.log.acknowledged_position() {
+            state.pending_forgets.push_back((end, ino, count));
+            return 0;
+        }
+        self.queue_forgets(&mut state, ino, count)
+    }
+
+    pub(super) fn queue_forgets(
+        &self,
+        state: &mut DelegationState,
+        ino: InodeNo,
+        count: u64,
+    ) -> usize {
+        let queued = self.forget(ino, count);
+        if self.inode_map().has_inode(ino) {
+            return queued;
+        }
+        state.delegation.metadata.forget(ino);
+        state.delegation.forget_siblings(ino);
+        let listed = state.delegation.metadata.take_all_listed(ino);
+        let more = listed.into_iter();
+        let more = more.map(|file| self.queue_forgets(state, file, 1)).max();
+        queued.max(more.unwrap_or(0))
     }
 
     /// Shows interest before the lease ends, as long as the session lasts.

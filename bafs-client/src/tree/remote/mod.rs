@@ -12,6 +12,7 @@
 //!
 //! * `InodeMap` maps the kernel's inode numbers and handles to those of the session. The kernel's
 //!   numbers stay, but each incarnation of the server has its own.
+//! * `small_file_reads.rs` reads small files whole, several by one call.
 //! * `call_retry.rs` repeats a call until its deadline. `InProgress`, or any reply to this session,
 //!   extends the deadline, up to 20 times.
 //! * Batches carry numbers, so a repeated call never runs an operation twice.
@@ -26,7 +27,8 @@
 //! alone is survivable. `VolumeHealth` reports the first loss to the job, and the program gets an
 //! errno.
 //!
-//! **Concurrency.** Operations run as tasks of the runtime. The inode map has a mutex that is held
+//! **Concurrency.** An operation runs in the calling thread until it waits for its reply, and then as
+//! a task of the runtime. The inode map has a mutex that is held
 //! over no call. One task at a time recovers a session (`recovery_lock`), and the others wait for
 //! it.
 //!
@@ -44,9 +46,11 @@ mod name_listing;
 mod operation_outcome;
 mod reply_translation;
 mod session_recovery;
+mod small_file_reads;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
@@ -62,7 +66,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 pub use self::delegation::Durability;
-use self::delegation::{SessionDelegation, errno_of_failure};
+use self::delegation::{EarlyAnswer, SessionDelegation, errno_of_failure};
 use self::session_recovery::InflightRename;
 use super::completion::Completion;
 use super::server::Server;
@@ -244,23 +248,34 @@ impl RemoteTree {
         let session = Arc::clone(&self.session);
         let Some(own) = self.session.delegation.get() else {
             let data = Buffer::from_slice(data).freeze();
-            self.runtime.spawn(async move {
+            return self.begin_here(async move {
                 let (result, data) = session.run_operation(caller, op, data).await;
                 done(result, &data);
             });
-            return;
         };
-        let Some((decision, done)) = session.answer_early(own, caller, &op, data, done) else {
-            return;
+        let (decision, done) = match session.answer_early(own, caller, &op, data, done) {
+            EarlyAnswer::Given(files) => return session.read_files_ahead(own, files),
+            EarlyAnswer::Missing(decision, done) => (decision, done),
         };
         let asked = (caller, op, Buffer::from_slice(data).freeze());
         let session = Arc::clone(&self.session);
-        self.runtime.spawn(async move {
+        self.begin_here(async move {
             if let Some(own) = session.delegation.get() {
                 let (result, data) = session.answer_with_server(own, asked, decision).await;
                 done(result, &data);
             }
         });
+    }
+
+    /// Runs a future to its first wait in this thread, and further in the runtime. So a request is
+    /// on its way while a thread of the runtime wakes up for its answer.
+    fn begin_here(&self, future: impl Future<Output = ()> + Send + 'static) {
+        let mut future = Box::pin(future);
+        let _runtime = self.runtime.enter();
+        let mut context = Context::from_waker(Waker::noop());
+        if future.as_mut().poll(&mut context).is_pending() {
+            self.runtime.spawn(future);
+        }
     }
 
     /// What the volume held, and its disk, when the latest of its operations was told.

@@ -71,6 +71,8 @@ impl RemoteSession {
             | FileOp::ReadLink { .. }
             | FileOp::Open { .. }
             | FileOp::Read { .. }
+            | FileOp::ReadFile { .. }
+            | FileOp::ListDirectory { .. }
             | FileOp::Write { .. }
             | FileOp::Fsync { .. }
             | FileOp::Release { .. }

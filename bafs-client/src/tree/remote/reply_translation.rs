@@ -1,8 +1,8 @@
 //! What the answers of a server teach about its tree, and their numbers put into the kernel's.
 //! Asks nothing.
 
-use bafs_proto::file_op::{Attr, FileOp, FileReply, FileResult};
-use bafs_proto::ids::Epoch;
+use bafs_proto::file_op::{Attr, DirectoryEntry, END_COOKIE, FileOp, FileReply, FileResult};
+use bafs_proto::ids::{Epoch, InodeNo};
 use nix::libc;
 
 use super::RemoteSession;
@@ -20,6 +20,9 @@ impl RemoteSession {
         let Ok(mut reply) = result else {
             return Some(result);
         };
+        if let (FileOp::ListDirectory { ino, .. }, FileReply::Entries(entries)) = (op, &mut reply) {
+            self.drop_changed_names(epoch, *ino, entries);
+        }
         let mut known = self.inode_map();
         let is_present = known.epoch() == epoch;
         match (op, &mut reply) {
@@ -57,6 +60,34 @@ impl RemoteSession {
     }
 }
 
+impl RemoteSession {
+    /// Leaves out the entries of a listing whose names were made or removed since it began: what a
+    /// name led to then says nothing of it now.
+    fn drop_changed_names(
+        &self,
+        epoch: Epoch,
+        directory: InodeNo,
+        entries: &mut Vec<DirectoryEntry>,
+    ) {
+        let Some(own) = self.delegation.get() else {
+            return;
+        };
+        let is_end = entries.last().is_some_and(|last| last.cookie == END_COOKIE);
+        let metadata = &own.lock_state().delegation.metadata;
+        entries.retain(|entry| {
+            let is_changed = metadata.has_changed_name(directory, &entry.name);
+            if let Some(attr) = entry.attr.filter(|_| is_changed) {
+                let (ino, count) = (attr.ino, 1);
+                self.queue_forget(epoch, FileOp::Forget { ino, count });
+            }
+            !is_changed
+        });
+        if let Some(last) = entries.last_mut().filter(|_| is_end) {
+            last.cookie = END_COOKIE;
+        }
+    }
+}
+
 /// Takes note of what the present session has shown.
 fn record_reply(inodes: &mut InodeMap, op: &FileOp, reply: &mut FileReply) {
     match (op, reply) {
@@ -90,16 +121,27 @@ fn record_reply(inodes: &mut InodeMap, op: &FileOp, reply: &mut FileReply) {
         }
         (FileOp::ReadDirectory { handle, .. }, FileReply::Entries(entries)) => {
             let directory = inodes.open_parameters(*handle).map(|opening| opening.ino);
-            for entry in entries {
-                if let (Some(parent), Some(attr)) = (directory, &mut entry.attr) {
-                    attr.ino = inodes.record_lookup(parent, &entry.name, attr);
-                    entry.ino = attr.ino;
-                } else if let Some(ino) = inodes.inode_by_server(entry.ino) {
-                    entry.ino = ino;
-                }
-            }
+            record_entries(inodes, directory, entries);
+        }
+        (FileOp::ListDirectory { ino, .. }, FileReply::Entries(entries)) => {
+            record_entries(inodes, Some(*ino), entries);
         }
         _ => {}
+    }
+}
+
+fn record_entries(
+    inodes: &mut InodeMap,
+    directory: Option<InodeNo>,
+    entries: &mut [DirectoryEntry],
+) {
+    for entry in entries {
+        if let (Some(parent), Some(attr)) = (directory, &mut entry.attr) {
+            attr.ino = inodes.record_lookup(parent, &entry.name, attr);
+            entry.ino = attr.ino;
+        } else if let Some(ino) = inodes.inode_by_server(entry.ino) {
+            entry.ino = ino;
+        }
     }
 }
 
