@@ -89,16 +89,7 @@ pub(crate) fn parse_dag(text: &str) -> Result<Dag, ImportError> {
             })?,
             false => String::new(),
         };
-        if let Some((_, why)) = REFUSED_STATEMENTS
-            .iter()
-            .find(|(name, _)| *name == statement)
-        {
-            let name = statement.to_ascii_uppercase();
-            return Err(ImportError::at(
-                *line,
-                format!("{name} is not supported: {why}"),
-            ));
-        }
+        check_statement(*line, &statement)?;
         match statement.as_str() {
             "job" | "data" => {
                 let node = parse_node(*line, &rest, is_block.then_some(block))?;
@@ -142,6 +133,20 @@ pub(crate) fn parse_dag(text: &str) -> Result<Dag, ImportError> {
         apply_statement(&mut dag, &index, line, &statement, text, &rest)?;
     }
     Ok(dag)
+}
+
+fn check_statement(line: usize, statement: &str) -> Result<(), ImportError> {
+    let mut refused = REFUSED_STATEMENTS.iter();
+    match refused.find(|(name, _)| *name == statement) {
+        None => Ok(()),
+        Some((_, why)) => {
+            let name = statement.to_ascii_uppercase();
+            Err(ImportError::at(
+                line,
+                format!("{name} is not supported: {why}"),
+            ))
+        }
+    }
 }
 
 /// The lines of a description up to the closing brace; nothing without one.

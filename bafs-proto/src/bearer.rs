@@ -101,6 +101,15 @@ impl Bearer {
     }
 }
 
+/// A copy is made from what its base has.
+fn required_rights_to_copy(address: &str, copy: VolumeId, base: VolumeId) -> RequiredRights {
+    RequiredRights {
+        resources: vec![Resource::Volume(copy), Resource::Volume(base)],
+        rights: MANAGE,
+        server: Some(address.to_owned()),
+    }
+}
+
 fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
     let (resource, rights) = match request {
         Request::RenewVolumes(call) => return Ok(required_rights_to_renew(address, &call.volumes)),
@@ -108,13 +117,7 @@ fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
             spec,
             base: Some(base),
             ..
-        }) => {
-            return Ok(RequiredRights {
-                resources: vec![Resource::Volume(spec.id), Resource::Volume(*base)],
-                rights: MANAGE,
-                server: Some(address.to_owned()),
-            });
-        }
+        }) => return Ok(required_rights_to_copy(address, spec.id, *base)),
         Request::QueryServers(_) | Request::ReadCounters(_) => (Resource::Catalog, READ),
         Request::ListSource(call) => (Resource::Home(call.path.clone()), READ),
         Request::StatSource(call) => (Resource::Home(call.path.clone()), READ),

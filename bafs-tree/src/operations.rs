@@ -96,6 +96,21 @@ impl Session {
             ),
             FileOp::Open { ino, flags } => self.open((*ino, *flags), caller.pid),
             FileOp::Release { handle } => self.release(*handle),
+            FileOp::OpenDirectory { .. }
+            | FileOp::ReadDirectory { .. }
+            | FileOp::ListDirectory { .. }
+            | FileOp::ReleaseDirectory { .. }
+            | FileOp::FsyncDirectory { .. } => self.run_on_directories(caller, op),
+            FileOp::SetXattr { .. }
+            | FileOp::GetXattr { .. }
+            | FileOp::ListXattr { .. }
+            | FileOp::RemoveXattr { .. } => self.run_on_xattrs(op),
+            _ => self.run_on_names(caller, op),
+        }
+    }
+
+    fn run_on_directories(&self, caller: Caller, op: &FileOp) -> FileResult {
+        match op {
             FileOp::OpenDirectory { ino } => self.open_directory(*ino, caller.pid),
             FileOp::ReadDirectory {
                 handle,
@@ -110,10 +125,6 @@ impl Session {
             } => self.list_directory(*ino, *cookie, *bytes_max),
             FileOp::ReleaseDirectory { handle } => self.release_directory(*handle),
             FileOp::FsyncDirectory { ino } => self.sync_directory(*ino),
-            FileOp::SetXattr { .. }
-            | FileOp::GetXattr { .. }
-            | FileOp::ListXattr { .. }
-            | FileOp::RemoveXattr { .. } => self.run_on_xattrs(op),
             _ => self.run_on_names(caller, op),
         }
     }

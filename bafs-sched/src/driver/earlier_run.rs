@@ -47,7 +47,7 @@ impl EarlierRun {
         }
         let tail = read_tail(journal)?;
         let has_begun = has_begun(&tail);
-        let homes = named_homes(&tail);
+        let homes = named_homes(&tail)?;
         let mut scheduler = tail.header.new_scheduler(&NullSelector);
         tail.restore(&mut scheduler)?;
         let records = scheduler.job_records().cloned();
@@ -66,16 +66,22 @@ impl EarlierRun {
     }
 }
 
-fn named_homes(tail: &JournalTail) -> BTreeMap<String, (ServerId, String)> {
-    let before = tail.snapshot.iter().flat_map(|it| &it.homes);
-    let events = before.chain(tail.steps.iter().map(|step| &step.event));
-    let named = events.filter_map(|event| match event {
-        Event::HomeListed {
+fn named_homes(tail: &JournalTail) -> Result<BTreeMap<String, (ServerId, String)>> {
+    let before = tail.snapshot.iter().flat_map(|it| it.homes.clone());
+    let mut homes = BTreeMap::new();
+    let mut note = |event: Event| {
+        if let Event::HomeListed {
             name,
             server,
             address,
-        } => Some((name.clone(), (*server, address.clone()))),
-        _ => None,
-    });
-    named.collect()
+        } = event
+        {
+            homes.insert(name, (server, address));
+        }
+    };
+    before.for_each(&mut note);
+    for step in tail.steps.read() {
+        note(step?.event);
+    }
+    Ok(homes)
 }

@@ -583,7 +583,9 @@ fn kinds(workflow: &Workflow, volumes: &[VolumeNode]) -> Vec<u32> {
         // A million jobs are of few kinds: a list is copied for the first of each.
         match first.get(caches.as_slice()) {
             Some(kind) => *kind,
-            None => *first.entry(caches.clone()).or_insert(count(position)),
+            None => *first
+                .entry(caches.clone())
+                .or_insert_with(|| count(position)),
         }
     });
     kinds.collect()

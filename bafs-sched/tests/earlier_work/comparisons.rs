@@ -98,11 +98,11 @@ fn directory_that_opens_is_a_changed_input() {
     };
     for job in ["align1", "align2"] {
         let record = state.records.get_mut(job).expect("it ran");
-        record.sources[0].seen = SeenSource::Exactly(ObservedInputs {
+        record.sources[0].seen = SeenSource::Exactly(Box::new(ObservedInputs {
             directories: vec!["d".to_owned()],
             listed: vec![("d".to_owned(), unreadable_directory_digest())],
             ..ObservedInputs::default()
-        });
+        }));
     }
     state.list_reads(&[directory(SourceKind::UnreadableDirectory)]);
     assert_eq!(state.running(), [""; 0]);

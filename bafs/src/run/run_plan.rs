@@ -464,7 +464,7 @@ mod tests {
         };
         let open = EarlierRun {
             run: RunId(1),
-            workflow: nobody,
+            workflow: nobody.into(),
             is_over: false,
             has_begun: true,
             is_temporary: false,
