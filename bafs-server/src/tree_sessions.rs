@@ -703,6 +703,7 @@ mod tests {
         let hanging = sessions.open(tree.clone(), open.clone()).await.unwrap();
         let other = sessions.open(tree, open.clone()).await.unwrap();
         let found = sessions.lock().find(&open.tree, hanging.epoch).unwrap();
+        #[expect(clippy::readonly_write_lock, reason = "whoever reads is to wait")]
         let disk = found.session.write().unwrap();
         let nothing = Bytes::new();
         let told = sessions.run(stat_root(hanging.epoch, 1), nothing.clone());

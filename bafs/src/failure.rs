@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 use crate::args::UsageError;
 
 macro_rules! failure_classes {
-    ($($(#[doc = $doc:literal])* $class:ident = $code:literal, $name:literal, $remedy:literal;)*) => {
+    ($(
+        $(#[doc = $doc:literal])*
+        $class:ident = $code:literal, $name:literal, $remedy:literal;
+    )*) => {
         /// Class of a failure. Neither names nor exit codes are ever used again for another class.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum FailureClass {
@@ -76,7 +79,7 @@ failure_classes! {
     /// Several volumes or nodes have the name.
     Ambiguous = 10, "ambiguous", "give the id of the volume, or the address of the node";
     /// The source or the file changed while it was read.
-    Changed = 11, "changed", "invalidate the cache, or repeat the command when its writer has ended";
+    Changed = 11, "changed", "invalidate the cache, or repeat when its writer has ended";
     /// Data do not match their digest.
     Damaged = 12, "damaged", "check the network and the disks, then repeat the command";
     /// A file of this machine cannot be read or written.

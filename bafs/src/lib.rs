@@ -96,7 +96,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = mount_helper::dispatch().or_else(condor_transfer::dispatch) {
         return code;
     }
-    let cli = Cli::from_process();
+    let cli = Cli::from_process(volume::print_wrong_words);
     let filter =
         EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
     // https://no-color.org

@@ -25,7 +25,7 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use serde_json::{Value, json};
 
-use crate::args::{ClientArgs, ServersArgs, VolumeArgs, VolumeCommand};
+use crate::args::{ClientArgs, ServersArgs, UsageError, VolumeArgs, VolumeCommand};
 use crate::client::ClusterClient;
 use crate::failure::{ClassifiedError, FailureClass, class_of, failure_json};
 use crate::output::{Printer, StdoutClosed};
@@ -68,6 +68,13 @@ pub(crate) async fn run_volume_command(
         Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => Err(error),
         Err(error) => report_failure(&error, output),
     }
+}
+
+/// Prints words that the parser refuses, for programs.
+pub(crate) fn print_wrong_words(text: &str) {
+    let refused = failure_json(&UsageError::from_reason(text));
+    // Its reader may have gone, and the exit code says the same.
+    let _ = Printer::new(true).print_result("", &refused);
 }
 
 fn report_failure(error: &anyhow::Error, output: Printer) -> Result<ExitCode> {

@@ -18,8 +18,8 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::limits::EARLY_HANDLES_MAX;
 use bafs_proto::message::{
-    BlockData, Done, FileResults, ManifestPage, PeerCheck, ReadBlocks, Reply, Request, RunFileOps,
-    SourceEntry, SourceIdentity, SourceKind, TreeSession,
+    BlockData, Done, FileResults, ManifestPage, PeerCheck, ReadBlocks, ReadManifest, Reply,
+    Request, RunFileOps, SourceEntry, SourceIdentity, SourceKind, TreeSession,
 };
 use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
@@ -158,6 +158,28 @@ impl FakeServer {
         now
     }
 
+    fn read_manifest(&self, read: &ReadManifest) -> Reply {
+        let entries = build_manifest(&self.root);
+        let manifest = Digest::of(format!("{entries:?}").as_bytes());
+        // Short pages, so that reading on is tested.
+        let page: Vec<_> = entries
+            .iter()
+            .skip(read.first.0 as usize)
+            .take(3)
+            .cloned()
+            .collect();
+        let more = read.first.0 as usize + page.len() < entries.len();
+        let page = ManifestPage {
+            manifest,
+            block_bytes: BLOCK_BYTES,
+            peer_check: PeerCheck::Home,
+            root: source_entry(&self.root, ""),
+            entries: page,
+            has_more: more,
+        };
+        Reply::ReadManifest(page)
+    }
+
     fn answer(&self, request: Request, body: &Bytes, damage: bool) -> Result<(Reply, Bytes)> {
         match request {
             Request::OpenTree(open) => {
@@ -183,27 +205,7 @@ impl FakeServer {
                     .store(close.lifetime_ms_min, Ordering::Relaxed);
                 Ok((Reply::CloseTree(Done), Bytes::new()))
             }
-            Request::ReadManifest(read) => {
-                let entries = build_manifest(&self.root);
-                let manifest = Digest::of(format!("{entries:?}").as_bytes());
-                // Short pages, so that reading on is tested.
-                let page: Vec<_> = entries
-                    .iter()
-                    .skip(read.first.0 as usize)
-                    .take(3)
-                    .cloned()
-                    .collect();
-                let more = read.first.0 as usize + page.len() < entries.len();
-                let page = ManifestPage {
-                    manifest,
-                    block_bytes: BLOCK_BYTES,
-                    peer_check: PeerCheck::Home,
-                    root: source_entry(&self.root, ""),
-                    entries: page,
-                    has_more: more,
-                };
-                Ok((Reply::ReadManifest(page), Bytes::new()))
-            }
+            Request::ReadManifest(read) => Ok((self.read_manifest(&read), Bytes::new())),
             Request::ReadBlocks(ReadBlocks { range: read, .. }) => {
                 let entry = build_manifest(&self.root).swap_remove(read.file.0 as usize);
                 let data = std::fs::read(self.root.join(entry.path)).unwrap();

@@ -284,19 +284,29 @@ impl HomeServer {
                 let results = self.put_files(call, &body, wait).await?;
                 Ok(bare(Reply::PutFiles(results)))
             }
-            Request::OpenTree(call) => {
-                Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
-            }
+            Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
+            other => self.answer_session(token, other, body, wait).await,
+        }
+    }
+
+    /// The calls of agents that read and write home files.
+    async fn answer_session(
+        self: Arc<Self>,
+        token: Token,
+        request: Request,
+        body: Bytes,
+        wait: CallWait<'_>,
+    ) -> Result<(Reply, Bytes)> {
+        let reply = match request {
+            Request::OpenTree(call) => Reply::OpenTree(self.open_tree(token, call).await?),
             Request::RunFileOps(call) => {
                 self.clone().run_blocking(|_| Ok(())).await?;
-                self.run_ops(&token, call, body, wait).await
+                return self.run_ops(&token, call, body, wait).await;
             }
-            Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
-                self.close_tree(&token, &call).await?,
-            ))),
-            Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
-            other => Err(unsupported_error(&other)),
-        }
+            Request::CloseTree(call) => Reply::CloseTree(self.close_tree(&token, &call).await?),
+            other => return Err(unsupported_error(&other)),
+        };
+        Ok((reply, Bytes::new()))
     }
 
     /// The right that a call of a session or an upload needs. It is demanded where that is used.

@@ -210,19 +210,18 @@ impl Node {
             config.homes.clone(),
         );
         let (opened, sources) = (counters.clone(), homes.clone());
-        let used = config.identity.token.clone();
-        let (reached, trusts_peers) = (address.clone(), config.trusts_peers);
+        let (used, reached) = (config.identity.token.clone(), address.clone());
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
             let own = (store.id(), reached);
             let caches = Caches::open(store.cache_directory(), sources, used, own, opened)?;
-            if trusts_peers {
-                caches.trust_peers();
-            }
             Ok::<_, StartError>((store, caches))
         })
         .await
         .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;
+        if config.trusts_peers {
+            caches.trust_peers();
+        }
         config.store = store.root().to_owned();
         if config.catalog.is_none() {
             caches.set_peers(Vec::new());

@@ -83,8 +83,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         Request::GetCache(call) => volume(call.volume, Right::Manage),
         Request::WarmCache(call) => volume(call.volume, Right::Manage),
         Request::JoinCache(call) => {
-            let resource = Resource::Cooperative(call.cooperative.clone());
-            need(resource, Right::Read)
+            need(Resource::Cooperative(call.cooperative.clone()), Right::Read)
         }
         Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
             volume_id(tree)?,
@@ -104,9 +103,8 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         | Request::SetNodeQuota(_)
         | Request::DrainNode(_) => need(Resource::Jobs, Right::Manage),
         // They tell what others read.
-        Request::ListRetainedData(_) | Request::DropRetainedData(_) => {
-            need(Resource::Volumes, Right::Manage)
-        }
+        Request::ListRetainedData(_) => need(Resource::Volumes, Right::Manage),
+        Request::DropRetainedData(_) => need(Resource::Volumes, Right::Manage),
         Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
         Request::IssueUploadEpoch(call) => need(Resource::Home(call.path.clone()), Right::Write),
         Request::Advertise(_)

@@ -4,17 +4,16 @@
 use clap::error::ContextKind;
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
-use super::{Cli, EXIT_USAGE_ERROR, UsageError};
+use super::{Cli, EXIT_USAGE_ERROR};
 use crate::config::{Configuration, is_hidden_command};
-use crate::failure::failure_json;
-use crate::output::Printer;
 
 /// New and old name of each renamed variable.
 const RENAMED_VARIABLES: [(&str, &str); 1] = [("BAFS_OPERATION_TIMEOUT", "BAFS_OP_DEADLINE")];
 
 impl Cli {
-    /// Parses the arguments of this process and its environment. Exits on a usage error.
-    pub(crate) fn from_process() -> Self {
+    /// Parses the arguments of this process and its environment. Exits on a usage error; that of a
+    /// volume command with `--json` goes to `print_json` first.
+    pub(crate) fn from_process(print_json: fn(&str)) -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some();
         let command = accept_old_variables(Self::command(), &is_set);
         let words: Vec<_> = std::env::args_os().skip(1).collect();
@@ -25,7 +24,10 @@ impl Cli {
         };
         let mut command = files.set_defaults(command);
         let mut matches = command.clone().try_get_matches().unwrap_or_else(|error| {
-            print_as_json(&command, &error);
+            if wants_json(&command, &error) {
+                let text = error.render().to_string();
+                print_json(text.trim().trim_start_matches("error: "));
+            }
             exit_with_source(&error, &files)
         });
         Self::from_arg_matches_mut(&mut matches)
@@ -33,23 +35,16 @@ impl Cli {
     }
 }
 
-/// Prints wrong words of a volume command for programs, as it prints its other failures, if that is
-/// wanted.
-fn print_as_json(command: &Command, error: &clap::Error) {
+/// Whether wrong words are of a volume command whose failures are for programs.
+fn wants_json(command: &Command, error: &clap::Error) -> bool {
     if !error.use_stderr() {
-        return;
+        return false;
     }
     // Of wrong words only those before the mistake are understood.
     let understood = command.clone().ignore_errors(true).try_get_matches();
     let is_volume = understood.is_ok_and(|it| it.subcommand_name() == Some("volume"));
     let mut words = std::env::args_os().take_while(|word| word != "--");
-    let is_wanted = is_volume && words.any(|word| word == "--json");
-    if is_wanted {
-        let text = error.render().to_string();
-        let refused = UsageError::from_reason(text.trim().trim_start_matches("error: "));
-        // Its reader may have gone, and the exit code says the same.
-        let _ = Printer::new(true).print_result("", &failure_json(&refused));
-    }
+    is_volume && words.any(|word| word == "--json")
 }
 
 /// Helps whoever asks for help or the version, and tells others why a file cannot be read.

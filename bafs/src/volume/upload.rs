@@ -243,7 +243,9 @@ async fn put_file(
     (parent, name): (InodeNo, &[u8]),
     mode: u32,
 ) -> Result<u64> {
-    let shown = place.unwrap_or(Path::new("standard input")).to_owned();
+    let shown = place
+        .unwrap_or_else(|| Path::new("standard input"))
+        .to_owned();
     let failed = |error: io::Error| ClassifiedError::of_local_file(&shown, &error);
     let mut reader: Box<dyn AsyncRead + Send + Unpin> = match place {
         Some(place) => Box::new(tokio::fs::File::open(place).await.map_err(failed)?),

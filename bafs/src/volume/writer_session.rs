@@ -209,7 +209,7 @@ impl WriterSession {
         self.run(op)
             .await?
             .map(drop)
-            .or_else(|errno| Err(operation_error(name, Err(errno))))
+            .map_err(|errno| operation_error(name, Err(errno)))
     }
 
     /// Creates a file, open for writing.
