@@ -88,7 +88,6 @@ use crate::io::listing_tracker::ListingTracker;
 use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
-use crate::io::upload_epochs::UploadEpochs;
 use crate::io::volume_copy::CopyRequest;
 use crate::policy::failure::attribution::exceeds_limit;
 use crate::report::{RunReport, RunReportBuilder};
@@ -248,13 +247,12 @@ impl Driver {
         }
         let (notes, receiver) = mpsc::channel(EVENT_BATCH_MAX);
         let (token, verifier) = (&options.identity.token, &options.identity.verifier);
-        let bearer = Bearer::new(token.clone(), verifier.clone());
         let connectivity = Connectivity::for_resumed_run(&scheduler, monotonic_now());
         let servers = Servers {
             pool,
-            bearer: Arc::new(bearer),
+            bearer: Arc::new(Bearer::new(token.clone(), verifier.clone())),
             homes: Arc::new(Mutex::new(homes)),
-            upload_epochs: UploadEpochs::default(),
+            upload_epochs: Arc::default(),
             connectivity: Arc::new(Mutex::new(connectivity)),
             workflow,
             run,

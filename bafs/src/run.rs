@@ -359,11 +359,7 @@ async fn start_own_pool(
     let journal = args.journal.clone();
     let journal = journal.unwrap_or_else(|| cluster.directory().join("journal"));
     let identity = cluster.identity();
-    let cluster = PoolCluster {
-        identity: &identity,
-        catalog: cluster.catalog_address(),
-        is_temporary: true,
-    };
+    let cluster = PoolCluster::temporary(&identity, cluster.catalog_address());
     start_pool(args, workflow, cluster, &journal, run).await
 }
 
@@ -520,11 +516,7 @@ async fn run_on_existing_cluster(
         cancel_handle: cancel.clone(),
         limit: link.as_ref().map(ServiceLink::limit).unwrap_or_default(),
     };
-    let of_pool = PoolCluster {
-        identity: identity_dir,
-        catalog,
-        is_temporary: false,
-    };
+    let of_pool = PoolCluster::lasting(identity_dir, catalog);
     let pool = start_pool(args, &workflow, of_pool, &options.journal, &cancel).await?;
     let client = ClusterClient::connect(identity_dir, catalog)?;
     let page = page::show_own_run(args.page.page.as_deref(), &options, client.clone())?;

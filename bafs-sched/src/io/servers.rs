@@ -57,7 +57,7 @@ pub(crate) struct Servers {
     pub(crate) pool: Pool,
     pub(crate) bearer: Arc<Bearer>,
     pub(crate) homes: Arc<Mutex<Homes>>,
-    pub(crate) upload_epochs: UploadEpochs,
+    pub(crate) upload_epochs: Arc<UploadEpochs>,
     /// Who answers.
     pub(crate) connectivity: Arc<Mutex<Connectivity>>,
     pub(crate) workflow: Arc<Workflow>,
@@ -597,7 +597,7 @@ mod tests {
             pool: Pool::new(network.dialer("scheduler")),
             bearer: Arc::new(bearer),
             homes: Arc::default(),
-            upload_epochs: UploadEpochs::default(),
+            upload_epochs: Arc::default(),
             connectivity: Arc::default(),
             workflow: Arc::new(workflow.expect("it is right").workflow),
             run: RunId(1),

@@ -7,7 +7,7 @@
 //! themselves is asked for each upload. Other homes know no order.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::ids::{ExtractionId, UploadEpoch};
 use bafs_proto::message::{IssueUploadEpoch, UploadFence};
@@ -21,8 +21,8 @@ use super::servers::{ServerAddress, Servers};
 const EPOCH_TIMEOUT_MS: u64 = 30_000;
 
 /// Epochs by home, for all tasks of a run.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct UploadEpochs(Arc<Mutex<BTreeMap<String, HomeEpoch>>>);
+#[derive(Debug, Default)]
+pub(crate) struct UploadEpochs(Mutex<BTreeMap<String, HomeEpoch>>);
 
 /// The epoch of a run at one home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

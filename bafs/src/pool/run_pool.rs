@@ -46,7 +46,26 @@ pub(crate) struct PoolCluster<'a> {
     pub(crate) identity: &'a Path,
     pub(crate) catalog: &'a str,
     /// Whether it ends with the run.
-    pub(crate) is_temporary: bool,
+    is_temporary: bool,
+}
+
+impl<'a> PoolCluster<'a> {
+    /// A cluster that outlives the run.
+    pub(crate) fn lasting(identity: &'a Path, catalog: &'a str) -> Self {
+        Self {
+            identity,
+            catalog,
+            is_temporary: false,
+        }
+    }
+
+    /// A cluster that ends with the run.
+    pub(crate) fn temporary(identity: &'a Path, catalog: &'a str) -> Self {
+        Self {
+            is_temporary: true,
+            ..Self::lasting(identity, catalog)
+        }
+    }
 }
 
 /// A pool that serves a run.
