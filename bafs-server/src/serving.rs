@@ -41,6 +41,8 @@ pub struct RunningServer {
     read_metrics: ReadMetrics,
     fatal_condition: Option<FatalCondition>,
     departure: Option<ServerDeparture>,
+    /// Tells the catalog that it is gone.
+    withdrawal: Option<BoxFuture<'static, ()>>,
 }
 
 /// How a server leaves that others must not miss suddenly.
@@ -82,6 +84,7 @@ impl RunningServer {
             read_metrics: figures,
             fatal_condition: None,
             departure: None,
+            withdrawal: None,
         })
     }
 
@@ -156,6 +159,22 @@ impl RunningServer {
     /// Ties a background task to the server: it ends when the server stops.
     pub fn add_task(&mut self, task: JoinHandle<()>) {
         self.tasks.push(task);
+    }
+
+    /// Says how the catalog is told that the server is gone.
+    pub(crate) fn set_withdrawal(&mut self, withdrawal: impl Future<Output = ()> + Send + 'static) {
+        self.withdrawal = Some(Box::pin(withdrawal));
+    }
+
+    /// Stops a server that does not come back: the catalog forgets it at once.
+    pub async fn leave(mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        if let Some(withdrawal) = self.withdrawal.take() {
+            withdrawal.await;
+        }
+        self.stop().await;
     }
 
     /// Stops serving and closes connections politely.
@@ -248,6 +267,20 @@ pub async fn advertise(
         let answer = pool.call(&catalog, &token, call, deadline).await;
         heard.note(&catalog, answer.map(drop));
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
+    }
+}
+
+/// Tells the catalog that a server is gone, so that nobody waits for it.
+pub(crate) async fn withdraw(pool: &Pool, token: &Token, catalog: &str, advert: Advert) {
+    let call = Advertise {
+        advert: Advert {
+            ttl_ms: 0,
+            ..advert
+        },
+    };
+    let deadline = Deadline::after_ms(ADVERTISE_MS);
+    if let Err(error) = pool.call(catalog, token, call, deadline).await {
+        tracing::debug!(%catalog, %error, "the catalog forgets this server soon");
     }
 }
 

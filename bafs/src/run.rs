@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use bafs_client::signals::{StopSignal, wait_for_stop_signal};
+use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, CancelHandle, RunOptions};
@@ -459,23 +459,24 @@ async fn plan_settings(
     Ok(settings)
 }
 
-/// Says what happens to a run that somebody asked to stop. Unless by Ctrl-C, nobody has given the
-/// run up: a terminal was closed, or the machine stops. Then it is left as it is.
-fn tell_of_stop(asked: StopSignal, left_ms: u64) {
-    if asked != StopSignal::Interrupt {
-        print_notice(&format!(
-            "the run is suspended: repeat the command within {} minutes to resume it; then Ctrl-C \
-             cancels it",
-            left_ms / 60_000
-        ));
-        std::process::exit(asked.exit_code());
+/// Runs a workflow, with a home for its programs for as long as that lasts. `follows_resumed` says
+/// that the same run went on before, and that this one is for what changed meanwhile.
+async fn run_on_existing_cluster(
+    args: &RunArgs,
+    workflow: Workflow,
+    homes: &HomeView,
+    output: Printer,
+    follows_resumed: bool,
+) -> Result<Option<EndedRun>> {
+    let programs = serve_programs(homes, args, named_cluster(args)?).await?;
+    let ended = run_with_programs(args, workflow, homes, output, follows_resumed).await;
+    if let Some(programs) = programs {
+        programs.leave().await;
     }
-    print_notice("stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once");
+    ended
 }
 
-/// `follows_resumed` says that the same run went on before, and that this one is for what changed
-/// meanwhile.
-async fn run_on_existing_cluster(
+async fn run_with_programs(
     args: &RunArgs,
     workflow: Workflow,
     homes: &HomeView,
@@ -486,7 +487,6 @@ async fn run_on_existing_cluster(
     let (identity_dir, catalog) = cluster;
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
-    let programs = serve_programs(homes, args, cluster).await?;
     tokio::task::block_in_place(|| warn_of_missing_programs(&workflow, homes));
     let setting = RunSetting {
         journal: &journal,
@@ -534,16 +534,13 @@ async fn run_on_existing_cluster(
         }
     };
     let run = driver::run_workflow(workflow, options, progress);
-    let hear = |asked| tell_of_stop(asked, left_ms);
+    let hear = |asked| stop::tell_of_stop(asked, left_ms);
     let ended = stop::run_until_stopped(run, &cancel, asked, hear).await;
     close_pool(pool.as_ref()).await;
     let Some(report) = ended else {
         std::process::exit(130);
     };
     page::finish_page(page.as_ref()).await;
-    if let Some(programs) = programs {
-        programs.stop().await;
-    }
     let ended = EndedRun {
         report: report?,
         is_resumed: start.work.is_none(),

@@ -59,8 +59,8 @@ impl Servers {
     /// The place of a URL; waits a while for its home to appear in the catalog.
     ///
     /// # Errors
-    /// `HomeUnreachable` if the catalog lists none of that name: it may be away, and nobody can tell
-    /// that from a wrong name, of which the user was told.
+    /// `HomeUnreachable` if the catalog lists none of that name: it may be away, and nobody can
+    /// tell that from a wrong name, of which the user was told.
     pub(crate) async fn resolve_url(&self, url: &Url) -> Result<HomePath> {
         let end = Deadline::after_ms(CALL_TIMEOUT_MS);
         loop {

@@ -102,7 +102,7 @@ use crate::counters::{self, Counters, Metrics, ReadMetrics};
 use crate::errors::disk_error;
 use crate::incarnation::Incarnation;
 use crate::serving::{
-    ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address,
+    ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address, withdraw,
 };
 use crate::source::source_entry;
 use crate::start_error::StartError;
@@ -169,7 +169,10 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer, StartError> {
         let address = reachable_address(running.address());
         let pool = pool(&identity)?;
         let describe = move || home.advert(&name, &address, &group);
-        let telling = advertise(pool, identity.token, catalog, describe);
+        let (last, token) = (describe(), identity.token.clone());
+        let (telling_pool, told) = (pool.clone(), catalog.clone());
+        running.set_withdrawal(async move { withdraw(&pool, &token, &catalog, last).await });
+        let telling = advertise(telling_pool, identity.token, told, describe);
         running.add_task(tokio::spawn(telling));
     }
     Ok(running)

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::attributes::Constraint;
-use bafs_proto::message::{Advert, Advertise, QueryServers, ServerKind};
+use bafs_proto::message::{Advertise, QueryServers, ServerKind};
 use bafs_proto::time::Deadline;
 
 use super::Node;
-use crate::serving::{ADVERTISE_MS, AdvertLog};
+use crate::serving::{ADVERTISE_MS, AdvertLog, withdraw};
 
 /// Shortest time between two adverts, in milliseconds: many changes at once are told together.
 const ADVERTISE_MS_MIN: u64 = 50;
@@ -61,17 +61,8 @@ pub(super) async fn withdraw_node(node: &Node) {
     let Some(catalog) = &node.config.catalog else {
         return;
     };
-    let call = Advertise {
-        advert: Advert {
-            ttl_ms: 0,
-            ..node.advert()
-        },
-    };
-    let deadline = Deadline::after_ms(ADVERTISE_MS);
     let token = &node.config.identity.token;
-    if let Err(error) = node.pool.call(catalog, token, call, deadline).await {
-        tracing::debug!(%catalog, %error, "the catalog forgets this node soon");
-    }
+    withdraw(&node.pool, token, catalog, node.advert()).await;
 }
 
 /// Tells the caches, again and again, which nodes of the group live, and where homes are.

@@ -213,8 +213,8 @@ impl Node {
         let (used, reached) = (config.identity.token.clone(), address.clone());
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
-            let own = (store.id(), reached);
-            let caches = Caches::open(store.cache_directory(), sources, used, own, opened)?;
+            let (own, place) = ((store.id(), reached), store.cache_directory());
+            let caches = Caches::open(place, sources, used, own, opened)?;
             Ok::<_, StartError>((store, caches))
         })
         .await
@@ -226,17 +226,15 @@ impl Node {
         if config.catalog.is_none() {
             caches.set_peers(Vec::new());
         }
-        let capacity = Amount {
-            bytes: config.capacity_bytes,
-            files: config.capacity_files,
-        };
+        let (bytes, files) = (config.capacity_bytes, config.capacity_files);
+        let capacity = Amount { bytes, files };
         let (opened, cached, filled) = (store.clone(), caches.clone(), homes.clone());
         let storage = Storage::open(opened, capacity, filled, cached, counters.clone()).await?;
         let share = temporary_quota(&config, &store, storage.space().1).await?;
         let departure = Departure::new(config.lifetime, config.grace);
         let executor = ExecutorConfig {
-            copies_agents: true,
             departure: departure.clone(),
+            copies_agents: true,
             slots: config.slots,
             program: config.agent_program.clone(),
             identity: config.agent_identity.clone(),

@@ -1,9 +1,10 @@
 //! Watches what volumes hold whose limit is not enforced operation by operation: looks at the tree
 //! now and then, warns, and ends the writer's session past the limit. Counts no operation.
 //!
-//! A look is a walk of the whole tree, and counts files without a name that are open. It is taken when the file system has lost so much free space
-//! that the volume could have come near its limit, and now and then anyway; a tree that takes long
-//! to walk is looked at less often, so that at most a twentieth of one processor goes into it.
+//! A look is a walk of the whole tree, and counts files without a name that are open. It is taken
+//! when the file system has lost so much free space that the volume could have come near its limit,
+//! and now and then anyway; a tree that takes long to walk is looked at less often, so that at most
+//! a twentieth of one processor goes into it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_sched::driver::CancelHandle;
 
+use crate::output::print_notice;
+
 /// Signals that come within so long of the first one ask for the same.
 const SIGNAL_GRACE: Duration = Duration::from_secs(1);
 
@@ -29,4 +31,18 @@ pub(super) async fn run_until_stopped<T>(
         ended = run => Some(ended),
         () = left => None,
     }
+}
+
+/// Says what happens to a run that somebody asked to stop. Unless by Ctrl-C, nobody has given the
+/// run up: a terminal was closed, or the machine stops. Then it is left as it is.
+pub(super) fn tell_of_stop(asked: StopSignal, left_ms: u64) {
+    if asked != StopSignal::Interrupt {
+        print_notice(&format!(
+            "the run is suspended: repeat the command within {} minutes to resume it; then Ctrl-C \
+             cancels it",
+            left_ms / 60_000
+        ));
+        std::process::exit(asked.exit_code());
+    }
+    print_notice("stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once");
 }
