@@ -398,14 +398,14 @@ async fn remote_trees_support_reading_and_writing() {
     let Ok(FileReply::Opened { handle, .. }) = created.results[0].clone() else {
         panic!()
     };
-    let (start, length) = (0, 5);
-    let data = BodyRange { start, length };
-    let (offset, append) = (0, true);
     let write = FileOp::Write {
         handle,
-        offset,
-        data,
-        append,
+        offset: 0,
+        data: BodyRange {
+            start: 0,
+            length: 5,
+        },
+        append: true,
     };
     let write = run(2, write);
     for _ in 0..2 {
@@ -415,14 +415,13 @@ async fn remote_trees_support_reading_and_writing() {
             .expect("write");
         assert_eq!(wrote.0.results, [Ok(FileReply::Written { length: 5 })]);
     }
-    let read = run(
-        3,
-        FileOp::Read {
-            handle,
-            offset: 0,
-            length: 100,
-        },
-    );
+    let (offset, length) = (0, 100);
+    let read = FileOp::Read {
+        handle,
+        offset,
+        length,
+    };
+    let read = run(3, read);
     let (_, body) = world.send(&world.token, read, b"").await.expect("read");
     assert_eq!(&body[..], b"hello", "the repeated append ran once");
     world.start(None);

@@ -268,8 +268,14 @@ fn cluster_shares_a_parent_with_its_mount_point() -> Result<()> {
 /// Lists `/tmp`. A checkout that lies there stays visible, because the tests start jobs in it.
 fn list_tmp() -> String {
     let directory = std::env::current_dir().unwrap_or_default();
-    let below = directory.strip_prefix("/tmp").unwrap_or(Path::new("-"));
-    let own = below.iter().next().unwrap_or(OsStr::new("-")).display();
+    let below = directory
+        .strip_prefix("/tmp")
+        .unwrap_or_else(|_| Path::new("-"));
+    let own = below
+        .iter()
+        .next()
+        .unwrap_or_else(|| OsStr::new("-"))
+        .display();
     format!("ls -A /tmp | grep -vxF -e {own}")
 }
 

@@ -58,6 +58,11 @@ fn cluster_volume_failures_have_their_documented_classes() -> Result<()> {
     let file = directory.path().join("f");
     std::fs::write(&file, "x")?;
     let file = file.to_str().context("a path of text")?;
+    check_wrong_commands(&world, there, file)?;
+    check_wrong_identities(&world, there, file)
+}
+
+fn check_wrong_commands(world: &TestCluster, there: &str, file: &str) -> Result<()> {
     for (args, class, code) in [
         (&["show", "x"][..], "not_found", 4),
         (&["show", ID], "not_found", 4),
@@ -110,12 +115,17 @@ fn cluster_volume_failures_have_their_documented_classes() -> Result<()> {
         ),
         (&["create", "n", "--node", "n1"], "invalid_use", 2),
     ] {
-        expect_failure(&world, &[&["volume"][..], args].concat(), class, code)?;
+        expect_failure(world, &[&["volume"][..], args].concat(), class, code)?;
     }
+    Ok(())
+}
+
+fn check_wrong_identities(world: &TestCluster, there: &str, file: &str) -> Result<()> {
+    let directory = tempfile::tempdir()?;
     let nobody = ["volume", "list", "--catalog", "127.0.0.1:9"];
-    expect_failure(&world, &nobody, "unreachable", 75)?;
+    expect_failure(world, &nobody, "unreachable", 75)?;
     expect_failure(
-        &world,
+        world,
         &["volume", "list", "--identity", there],
         "invalid_use",
         2,
@@ -129,7 +139,7 @@ fn cluster_volume_failures_have_their_documented_classes() -> Result<()> {
         &["resize", "w", "--size", "2MB"],
     ] {
         let args = [&["volume"][..], args, &["--identity", granted]].concat();
-        expect_failure(&world, &args, "denied", 3)?;
+        expect_failure(world, &args, "denied", 3)?;
     }
     Ok(())
 }

@@ -447,18 +447,16 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
             let code = output.status.code();
             ensure!(matches!(code, Some(3 | 4)), "{}", printed_text(&output));
         }
-        // Each of these is possible for others.
-        for refused in [
+        for possible_for_others in [
             &["volume", "extract", "mine", "f", "bafs://home/f"][..],
             &["volume", "replicate", "mine", "--to", "n1"],
             &["volume", "invalidate", "shown"],
             &["volume", "warm", "shown"],
         ] {
-            let output = with(identity, refused)?;
-            let text = printed_text(&output);
-            let code = output.status.code();
-            ensure!(matches!(code, Some(3..=5)), "{refused:?}: {text}");
-            ensure!(!text.contains("usage"), "{refused:?}: {text}");
+            let output = with(identity, possible_for_others)?;
+            let (text, code) = (printed_text(&output), output.status.code());
+            let is_refused = matches!(code, Some(3..=5)) && !text.contains("usage");
+            ensure!(is_refused, "{possible_for_others:?}: {text}");
         }
         let servers = with(identity, &["servers"])?;
         ensure!(servers.status.success() && printed_text(&servers).contains("n1"));

@@ -161,13 +161,13 @@ impl RunSupervisor {
             if is_cancelled && (!self.journal.exists() || failed.all >= ATTEMPTS_MAX) {
                 return RunOutcome::Cancelled;
             }
-            if failed.is_final(Instant::now()) {
+            if failed.is_final(read_clock()) {
                 return RunOutcome::Failed(self.describe_failure());
             }
             if failed.all > 0 {
                 self.pause(failed.pause()).await;
             }
-            let began = Instant::now();
+            let began = read_clock();
             let status = match self.start_process() {
                 Ok(process) => {
                     self.service.note_start_fault(self.id, None);
@@ -183,7 +183,7 @@ impl RunSupervisor {
                     None
                 }
             };
-            failed.add((began, Instant::now()), status);
+            failed.add((began, read_clock()), status);
         }
     }
 
@@ -279,6 +279,14 @@ impl RunSupervisor {
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the supervisor is the driver of its runs"
+)]
+fn read_clock() -> Instant {
+    Instant::now()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
@@ -293,7 +301,7 @@ mod tests {
     #[test]
     fn process_that_cannot_start_fails_nothing() {
         let mut failed = FailedAttempts::default();
-        let mut now = Instant::now();
+        let mut now = read_clock();
         for _ in 0..100 {
             add(&mut failed, now, None);
             now += RETRY_TIME;
@@ -305,7 +313,7 @@ mod tests {
     #[test]
     fn run_without_room_is_retried_for_hours() {
         let mut failed = FailedAttempts::default();
-        let now = Instant::now();
+        let now = read_clock();
         for _ in 0..100 {
             add(&mut failed, now, Some(EXIT_CANNOT_RUN << 8));
         }
@@ -317,7 +325,7 @@ mod tests {
     fn run_that_crashes_fails_soon() {
         for status in [101 << 8, 2 << 8, 9] {
             let mut failed = FailedAttempts::default();
-            let now = Instant::now();
+            let now = read_clock();
             for _ in 0..ATTEMPTS_MAX {
                 assert!(!failed.is_final(now));
                 add(&mut failed, now, Some(status));
