@@ -7,7 +7,7 @@ use bafs_proto::ErrorCode;
 use bafs_sched::Outcome;
 use bafs_sched::driver::CancelHandle;
 use bafs_sched::report::RunReport;
-use bafs_workflow::{VolumeKind, parse_workflow};
+use bafs_workflow::parse_workflow;
 
 use crate::driver::{driver_workflow, run_on_cluster, run_options, run_with_options};
 use crate::one_node::OneNodeCluster;
@@ -29,25 +29,6 @@ async fn impossible_source_fails_the_run_at_once() {
         assert_eq!(cluster.state().volumes.len(), 0, "{code:?}");
         assert!(cluster.state().started.is_empty());
     }
-}
-
-/// Nobody can tell a wrong name from a home that is away: both are waited for.
-#[tokio::test(flavor = "multi_thread")]
-async fn unknown_home_fails_the_run_after_its_timeout() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(OneNodeCluster::default());
-    let mut lost = driver_workflow(0);
-    let VolumeKind::Cache { source, .. } = &mut lost.volumes[0].kind else {
-        panic!("the first volume is a cache")
-    };
-    *source = "bafs://elsewhere/data".parse().expect("a url");
-    let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
-    options.settings.extract_timeout_ms = 0;
-    let report = run_with_options(&cluster, lost, options).await;
-    let Outcome::Failed { jobs, .. } = report.expect("run").outcome else {
-        panic!("it cannot complete")
-    };
-    assert!(jobs[0].reason.contains("elsewhere"), "{jobs:?}");
 }
 
 /// A run whose scratch volume cannot be filled, and why.

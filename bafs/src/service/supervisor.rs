@@ -18,7 +18,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bafs_queue::{RunOutcome, WorkflowId};
@@ -26,6 +26,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::queue_service::QueueService;
 use super::run_files::{MESSAGES_FILE, OUTPUT_FILE, RunFiles};
