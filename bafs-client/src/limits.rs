@@ -61,7 +61,8 @@ pub(crate) const DIRECTORY_PAGE_BYTES: u32 = 24 << 10;
 pub(crate) const COPY_BYTES_MAX: u64 = 64 << 20;
 
 /// Blocks of one cache volume, or small files of one scratch volume, that the agent keeps, in
-/// bytes: enough for read-ahead of several files at once, while the page cache of the kernel does the real caching. One is kept at least.
+/// bytes: enough for read-ahead of several files at once, while the page cache of the kernel does
+/// the real caching. One is kept at least.
 pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
 
 /// What an agent keeps of data that pass through it when nobody says otherwise, in bytes: some

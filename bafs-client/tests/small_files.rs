@@ -1,4 +1,5 @@
-//! Small files of earlier jobs, as the one writer of a volume reads them: how many calls that takes,
+//! Small files of earlier jobs, as the one writer of a volume reads them: how many calls that
+//! takes,
 //! and that nobody reads what has changed.
 #![allow(clippy::unwrap_used, reason = "all of this is test")]
 

@@ -96,11 +96,11 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// sets of files go home with one call; a job says what it may use of its node, and a node that
 /// ended it for that says so (`MemoryExceeded`, `RuntimeExceeded`); agents report what a job saw of
 /// the source of a cache, and how they reached each volume; 22 = a service answers `CallQueue`; a
-/// node says which programs it lacks; 23 = volumes change their size, a writer may yield, who renews
-/// volumes says whether they give way, agents report the memory of a job, a home says what the
-/// digests of blocks are (`ReadDigests`), issues epochs, and fences uploads (`IssueUploadEpoch`,
-/// `UploadFenced`); small files are read whole, and directories listed, without a handle
-/// (`ReadFile`, `ListDirectory`).
+/// node says which programs it lacks; 23 = volumes change their size, a writer may yield, who
+/// renews volumes says whether they give way, agents report the memory of a job, a home says what
+/// the digests of blocks are (`ReadDigests`), issues epochs, and fences uploads
+/// (`IssueUploadEpoch`, `UploadFenced`); small files are read whole, and directories listed,
+/// without a handle (`ReadFile`, `ListDirectory`).
 pub const PROTOCOL_VERSION: u32 = 23;
 
 /// Application-layer protocol name that both ends of a connection must offer.

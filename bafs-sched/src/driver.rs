@@ -47,6 +47,7 @@
 mod clock;
 mod earlier_run;
 mod ended_attempt;
+mod failure_messages;
 mod followed_jobs;
 mod journal_opening;
 mod journal_writing;
@@ -62,7 +63,6 @@ use std::time::Duration;
 
 use bafs_proto::bearer::Bearer;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
-use bafs_proto::message::JobOutcome;
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
@@ -89,7 +89,6 @@ use crate::io::node_quotas::NodeQuotas;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
 use crate::io::volume_copy::CopyRequest;
-use crate::policy::failure::attribution::exceeds_limit;
 use crate::report::{RunReport, RunReportBuilder};
 use crate::{Action, Event, MountedVolume, Progress, RunWarning, Scheduler};
 
@@ -97,10 +96,6 @@ pub(crate) use self::clock::{monotonic_now, wall_time_now};
 
 /// How often the catalog is asked, in milliseconds.
 const CATALOG_POLL_INTERVAL_MS: u64 = 1_000;
-
-/// Failures of the environment are told at most once in so long, in milliseconds: when a home is
-/// away, every job has one. Once it was told that the home is away, none of these is.
-const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
 const EVENT_BATCH_MAX: usize = 256;
@@ -446,29 +441,6 @@ impl Driver {
         self.finish_write().await?;
         self.unwritten_attempts = ended;
         self.journal.begin_append(steps)
-    }
-
-    /// Says why nothing seems to happen while something is tried again.
-    fn report_failure(&mut self, now: Time, event: &Event) {
-        let error = match event {
-            Event::JobEnded { report, .. } => match &report.outcome {
-                // A job that used too much is told of as such.
-                JobOutcome::EnvironmentFailed(error) if !exceeds_limit(error) => error,
-                _ => return,
-            },
-            Event::VolumeCreateFailed { error, .. } | Event::JobStartFailed { error, .. } => error,
-            // Of a file that no job wrote the core tells.
-            Event::ExtractFailed { error, .. } if error.code != ErrorCode::NotFound => error,
-            _ => return,
-        };
-        let is_due = self
-            .failure_reported_at
-            .is_none_or(|told| now.ms_since(told) >= FAILURE_REPORT_INTERVAL_MS);
-        if is_due && !self.servers.is_reported_outage(error) {
-            self.failure_reported_at = Some(now);
-            let what = self.scheduler.describe_failed_call(event);
-            tracing::warn!(%error, "{what} failed; the scheduler recovers if possible");
-        }
     }
 
     fn server_address(&self, server: ServerId) -> ServerAddress {

@@ -3,5 +3,6 @@
 mod edge_cases;
 mod model;
 mod operations;
+mod reads_without_handle;
 mod space;
 mod test_tree;

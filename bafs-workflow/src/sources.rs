@@ -26,7 +26,7 @@ pub trait Sources {
         enters: &dyn Fn(&str) -> bool,
     ) -> Result<Vec<ListedEntry>, String>;
 
-    /// Statements that the loops of a workflow may make, at most. Each takes up to 1.5 KB of memory.
+    /// Statements that the loops of a workflow may make, at most. Each takes up to 1.5 KB.
     fn statements_max(&self) -> u64 {
         STATEMENTS_MAX
     }

@@ -1,6 +1,6 @@
 //! `bafs cache`: cached data apart from runs. Data that no volume shows wait on the nodes for the
-//! next run of the source, in space that nobody reserved. Pinned sources have a volume on each node,
-//! which reserves their space, and whose data the runs share.
+//! next run of the source, in space that nobody reserved. Pinned sources have a volume on each
+//! node, which reserves their space, and whose data the runs share.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

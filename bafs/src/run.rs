@@ -521,7 +521,7 @@ async fn run_with_programs(
     let client = ClusterClient::connect(identity_dir, catalog)?;
     let page = page::show_own_run(args.page.page.as_deref(), &options, client.clone())?;
     let display = ProgressDisplay::start(output, client);
-    let left_ms = volume_lifetime_left_ms(&options.settings);
+    let left_ms = stop::volume_lifetime_left_ms(&options.settings);
     let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
         display.show_progress(progress);
@@ -563,12 +563,6 @@ fn tell_end(
         Some(link) => link.report_outcome(report),
         None => Ok(()),
     }
-}
-
-/// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last
-/// sign of interest may be as old as the pause between two, a quarter of what a volume then lives.
-fn volume_lifetime_left_ms(settings: &Settings) -> u64 {
-    settings.volume_lifetime_ms - settings.volume_lifetime_ms / 4
 }
 
 #[cfg(test)]
@@ -615,7 +609,10 @@ mod tests {
     /// What README says, too.
     #[test]
     fn abandoned_run_is_resumable_for_seven_minutes() {
-        assert_eq!(volume_lifetime_left_ms(&Settings::default()) / 60_000, 7);
+        assert_eq!(
+            stop::volume_lifetime_left_ms(&Settings::default()) / 60_000,
+            7
+        );
     }
 
     /// The environment may name a cluster while a throw-away one is asked for.

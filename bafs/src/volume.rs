@@ -1,5 +1,6 @@
 //! `bafs volume …` and `bafs servers`: the volume API, for people and other schedulers.
 
+mod connection;
 mod creation;
 mod description;
 mod download;
@@ -15,7 +16,6 @@ pub(crate) use creation::{create_on_node, owner_name};
 pub(crate) use warm::warm_volumes;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
 use bafs_proto::attributes::Constraint;
@@ -30,17 +30,12 @@ use crate::client::ClusterClient;
 use crate::failure::{ClassifiedError, FailureClass, class_of, failure_json};
 use crate::output::{Printer, StdoutClosed};
 use crate::terminal_text;
+use connection::connect;
 use description::{
     describe_wait, format_origin, format_status, kind_name, print_status, server_names, source_of,
     state_name, status_json,
 };
 use server_view::ServerView;
-
-/// Time for calls that move the bytes of a volume, in milliseconds.
-const TRANSFER_TIMEOUT_MS: u64 = 24 * 3600 * 1000;
-
-/// After so long it is said what a volume waits for.
-const PROGRESS_NOTICE_DELAY: Duration = Duration::from_secs(5);
 
 /// Runs a volume command. A failure has the exit code of its class; `--json` prints it as the only
 /// line of standard output.
@@ -84,17 +79,6 @@ fn report_failure(error: &anyhow::Error, output: Printer) -> Result<ExitCode> {
     let text = format!("bafs: {error:#}");
     eprintln!("{}", terminal_text::sanitize_lines(&text));
     Ok(ExitCode::from(class_of(error).exit_code()))
-}
-
-/// A client of the cluster; without an identity the words of the command are wrong.
-fn connect(args: &ClientArgs) -> Result<ClusterClient> {
-    ClusterClient::new(args).map_err(|error| {
-        ClassifiedError::with_remedy(
-            FailureClass::InvalidUse,
-            format!("{error:#}"),
-            "name a directory that `bafs init` or `bafs grant` created",
-        )
-    })
 }
 
 async fn list_volumes(args: ClientArgs, output: Printer) -> Result<()> {

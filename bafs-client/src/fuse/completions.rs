@@ -78,7 +78,8 @@ pub(super) fn open_completion(
     })
 }
 
-/// The kernel keeps the names of a directory, unless their places mean something to one handle only.
+/// The kernel keeps the names of a directory, unless their places mean something to one handle
+/// only.
 pub(super) fn open_directory_completion(flags: FopenFlags, reply: impl OpenReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Opened { handle, .. }) if is_early_listing(handle) => {

@@ -10,28 +10,7 @@ use bytes::Bytes;
 use super::delegation::{Decision, Delegation};
 use super::inflight_queries::InflightQuery;
 use super::inode_map::{InodeMap, OpenParameters};
-use super::small_files::SmallFile;
-
-/// Files that are read by one call: one that a program waits for, and others.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct FilesToRead {
-    /// The file whose reader waits.
-    pub demanded: Option<SmallFile>,
-    /// Files that programs will probably read next.
-    pub ahead: Vec<SmallFile>,
-}
-
-impl FilesToRead {
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.demanded.is_none() && self.ahead.is_empty()
-    }
-
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &SmallFile> {
-        self.demanded.iter().chain(&self.ahead)
-    }
-}
+use super::small_files::{FilesToRead, SmallFile};
 
 impl Delegation {
     /// Answers a read of a small file if its content is here; with `may_fetch` it may ask for the

@@ -56,14 +56,13 @@ use bytes::Bytes;
 use nix::libc;
 
 use super::delegated_directories::DirectoryStream;
-use super::delegated_reads::FilesToRead;
 use super::early_listings::{EarlyListing, PageRequest};
 use super::inflight_queries::InflightQueries;
 use super::inode_map::{InodeMap, OpenParameters};
 use super::metadata_cache::MetadataCache;
 use super::operation_log::{LogEntry, NO_SESSION, OperationLog, Space};
 use super::sibling_read_ahead::SiblingReadAhead;
-use super::small_files::SmallFiles;
+use super::small_files::{FilesToRead, SmallFiles};
 
 const SET_ID_BITS: u32 = 0o6000;
 const SET_GID_BIT: u32 = 0o2000;

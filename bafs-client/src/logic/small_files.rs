@@ -187,6 +187,27 @@ impl SmallFiles {
     }
 }
 
+/// Files that are read by one call: one that a program waits for, and others.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FilesToRead {
+    /// The file whose reader waits.
+    pub demanded: Option<SmallFile>,
+    /// Files that programs will probably read next.
+    pub ahead: Vec<SmallFile>,
+}
+
+impl FilesToRead {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.demanded.is_none() && self.ahead.is_empty()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &SmallFile> {
+        self.demanded.iter().chain(&self.ahead)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bafs_proto::file_op::{FileTime, S_IFREG};

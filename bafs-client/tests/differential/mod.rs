@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "all of this is test")]
 
 mod delegation_fixture;
+mod trees;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::Duration;
 
 use bafs_client::tree::Durability;
@@ -18,6 +17,7 @@ use nix::libc;
 use tokio::sync::oneshot;
 
 pub(crate) use delegation_fixture::DelegationFixture;
+use trees::{describe_tree, make_earlier_files};
 
 /// Numbers that look random and are the same each time.
 pub(crate) struct SeededRng(pub(crate) u64);
@@ -133,6 +133,25 @@ impl DifferentialTest {
         }
     }
 
+    /// A page of a listing with those after it: a page ends where the server must be asked.
+    async fn read_further_pages(&self, asked: &FileOp, first: FileResult) -> FileResult {
+        let (FileOp::ReadDirectory { .. }, Ok(FileReply::Entries(mut all))) =
+            (asked, first.clone())
+        else {
+            return first;
+        };
+        let mut next = asked.clone();
+        while let (FileOp::ReadDirectory { cookie, .. }, Some(last)) = (&mut next, all.last()) {
+            *cookie = last.cookie;
+            match self.fixture.run(next.clone(), &[]).await.0? {
+                FileReply::Entries(page) if page.is_empty() => break,
+                FileReply::Entries(page) => all.extend(page),
+                other => panic!("{other:?} to {next:?}"),
+            }
+        }
+        Ok(FileReply::Entries(all))
+    }
+
     /// Runs an operation on both sides; `op` gets the numbers of one side.
     pub(crate) async fn run_on_both(
         &mut self,
@@ -141,6 +160,7 @@ impl DifferentialTest {
     ) -> Result<(FileReply, FileReply), Errno> {
         let asked = op(0);
         let (own, own_data) = self.fixture.run(asked.clone(), data).await;
+        let own = self.read_further_pages(&asked, own).await;
         let (other, other_data) = self.reference.run(&op(1), data);
         assert_eq!(own_data, other_data, "{asked:?}");
         match (own, other) {
@@ -496,39 +516,4 @@ impl DifferentialTest {
         assert_eq!(describe_tree(own), describe_tree(other));
         self.fixture.volume.close(0).await;
     }
-}
-
-/// Files that an earlier job left: what the writer knows of them comes from listings.
-fn make_earlier_files(root: &Path) {
-    let directory = root.join("c");
-    std::fs::create_dir(&directory).unwrap();
-    for (name, bytes) in [("a", 10), ("b", 9_000), ("d", 5_000), ("e", 70_000)] {
-        std::fs::write(directory.join(name), vec![b'x'; bytes]).unwrap();
-    }
-}
-
-/// Every path with mode, links, size and content.
-fn describe_tree(root: &Path) -> BTreeMap<String, (u32, u64, Vec<u8>)> {
-    let mut all = BTreeMap::new();
-    let mut pending = vec![root.to_owned()];
-    while let Some(directory) = pending.pop() {
-        for entry in std::fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            let metadata = std::fs::symlink_metadata(&path).unwrap();
-            let content = if metadata.is_dir() {
-                pending.push(path.clone());
-                Vec::new()
-            } else {
-                std::fs::read(&path).unwrap()
-            };
-            let name = path
-                .strip_prefix(root)
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_owned();
-            all.insert(name, (metadata.mode(), metadata.nlink(), content));
-        }
-    }
-    all
 }

@@ -54,7 +54,10 @@ pub(super) fn open_journal(
 pub(super) fn has_begun(tail: &JournalTail) -> bool {
     // What cannot be read is told by whoever puts it back.
     let mut steps = tail.steps.read().map_while(Result::ok);
-    let is_seen = |step: RecordedStep| matches!(step.event, Event::NodesListed { nodes, .. } if !nodes.is_empty());
+    let is_seen = |step: RecordedStep| match step.event {
+        Event::NodesListed { nodes, .. } => !nodes.is_empty(),
+        _ => false,
+    };
     tail.snapshot.is_some() || steps.any(is_seen)
 }
 

@@ -65,8 +65,8 @@ pub fn describe_job_digest<'e>(
     Digest::of(&parts.0)
 }
 
-/// Texts with their lengths, so that none runs into the next. They are hashed at once: they are many
-/// and short.
+/// Texts with their lengths, so that none runs into the next. They are hashed at once: they are
+/// many and short.
 struct Parts(Vec<u8>);
 
 impl Parts {

@@ -48,6 +48,7 @@
 mod creation;
 mod follower;
 mod format;
+mod header;
 mod pipeline;
 mod tail;
 
@@ -55,13 +56,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 
-use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_workflow::Workflow;
-use serde::{Deserialize, Serialize};
 
 pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
 use self::creation::{create_journal, lock_error, lock_file};
@@ -72,10 +69,11 @@ use self::format::{
     epoch_fields, payload_bytes, read_layout,
 };
 pub use self::format::{JOURNAL_MAGIC, JOURNAL_VERSION};
+use self::header::io_error;
+pub use self::header::{JournalHeader, Snapshot};
 pub use self::pipeline::PipelinedJournal;
 pub use self::tail::{JournalTail, TailSteps, read_tail};
-use super::job_logs::EndedAttempt;
-use crate::{Event, RecordedStep, Scheduler, Settings, StateChanges, StrategySelector};
+use crate::{Event, RecordedStep, StrategySelector};
 
 /// A snapshot is due when so many times its predecessor's bytes were written since: so a quarter
 /// of the bytes are snapshots, and what is read at the start is bounded. At one times, snapshots
@@ -87,60 +85,6 @@ const SNAPSHOT_BYTES_MIN: u64 = 4 << 20;
 
 /// First bytes of a journal that are read to find the rest.
 const START_BYTES: usize = 64;
-
-/// First record of a journal: the run, its workflow and its settings.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JournalHeader {
-    /// The run.
-    pub run: RunId,
-    /// What is run; shared with the scheduler of the run.
-    #[serde(with = "shared")]
-    pub workflow: Arc<Workflow>,
-    /// How it is run.
-    pub settings: Settings,
-}
-
-/// A shared value in the form of one that is not.
-mod shared {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<T: Serialize, S: Serializer>(
-        value: &Arc<T>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.as_ref().serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Arc<T>, D::Error> {
-        T::deserialize(deserializer).map(Arc::new)
-    }
-}
-
-impl JournalHeader {
-    /// A scheduler of this run of which nothing is done, with the selector of the run.
-    pub fn new_scheduler(&self, selector: &dyn StrategySelector) -> Scheduler {
-        let (workflow, settings) = (Arc::clone(&self.workflow), self.settings.clone());
-        Scheduler::with_strategy_selector(self.run, workflow, settings, selector)
-    }
-}
-
-/// What a scheduler goes on with that did not read the steps before.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// All rows that differ from those of a new state.
-    #[serde(default)]
-    pub state: StateChanges,
-    /// Which homes the names of the workflow mean, as events.
-    #[serde(default)]
-    pub homes: Vec<Event>,
-    /// The last executions that ended: what they printed may still be on their nodes.
-    #[serde(default)]
-    pub ended_attempts: Vec<EndedAttempt>,
-}
 
 /// All that a journal tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -478,11 +422,4 @@ fn write_error(name: &str, error: &std::io::Error) -> Error {
     let error = io_error("write", name, error);
     let text = "; correct that, then repeat the command to resume the run";
     Error::new(error.code, error.detail + text)
-}
-
-fn io_error(doing: &str, name: &str, error: &std::io::Error) -> Error {
-    Error::new(
-        ErrorCode::ServerFault,
-        format!("cannot {doing} the journal {name}: {error}"),
-    )
 }

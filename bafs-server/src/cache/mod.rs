@@ -11,7 +11,7 @@
 //!        fetch/read.rs ───▶ a Generation (generation.rs) ◀─── volume.rs
 //!              │            ├─ store        blocks on disk, manifest, pins       store/
 //!              │            ├─ inflight     fetches that readers may join        fetch/inflight.rs
-//!              │            ├─ digests      what home says of blocks of peers    fetch/home_digests.rs
+//!              │            ├─ digests      home on blocks of peers       fetch/home_digests.rs
 //!              │            ├─ membership   peers, primary nodes, classes        membership/
 //!              │            └─ statistics   counters                             statistics.rs
 //!              ▼

@@ -42,6 +42,7 @@
 //! State that survives `kill -9` is in `.bafs-put/` of the export: uploads, receipts, and the id of
 //! the server. Nodes find a home by that id, not by its address.
 
+mod agent_calls;
 mod arrivals;
 mod directory_use;
 mod directory_view;
@@ -80,10 +81,9 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ServerId, UploadEpoch};
 use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, CommitPut, Counters as CounterValues, Done, IssueUploadEpoch, Lifetime,
-    ListSource, OpenTree, PutFile, PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply,
-    Request, RunFileOps, ServerKind, SourceData, SourceDigests, SourceEntry, SourcePage,
-    TreeSession, UploadEpochReply,
+    Advert, CommitPut, Counters as CounterValues, IssueUploadEpoch, Lifetime, ListSource, PutFile,
+    PutFiles, PutRange, PutResults, ReadDigests, ReadSource, Reply, Request, ServerKind,
+    SourceData, SourceDigests, SourceEntry, SourcePage, UploadEpochReply,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
@@ -91,7 +91,6 @@ use bafs_proto::path::check_result_path;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::Tree;
 use bytes::Bytes;
 
 use request_rights::{home_path, required_rights, unsupported_error};
@@ -292,26 +291,6 @@ impl HomeServer {
         }
     }
 
-    /// The calls of agents that read and write home files.
-    async fn answer_session(
-        self: Arc<Self>,
-        token: Token,
-        request: Request,
-        body: Bytes,
-        wait: CallWait<'_>,
-    ) -> Result<(Reply, Bytes)> {
-        let reply = match request {
-            Request::OpenTree(call) => Reply::OpenTree(self.open_tree(token, call).await?),
-            Request::RunFileOps(call) => {
-                self.clone().run_blocking(|_| Ok(())).await?;
-                return self.run_ops(&token, call, body, wait).await;
-            }
-            Request::CloseTree(call) => Reply::CloseTree(self.close_tree(&token, &call).await?),
-            other => return Err(unsupported_error(&other)),
-        };
-        Ok((reply, Bytes::new()))
-    }
-
     /// The right that a call of a session or an upload needs. It is demanded where that is used.
     async fn late_right(
         self: &Arc<Self>,
@@ -504,66 +483,6 @@ impl HomeServer {
 
     fn read_files(&self, token: &Token, call: &ReadSources) -> Result<(SourceData, Bytes)> {
         source_reading::read_files(call, |path| self.find_for_token(token, path, Right::Read))
-    }
-
-    async fn open_tree(self: &Arc<Self>, token: Token, call: OpenTree) -> Result<TreeSession> {
-        let path = home_path(&call.tree)?.to_owned();
-        let writable = call.writable;
-        let open = move |home: &Self| {
-            let right = if writable { Right::Write } else { Right::Read };
-            home.require_right(&token, &path, right)?;
-            let found = match home.find_for_token(&token, &path, right) {
-                Err(error) if writable && error.code == ErrorCode::NotFound => {
-                    check_result_path(&path)?;
-                    let allow = |place: &str| home.require_right(&token, place, right);
-                    let made = home.export.make_directory(&path, &allow)?;
-                    allow(&made.path)?;
-                    made
-                }
-                other => other?,
-            };
-            let hidden = home
-                .export
-                .is_root(&found.stat)
-                .then_some(OWN_DIRECTORY.as_bytes());
-            Tree::open_at(found.fd, None, hidden).map_err(|error| {
-                let code = match error.kind() {
-                    std::io::ErrorKind::NotADirectory => ErrorCode::WrongState,
-                    _ => ErrorCode::ServerFault,
-                };
-                Error::new(code, format!("cannot open '{path}': {error}"))
-            })
-        };
-        let tree = self.clone().run_blocking(open).await?;
-        self.trees.open(tree, call).await
-    }
-
-    async fn run_ops(
-        &self,
-        token: &Token,
-        call: RunFileOps,
-        body: Bytes,
-        wait: CallWait<'_>,
-    ) -> Result<(Reply, Bytes)> {
-        let path = home_path(&call.tree)?;
-        self.trees.authorise(&call.tree, call.epoch, |right| {
-            self.require_right(token, path, right)
-        })?;
-        self.throttle.pass(body.len(), wait).await?;
-        let written = body.len() as u64;
-        let (results, data) = self.trees.run(call, body).await?;
-        self.throttle.pass(data.len(), wait).await?;
-        self.counters.add("home_written_bytes", written);
-        self.counters.add("home_read_bytes", data.len() as u64);
-        Ok((Reply::RunFileOps(results), data))
-    }
-
-    async fn close_tree(&self, token: &Token, call: &CloseTree) -> Result<Done> {
-        let path = home_path(&call.tree)?;
-        self.trees
-            .close(call, |right| self.require_right(token, path, right))
-            .await?;
-        Ok(Done)
     }
 
     /// Finds a path for a token: both the path as it was asked for and the place where symbolic

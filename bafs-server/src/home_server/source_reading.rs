@@ -22,8 +22,8 @@ use super::export::ExportEntry;
 use crate::logic::digest_memory::DigestMemory;
 use crate::source::source_identity;
 
-/// Digests that a home server remembers: 64 MiB, for 128 GiB in blocks of 64 KiB. Of other blocks it
-/// reads the file again.
+/// Digests that a home server remembers: 64 MiB, for 128 GiB in blocks of 64 KiB. Of other blocks
+/// it reads the file again.
 const REMEMBERED_MAX: usize = 1 << 21;
 
 /// The digests of what was read of files. They hold for a state of a file, also when the file is

@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bafs_proto::Error;
 use bafs_proto::file_op::{FileOp, FileReply, FileResult};
 use bytes::Bytes;
-
-use super::watch;
+use tokio::sync::watch;
 
 /// Answers that are kept per session: as many as calls can be under way on all lanes of an agent,
 /// so that whatever a cut link loses can be asked for again.

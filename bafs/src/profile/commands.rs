@@ -9,7 +9,8 @@ use bafs_client::sandbox::Access;
 use bafs_client::traced_command::{TracedCommand, TracedDirectory, TracedOutput, run_traced};
 use bafs_profile::trace::Trace;
 
-use super::{enter_sandbox, next_instance};
+use super::enter_sandbox;
+use super::profile_file::next_instance;
 use crate::args::{ProfileArgs, UsageError};
 use crate::output::Printer;
 

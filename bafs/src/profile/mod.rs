@@ -15,7 +15,6 @@ use bafs_client::sandbox::{self, Sandbox};
 use bafs_profile::report::analyse;
 use bafs_profile::skeleton::write_skeleton;
 use bafs_profile::tables::format_tables;
-use bafs_profile::trace::Trace;
 
 use crate::args::{ProfileArgs, UsageError};
 use crate::output::{Printer, print_notice};
@@ -72,13 +71,4 @@ fn write_text(path: &Path, text: &str) -> Result<()> {
 fn enter_sandbox() -> Result<Sandbox> {
     let privilege = sandbox::enter_private()?;
     Ok(Sandbox::prepare(privilege)?)
-}
-
-/// A name for an instance that no trace has.
-fn next_instance<'t>(traces: impl IntoIterator<Item = &'t Trace>) -> String {
-    let taken: BTreeSet<&str> = traces.into_iter().map(|it| it.instance.as_str()).collect();
-    let mut names = (1_usize..).map(|number| number.to_string());
-    names
-        .find(|name| !taken.contains(name.as_str()))
-        .unwrap_or_default()
 }

@@ -8,7 +8,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use bafs_profile::trace::Trace;
 
-use super::next_instance;
 use crate::input_file::open_regular;
 
 /// The traces of a profile; none if there is no such file.
@@ -78,6 +77,15 @@ fn write_traces(path: &Path, directory: &Path, traces: &[Trace]) -> Result<()> {
     let new = writer.into_inner().map_err(|error| error.into_error())?;
     new.persist(path).map_err(|error| error.error)?;
     Ok(())
+}
+
+/// A name for an instance that no trace has.
+pub(super) fn next_instance<'t>(traces: impl IntoIterator<Item = &'t Trace>) -> String {
+    let taken: BTreeSet<&str> = traces.into_iter().map(|it| it.instance.as_str()).collect();
+    let mut names = (1_usize..).map(|number| number.to_string());
+    names
+        .find(|name| !taken.contains(name.as_str()))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
+use bafs_sched::Settings;
 use bafs_sched::driver::CancelHandle;
 
 use crate::output::print_notice;
@@ -31,6 +32,12 @@ pub(super) async fn run_until_stopped<T>(
         ended = run => Some(ended),
         () = left => None,
     }
+}
+
+/// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last
+/// sign of interest may be as old as the pause between two, a quarter of what a volume then lives.
+pub(super) fn volume_lifetime_left_ms(settings: &Settings) -> u64 {
+    settings.volume_lifetime_ms - settings.volume_lifetime_ms / 4
 }
 
 /// Says what happens to a run that somebody asked to stop. Unless by Ctrl-C, nobody has given the

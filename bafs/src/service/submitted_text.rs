@@ -26,7 +26,8 @@ const FILES_MAX: usize = 1_000;
 /// What a call carries at most, with room for its other words: the body of a message has 4 MiB.
 const TEXT_BYTES_MAX: usize = 3 << 20;
 
-/// Statements of one submission: the service, which all users share, parses it. So many took 0.7 GB.
+/// Statements of one submission: the service, which all users share, parses it. So many took
+/// 0.7 GB.
 const STATEMENTS_MAX: u64 = 500_000;
 
 /// Bytes of the key of a submission.

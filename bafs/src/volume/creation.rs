@@ -11,8 +11,8 @@ use bafs_proto::volume::{
     LimitKind, ReplacementPolicy, VolumeKind, VolumeSource, VolumeSpec, VolumeStatus,
 };
 
+use super::connection::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS, connect};
 use super::description::{describe_wait, print_status, source_of};
-use super::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS, connect};
 use crate::args::{LimitEnforcement, UsageError, VolumeCreateArgs, VolumeReplicateArgs};
 use crate::client::ClusterClient;
 use crate::failure::{ClassifiedError, FailureClass};

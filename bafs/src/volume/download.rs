@@ -15,7 +15,7 @@ use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode};
 use serde_json::json;
 
-use super::connect;
+use super::connection::connect;
 use super::file_list::{ListedEntry, VolumeFiles};
 use crate::args::{UsageError, VolumeGetArgs};
 use crate::failure::{ClassifiedError, FailureClass};

@@ -15,7 +15,7 @@ use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode};
 use serde_json::json;
 
-use super::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS, connect};
+use super::connection::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS, connect};
 use crate::args::{UsageError, VolumeExtractArgs};
 use crate::client::ClusterClient;
 use crate::output::Printer;

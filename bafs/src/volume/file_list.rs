@@ -16,7 +16,7 @@ use bafs_proto::{Error, ErrorCode};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::connect;
+use super::connection::connect;
 use crate::args::VolumeLsArgs;
 use crate::client::ClusterClient;
 use crate::output::Printer;

@@ -5,7 +5,7 @@ use bafs_proto::message::{GetVolume, RenewVolumes};
 use bafs_proto::volume::{ResizeVolume, VolumeStatus};
 use bafs_proto::{Error, ErrorCode};
 
-use super::connect;
+use super::connection::connect;
 use super::creation::{HOUR_MS, parse_size};
 use super::description::{format_status, print_status, status_json};
 use crate::args::{VolumeRenewArgs, VolumeResizeArgs};

@@ -18,7 +18,7 @@ use bytes::{Bytes, BytesMut};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::connect;
+use super::connection::connect;
 use super::writer_session::WriterSession;
 use crate::args::{UsageError, VolumePutArgs};
 use crate::failure::{ClassifiedError, FailureClass, class_of};

@@ -12,7 +12,7 @@ use bafs_proto::volume::{VolumeKind, VolumeSource, VolumeStatus};
 use bafs_proto::{Error, ErrorCode};
 use serde_json::{Value, json};
 
-use super::connect;
+use super::connection::connect;
 use crate::args::VolumeWarmArgs;
 use crate::client::ClusterClient;
 use crate::failure::{ClassifiedError, FailureClass};

@@ -16,10 +16,10 @@ use crate::clock;
 use crate::errno::errno_of;
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, LOG_OPS_MAX};
 use crate::logic::attribute_updates::is_change;
-use crate::logic::delegated_reads::FilesToRead;
 use crate::logic::delegation::{Decision, DelegatedRequest, Delegation, can_block_opens};
 use crate::logic::inflight_queries::InflightQuery;
 use crate::logic::operation_log::Space;
+use crate::logic::small_files::FilesToRead;
 use crate::memory::{self, LogMemoryShare};
 use crate::tree::Completion;
 

@@ -27,10 +27,9 @@
 //! alone is survivable. `VolumeHealth` reports the first loss to the job, and the program gets an
 //! errno.
 //!
-//! **Concurrency.** An operation runs in the calling thread until it waits for its reply, and then as
-//! a task of the runtime. The inode map has a mutex that is held
-//! over no call. One task at a time recovers a session (`recovery_lock`), and the others wait for
-//! it.
+//! **Concurrency.** An operation runs in the calling thread until it waits for its reply, and then
+//! as a task of the runtime. The inode map has a mutex that is held over no call. One task at a
+//! time recovers a session (`recovery_lock`), and the others wait for it.
 //!
 //! **End.** [`RemoteTree`] is closed after the log is at the server. An agent that is killed leaves
 //! the session to its lease (60 s) or to the next writer.

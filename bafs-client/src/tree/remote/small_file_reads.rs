@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::RemoteSession;
 use super::delegation::SessionDelegation;
-use crate::logic::delegated_reads::FilesToRead;
+use crate::logic::small_files::FilesToRead;
 use crate::logic::small_files::SmallFile;
 
 impl RemoteSession {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::format::begin_journal;
-use super::{JournalHeader, io_error};
+use super::header::{JournalHeader, io_error};
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

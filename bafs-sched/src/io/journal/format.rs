@@ -7,7 +7,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{JournalHeader, Snapshot};
+use super::header::{JournalHeader, Snapshot};
 use crate::RecordedStep;
 
 /// What every journal begins with, before its version.

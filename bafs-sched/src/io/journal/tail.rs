@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bafs_proto::Result;
 
 use super::format::{Frame, Layout, PayloadForm, damaged, decode_frame, decode_payload};
-use super::{JournalHeader, OpenedFile, Snapshot, io_error, read_parts};
+use super::header::{JournalHeader, Snapshot, io_error};
+use super::{OpenedFile, read_parts};
 use crate::{RecordedStep, Scheduler};
 
 /// The end of a journal: what a scheduler needs to go on.

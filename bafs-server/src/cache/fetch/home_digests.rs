@@ -174,8 +174,8 @@ impl Fetcher {
         }
     }
 
-    /// What home says of the blocks of a run; asks home as far as this node does not know it. `None`
-    /// if the peers are trusted: the node is told to, or the home knows no digests.
+    /// What home says of the blocks of a run; asks home as far as this node does not know it.
+    /// `None` if the peers are trusted: the node is told to, or the home knows no digests.
     ///
     /// # Errors
     /// `Busy` while home does not answer: readers wait for home, not for a peer. Else what home

@@ -172,8 +172,8 @@ impl OriginLimiter {
         }
     }
 
-    /// Reads a range of a file at home, as soon as there is a permit. Claimants, which are states of
-    /// sources, get equally many.
+    /// Reads a range of a file at home, as soon as there is a permit. Claimants, which are states
+    /// of sources, get equally many.
     ///
     /// # Errors
     /// What home answers; `DeadlineExceeded`.

@@ -63,8 +63,8 @@ fn count_wrong_reads(stage: &CacheCluster, volume: &CacheVolume, content: &Conte
     Ok(wrong)
 }
 
-/// The time of a cold read by two nodes that ask home what the blocks of the other are, over that by
-/// two nodes that trust each other.
+/// The time of a cold read by two nodes that ask home what the blocks of the other are, over that
+/// by two nodes that trust each other.
 pub(super) fn measure_cost(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     report.print_section("cold reads with and without the question to home");
     let rounds = options.choose(9, 3);
