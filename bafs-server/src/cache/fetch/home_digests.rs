@@ -79,7 +79,8 @@ impl HomeDigests {
         let mut lookahead = lock(&self.lookahead);
         let is_mine = !std::mem::replace(&mut lookahead.is_under_way, true);
         let count = lookahead.count;
-        is_mine.then_some(LookaheadTurn {
+        // An unused turn would end that of the other call.
+        is_mine.then(|| LookaheadTurn {
             digests: self,
             count,
         })
