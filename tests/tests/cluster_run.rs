@@ -1,9 +1,11 @@
 //! Workflows on clusters of real processes: what comes home, and what failures do to it.
 
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bafs_tests::batch_systems::wait_until;
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, processes_matching, report_skip};
 
 /// Four pipelines of two jobs: `count` reads shared data and its own input, `sum` what it wrote.
@@ -465,13 +467,16 @@ fn cluster_keeps_refused_results_until_home_accepts() -> Result<()> {
     };
     let path = world.write_workflow(
         "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
-         arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
+         arguments = -c \"sleep 2; echo fine > /w/out\"\n}\nmount w j /w\n\
          extract w out bafs://home/results/out\n",
     )?;
-    // There is a file where a directory should be.
-    world.write_home("results", b"in the way")?;
     let mut run = world.bafs_command(&["run", &path.to_string_lossy(), "--resource-timeout", "2s"]);
-    let output = run.output()?;
+    let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let journal = PathBuf::from(format!("{}.journal", path.display()));
+    wait_until(Duration::from_secs(20), || Ok(journal.exists()))?;
+    // Since it looked, a file is where a directory should be.
+    world.write_home("results", b"in the way")?;
+    let output = run.wait_with_output()?;
     ensure!(output.status.code() == Some(1), printed_text(&output));
     let told = printed_text(&output);
     let command = told.split("bafs volume extract ").nth(1);

@@ -140,7 +140,7 @@ fn cluster_pinned_sources_keep_their_space() -> Result<()> {
     ensure!(stage.read_home_bytes()? == BYTES as u64, "it is fetched");
     let listed = cache(&["list"])?;
     ensure!(
-        listed.contains("set  pinned in 10.0 MB on 2 nodes"),
+        listed.contains("set  pinned in 10.000 MB on 2 nodes"),
         "{listed}"
     );
     // Repeating it makes no second reservation.

@@ -62,14 +62,16 @@ fn run_command(directory: &Path, text: &str, options: &[&str]) -> Result<Command
     Ok(run)
 }
 
-/// As above, of a workflow whose result home cannot take, as there is a file where a directory
-/// should be.
+/// As above, of a workflow whose result home cannot take: since the run looked, the job has put a
+/// file where a directory should be.
 fn run_with_refused_result(directory: &Path, options: &[&str]) -> Result<Command> {
-    let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
-                arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
-                extract w out bafs://home/results/out\n";
-    std::fs::write(directory.join("results"), b"in the way")?;
-    run_command(directory, text, options)
+    let text = format!(
+        "volume w scratch 1 MB\njob j {{\nexecutable = /bin/sh\n\
+         arguments = -c \"echo fine > /w/out; echo in the way > {}\"\n}}\nmount w j /w\n\
+         share /tmp j\nextract w out bafs://home/results/out\n",
+        directory.join("results").display()
+    );
+    run_command(directory, &text, options)
 }
 
 /// That a run told where its result is, and that it is there.
