@@ -386,7 +386,6 @@ fn cluster_names_the_errors_of_a_workflow() -> Result<()> {
             "volume v scratch 1 MB from bafs://home/nothing.txt\n",
             "nothing.txt",
         ),
-        ("volume v cache bafs://elsewhere/data 1 MB\n", "elsewhere"),
     ];
     for (index, (volume, named)) in cases.into_iter().enumerate() {
         let path = world.write_workflow(&format!("{volume}{job}"))?;
