@@ -9,8 +9,7 @@ use bytes::Bytes;
 
 use super::RemoteSession;
 use super::delegation::SessionDelegation;
-use crate::logic::small_files::FilesToRead;
-use crate::logic::small_files::SmallFile;
+use crate::logic::small_files::{FilesToRead, SmallFile};
 
 impl RemoteSession {
     /// Reads files that programs will probably read next; nobody waits for that.
