@@ -38,15 +38,7 @@ impl Servers {
         volumes: Vec<VolumeId>,
         lifetime_ms: u64,
     ) -> Result<Vec<VolumeId>> {
-        self.call_renew(
-            location,
-            RenewVolumes {
-                volumes,
-                lifetime_ms,
-                gives_way: false,
-            },
-        )
-        .await
+        self.call_renew(location, volumes, lifetime_ms, false).await
     }
 
     /// Leaves volumes to whoever wants their space, for at most `lifetime_ms`.
@@ -56,22 +48,21 @@ impl Servers {
         volumes: Vec<VolumeId>,
         lifetime_ms: u64,
     ) -> Result<Vec<VolumeId>> {
-        self.call_renew(
-            location,
-            RenewVolumes {
-                volumes,
-                lifetime_ms,
-                gives_way: true,
-            },
-        )
-        .await
+        self.call_renew(location, volumes, lifetime_ms, true).await
     }
 
     async fn call_renew(
         &self,
         location: &ServerAddress,
-        call: RenewVolumes,
+        volumes: Vec<VolumeId>,
+        lifetime_ms: u64,
+        gives_way: bool,
     ) -> Result<Vec<VolumeId>> {
+        let call = RenewVolumes {
+            volumes,
+            lifetime_ms,
+            gives_way,
+        };
         let renewed = self
             .call_until(&location.address, call, self.call_timeout_ms())
             .await;

@@ -1,4 +1,4 @@
-//! What counts as a change: of descriptions, sources and results.
+//! Changes of descriptions, sources and results that make jobs run again.
 
 use super::*;
 
