@@ -88,7 +88,8 @@ pub(crate) fn run_ci() -> Result<()> {
 
 fn run_steps(log: &mut StepLog, account: &mut Option<test::TestSummary>) -> Result<()> {
     log.run_step("fmt", || run_cargo(&["fmt", "--all", "--check"]))?;
-    log.run_step("tidy", || tidy::run_tidy().map(|()| StepOutcome::Passed))?;
+    // The tests compare the reference with the program; to do it here would compile twice.
+    log.run_step("tidy", || tidy::check_rules().map(|()| StepOutcome::Passed))?;
     log.run_step("deny", check_dependencies)?;
     log.run_step("clippy", || {
         // The first step that compiles also says whether Cargo.lock is what it should be.

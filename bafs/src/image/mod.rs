@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::image::{IMAGE_DESCRIPTION_FILE, ImageDescription};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -54,13 +54,7 @@ pub(crate) fn import_image(args: &ImportImageArgs, output: Printer) -> Result<()
         archive, directory, ..
     } = args;
     let target = resolve_target(directory)?;
-    if target.symlink_metadata().is_ok() && !args.replace {
-        bail!(
-            "{} exists; name a new directory, or give --replace to have it replaced at once when \
-             the image is complete",
-            target.display()
-        );
-    }
+    check_target(&target, args.replace)?;
     let parent = target.parent().unwrap_or_else(|| Path::new("/"));
     let prefix = format!(
         ".{}.import-",
@@ -76,6 +70,27 @@ pub(crate) fn import_image(args: &ImportImageArgs, output: Printer) -> Result<()
     put_in_place(&draft.path().join(ROOT_NAME), &target, args.replace)
         .with_context(|| format!("cannot name the image {}", target.display()))?;
     print_summary(&target, &description, &counts, output)
+}
+
+/// Refuses a directory whose content would be lost.
+fn check_target(target: &Path, is_replaced: bool) -> Result<()> {
+    if target.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    ensure!(
+        is_replaced,
+        "{} exists; name a new directory, or give --replace to have it replaced at once when the \
+         image is complete",
+        target.display()
+    );
+    let is_empty = fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
+    ensure!(
+        is_empty || target.join(IMAGE_DESCRIPTION_FILE).is_file(),
+        "{} holds no image, so --replace does not delete it; name another directory, or remove \
+         this one yourself",
+        target.display()
+    );
+    Ok(())
 }
 
 fn unpack_image(archive: &Path, scratch: &Path) -> Result<(ImageDescription, UnpackCounts)> {

@@ -206,6 +206,20 @@ fn images_replace_others_only_on_request() {
 }
 
 #[test]
+fn images_never_replace_other_data() {
+    let import = Import::new(&oci_archive(&[plain(
+        Layer::new().file("text", "new").finish(),
+    )]));
+    fs::create_dir(import.target()).expect("a directory");
+    fs::write(import.target().join("thesis"), "years").expect("a file");
+    let refused = import.run(true).expect_err("it is no image").to_string();
+    assert!(refused.contains("holds no image"), "{refused}");
+    assert_eq!(read(&import.target().join("thesis")), "years");
+    fs::remove_file(import.target().join("thesis")).expect("it was there");
+    import.run(true).expect("an empty directory is replaced");
+}
+
+#[test]
 fn escapes_are_refused() {
     for (layer, says) in [
         (Layer::new().file("../evil", "x"), "'..'"),

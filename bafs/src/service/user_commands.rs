@@ -151,7 +151,11 @@ async fn remove_user(args: UserRemoveArgs, output: Printer) -> Result<()> {
         .ask(&QueueRequest::RemoveUser(args.name.clone()))
         .await?;
     output.print_result(
-        &format!("the service refuses {} from now on", args.name),
+        &format!(
+            "the service refuses {name} from now on; workflows that {name} submitted still run: \
+             'bafs queue' lists them, and 'bafs remove NUMBER' ends one",
+            name = args.name
+        ),
         &serde_json::json!({ "removed": args.name }),
     )
 }

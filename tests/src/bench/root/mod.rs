@@ -33,6 +33,9 @@ const LINK: &str = "10MB/s";
 const NODES: usize = 4;
 const JOBS: u64 = 32;
 
+/// A block of the node's file system.
+const DISK_BLOCK_BYTES: u64 = 4096;
+
 /// A block of a cache volume (decision 0007), and a page of what a job touched.
 const BLOCK_BYTES: u64 = 64 << 10;
 const PAGE_BYTES: u64 = 4096;
@@ -117,7 +120,8 @@ struct RootRun {
 }
 
 fn run_jobs(home: &Path, environment: &Environment, jobs: u64, kind: RootKind) -> Result<RootRun> {
-    let size = format!("{}MB", environment.bytes / 1_000_000 * 3 / 2 + 200);
+    let bytes = environment.bytes * 3 / 2 + environment.files * 2 * DISK_BLOCK_BYTES;
+    let size = format!("{}MB", bytes / 1_000_000 + 200);
     let world = TestCluster::start_with_spec(&[size.as_str(); NODES], |spec| {
         spec.export = home.to_owned();
         spec.home_rate = Some(LINK.to_owned());
@@ -151,8 +155,9 @@ fn run_jobs(home: &Path, environment: &Environment, jobs: u64, kind: RootKind) -
 }
 
 fn workflow(environment: &Environment, jobs: u64, kind: RootKind) -> String {
-    let bytes = environment.bytes * 11 / 10;
     let files = environment.files * 2;
+    // A file takes whole blocks of the disk: half of one is lost on average, all of it at most.
+    let bytes = environment.bytes + files * DISK_BLOCK_BYTES;
     let volume = match kind {
         RootKind::Cache => format!("volume env cache bafs://home/env {bytes} B files {files}\n"),
         RootKind::Copy => {
