@@ -20,9 +20,13 @@ use crate::tidy::source;
 use crate_modules::CrateModules;
 
 /// The crates that users run: not tests, benchmarks and developer commands.
-const PRODUCT_CRATES: [&str; 9] = [
+const PRODUCT_CRATES: [&str; 13] = [
     "bafs",
+    "bafs-api",
     "bafs-client",
+    "bafs-engine",
+    "bafs-import",
+    "bafs-profile",
     "bafs-proto",
     "bafs-queue",
     "bafs-sched",

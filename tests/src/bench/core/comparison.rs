@@ -15,11 +15,14 @@ use bafs_sim::simulator::{
     LoadModel, Policy, Scenario, Simulation, StepTimer, build_canonical_workflow,
 };
 use bafs_workflow::{Workflow, parse_workflow};
+use nix::sys::resource::UsageWho;
 use serde_json::Value;
 
+use super::SPEED_MIN;
 use super::graphs::{ComparedCase, ComparedWorkload};
+use super::measured_parts::read_processor_s;
 use crate::bafs_program;
-use crate::bench::BenchmarkReport;
+use crate::bench::{BenchmarkReport, Options};
 
 /// Of the makespans, new over old: the 99th percentile may be so much.
 const MAKESPAN_RATIO_MAX: f64 = 1.02;
@@ -30,6 +33,13 @@ const CASES_PER_ADAPTIVE: u64 = 8;
 /// Run times vary so much where a workflow file says nothing, in millionths: the default of
 /// `bafs sim --variability`.
 const VARIABILITY_PPM: u64 = 100_000;
+
+/// Machines of the large run whose processor time is compared.
+const LARGE_ENVIRONMENT: &str = "home-rate = \"100 MB/s\"\nlocal-rate = \"100 MB/s\"\n\
+    [[nodes]]\ncount = 1000\ncpus = 2\nstorage = \"2 GB\"\n";
+
+/// Odd, so that one round is the median.
+const SPEED_ROUNDS: usize = 5;
 
 /// One run, as `bafs sim --json` tells it.
 #[derive(Debug, Clone)]
@@ -111,6 +121,38 @@ pub(super) fn compare_programs(
     report.add_figure_with_target("reruns_ratio", summary.executions, 0.0..=1.0);
     report.add_figure("home_bytes_ratio", summary.home_bytes);
     report.add_figure_with_target("limit_violations", violations as f64, 0.0..=0.0);
+    Ok(())
+}
+
+/// Simulates one large run by both programs in turn, and compares the processor time. No journal is
+/// written, so this is the core and the simulator around it.
+pub(super) fn compare_speed(
+    before: &Path,
+    options: &Options,
+    report: &mut BenchmarkReport,
+) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let environment = directory.path().join("environment.toml");
+    std::fs::write(&environment, LARGE_ENVIRONMENT)?;
+    let width = options.choose(20_000, 500);
+    let workload = format!("width={width},depth=5,batch=100MB,private=5MB,run=60s,var=0.1");
+    let simulate_large = |program: &Path| -> Result<f64> {
+        let mut command = Command::new(program);
+        command.args(["sim", "--json", "--seed", "1", "--canonical", &workload]);
+        command.arg("--environment").arg(&environment);
+        let earlier_s = read_processor_s(UsageWho::RUSAGE_CHILDREN);
+        let output = command.output()?;
+        ensure!(output.status.success(), "{}", program.display());
+        Ok(read_processor_s(UsageWho::RUSAGE_CHILDREN) - earlier_s)
+    };
+    let mut ratios = Vec::new();
+    for _ in 0..SPEED_ROUNDS {
+        let before_s = simulate_large(before)?;
+        ratios.push(before_s / simulate_large(&bafs_program())?);
+    }
+    ratios.sort_by(f64::total_cmp);
+    let median = ratios[SPEED_ROUNDS / 2];
+    report.add_figure_with_target("simulated_speed_vs_before", median, SPEED_MIN..=1e9);
     Ok(())
 }
 

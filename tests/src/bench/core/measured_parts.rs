@@ -10,6 +10,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::time::Time;
 use bafs_sched::io::journal::{Journal, JournalHeader, PipelinedJournal, Snapshot, read_header};
 use bafs_sched::{Event, NullSelector};
+use nix::sys::resource::UsageWho;
 use serde_json::{Value, json};
 
 use crate::bench::measure::Stopwatch;
@@ -41,7 +42,7 @@ pub(in crate::bench) fn run_part_process(arguments: &[String]) -> Result<()> {
         _ => bail!("part '{part}' is unknown"),
     };
     figures["peak_gib"] = json!(read_peak_mib() / 1_024.0);
-    figures["processor_s"] = json!(read_processor_s());
+    figures["processor_s"] = json!(read_processor_s(UsageWho::RUSAGE_SELF));
     println!("{figures}");
     Ok(())
 }
@@ -165,8 +166,8 @@ fn measure_resume(directory: &Path) -> Result<Value> {
 }
 
 /// Time of all processors that this process had, in seconds.
-fn read_processor_s() -> f64 {
-    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
+pub(super) fn read_processor_s(whose: UsageWho) -> f64 {
+    let usage = nix::sys::resource::getrusage(whose);
     usage.map_or(f64::NAN, |usage| {
         let times = [usage.user_time(), usage.system_time()];
         let seconds = times.map(|time| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6);

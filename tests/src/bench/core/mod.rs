@@ -64,6 +64,7 @@ const SUMMARY: &[&str] = &[
     "reruns_ratio",
     "limit_violations",
     "speed_vs_before",
+    "simulated_speed_vs_before",
 ];
 
 /// Writes the events of a run to a file, a batch in a line.
@@ -113,7 +114,10 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     if options.is_part_selected("scenarios") {
         let count = options.choose(COMPARED_FULL, COMPARED_QUICK);
         match &options.before {
-            Some(program) => comparison::compare_programs(program, count, report)?,
+            Some(program) => {
+                comparison::compare_programs(program, count, report)?;
+                comparison::compare_speed(program, options, report)?;
+            }
             None => report.add_missing("scenarios_compared", "name a build: --before PROGRAM"),
         }
     }
