@@ -1,7 +1,6 @@
 //! What all requests share: who may, the runs, the queue.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -11,6 +10,7 @@ use serde::Serialize;
 
 use crate::access::Access;
 use crate::api_error::ApiResult;
+use crate::open_streams::OpenStreams;
 use crate::source::RunSource;
 
 /// What all requests share.
@@ -20,7 +20,7 @@ pub(crate) struct App {
     pub(crate) source: Arc<dyn RunSource>,
     pub(crate) queue: Option<Arc<dyn QueueControl>>,
     /// Streams of events that are open.
-    pub(crate) streams: Arc<AtomicUsize>,
+    pub(crate) streams: OpenStreams,
 }
 
 impl App {

@@ -3,8 +3,6 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -17,14 +15,12 @@ use serde::Deserialize;
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::app::App;
+use crate::open_streams::OpenStream;
 use crate::parameters::{Caller, Parameters};
 use crate::views::{HistoryPage, RunSummary};
 
 /// Pause between two looks. A person sees no difference to a shorter one.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-
-/// Streams at once: each has a connection and looks at the run by itself.
-const STREAMS_MAX: usize = 24;
 
 /// Lines that are read at once.
 const LINES_MAX: usize = 500;
@@ -37,15 +33,6 @@ const LAST_EVENT_HEADER: &str = "last-event-id";
 #[serde(deny_unknown_fields)]
 pub(crate) struct EventQuery {
     from: Option<u64>,
-}
-
-/// Counts a stream while it is open.
-struct OpenStream(Arc<AtomicUsize>);
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// What a stream still has to send, and how far it is.
@@ -69,11 +56,12 @@ pub(crate) async fn stream_events(
     Parameters(query): Parameters<EventQuery>,
     headers: HeaderMap,
 ) -> ApiResult<Sse<impl Stream<Item = Result<Event, Infallible>>>> {
-    let open = OpenStream(app.streams.clone());
-    if app.streams.fetch_add(1, Ordering::Relaxed) >= STREAMS_MAX {
-        let text = "too many streams of events are open";
-        return Err(ApiError::from(Error::new(ErrorCode::Busy, text)));
-    }
+    let open = app.streams.open(&requester.user);
+    let too_many = || {
+        let text = "too many streams of events are open; close other pages, or try again later";
+        ApiError::from(Error::new(ErrorCode::Busy, text))
+    };
+    let open = open.ok_or_else(too_many)?;
     let resumed = headers.get(LAST_EVENT_HEADER);
     let resumed = resumed.and_then(|id| id.to_str().ok()?.parse::<u64>().ok());
     let from = resumed.map(|last| last.saturating_add(1)).or(query.from);

@@ -21,6 +21,7 @@ mod derived;
 mod event_stream;
 #[cfg(test)]
 mod example_source;
+mod open_streams;
 mod page;
 mod parameters;
 mod routes;

@@ -3,7 +3,6 @@
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -17,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Access;
 use crate::app::App;
+use crate::open_streams::OpenStreams;
 use crate::routes::create_router;
 use crate::source::RunSource;
 
@@ -46,7 +46,7 @@ const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub struct PageServer {
     access: Arc<Access>,
-    streams: Arc<AtomicUsize>,
+    streams: OpenStreams,
 }
 
 impl PageServer {
@@ -63,7 +63,7 @@ impl PageServer {
     /// Waits until open pages know the end of their runs, and have read the last state, at most so
     /// long. Without pages it does not wait.
     pub async fn finish_streams(&self, timeout: Duration) {
-        let has_streams = || self.streams.load(Ordering::Relaxed) > 0;
+        let has_streams = || self.streams.has_any();
         if !has_streams() {
             return;
         }
@@ -109,7 +109,7 @@ pub fn start_server(
     let bound = listener.local_addr().map_err(fault)?;
     let server = PageServer {
         access: Arc::new(Access::new(bound)),
-        streams: Arc::default(),
+        streams: OpenStreams::default(),
     };
     let router = create_router(App {
         access: server.access.clone(),

@@ -27,6 +27,7 @@
 //! `biscuit-auth`, which implements the Biscuit format (biscuitsec.org). The choice is recorded in
 //! `docs/decisions/0003-capability-tokens.md`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use biscuit_auth::builder::{
@@ -61,6 +62,9 @@ impl Right {
         }
     }
 }
+
+/// What the text form of all workflows of a queue is.
+const QUEUE_PREFIX: &str = "queue/";
 
 /// The object of a right. A grant on a resource covers everything whose text begins with its text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -101,8 +105,8 @@ impl Resource {
             Self::Home(path) => format!("home/{path}/"),
             Self::Jobs => "jobs/".to_owned(),
             Self::Catalog => "catalog/".to_owned(),
-            Self::Queue(user) if user.is_empty() => "queue/".to_owned(),
-            Self::Queue(user) => format!("queue/{user}/"),
+            Self::Queue(user) if user.is_empty() => QUEUE_PREFIX.to_owned(),
+            Self::Queue(user) => format!("{QUEUE_PREFIX}{user}/"),
         }
     }
 }
@@ -461,6 +465,50 @@ impl OpenToken {
     }
 }
 
+impl OpenToken {
+    /// The user of a service for whom the token is used: its grants or checks name workflows of
+    /// this user, and of no other one. It proves no right.
+    pub fn queue_user(&self) -> Option<String> {
+        let authorizer = AuthorizerBuilder::new().build(&self.0).ok()?;
+        let (facts, _, checks, _) = authorizer.dump();
+        let mut users = BTreeSet::new();
+        for fact in &facts {
+            fact.predicate
+                .terms
+                .iter()
+                .for_each(|term| note_user(term, &mut users));
+        }
+        let queries = checks.iter().flat_map(|check| &check.queries);
+        for expression in queries.flat_map(|query| &query.expressions) {
+            expression
+                .ops
+                .iter()
+                .for_each(|op| note_users(op, &mut users));
+        }
+        let user = users.pop_first()?;
+        users.is_empty().then_some(user)
+    }
+}
+
+/// Adds the users whose workflows a step of a check names.
+fn note_users(op: &Op, users: &mut BTreeSet<String>) {
+    match op {
+        Op::Value(term) => note_user(term, users),
+        Op::Closure(_, ops) => ops.iter().for_each(|op| note_users(op, users)),
+        Op::Unary(_) | Op::Binary(_) => {}
+    }
+}
+
+/// Adds the user whose workflows a resource names, by its text form.
+fn note_user(term: &Term, users: &mut BTreeSet<String>) {
+    if let Term::Str(text) = term
+        && let Some(rest) = text.strip_prefix(QUEUE_PREFIX)
+        && let Some((user, _)) = rest.split_once('/')
+    {
+        users.insert(user.to_owned());
+    }
+}
+
 /// Why a token is refused that has more than [`Signer`] and [`Verifier`] write.
 const FOREIGN_CHECK_MESSAGE: &str = "another program than BAFS restricted the token";
 
@@ -570,6 +618,36 @@ mod tests {
         ] {
             assert_eq!(verify(user, right), Some(ErrorCode::RightMissing), "{user}");
         }
+    }
+
+    #[test]
+    fn token_names_the_user_of_a_queue() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let user = |token: &Token| verifier.open(token).expect("it is ours").queue_user();
+        let (read, write): (&[Right], &[Right]) = (&[Right::Read], &[Right::Write]);
+        let queue = |name: &str| [Resource::Queue(name.to_owned())];
+        let home = [Resource::Home("a".to_owned())];
+        let (own, all) = (queue("al/3"), queue(""));
+        let granted = signer.grant_per_resource(&[(&own, write), (&all, read)], DAY);
+        assert_eq!(user(&granted.expect("grant")), Some("al".to_owned()));
+        let whole = signer
+            .grant(&[Resource::Cluster], read, DAY)
+            .expect("grant");
+        assert_eq!(user(&whole), None);
+        // As a service narrows its own token for the runs of a user, and those for a call.
+        let narrow = verifier.narrow_per_resource(&whole, &[(&home, read), (&own, write)], DAY);
+        let narrow = narrow.expect("narrow");
+        let call = verifier.narrow(&narrow, &home, read, DAY).expect("narrow");
+        assert_eq!(user(&call), Some("al".to_owned()));
+        assert_eq!(
+            verifier.verify(&call, &home[0], Right::Read, Time(5)),
+            Ok(())
+        );
+        let two = verifier
+            .narrow(&call, &queue("bob/1"), read, DAY)
+            .expect("narrow");
+        assert_eq!(user(&two), None, "nobody uses what is another user's");
     }
 
     #[test]

@@ -108,6 +108,9 @@ pub enum QueueEvent {
         wanted: Resources,
         /// The least with which it can end.
         needed: Resources,
+        /// Earlier workflows whose results go to the same places: it starts when they have ended.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        after: Vec<WorkflowId>,
     },
     /// Its user holds it.
     WorkflowHeld(WorkflowId),

@@ -10,10 +10,12 @@
 //! told of it, and it is cut off. Its end is missing, or has zeros where its data did not come.
 //! Everything else that is not whole is damage, which is `Malformed`: nothing is cut off.
 //!
+//! **A full disk.** A step that finds no room is cut off at once, as if nobody had told it.
+//!
 //! **Concurrency.** The file's directory has a lock, so one service at a time writes.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -79,6 +81,8 @@ pub struct QueueJournal {
     file: File,
     snapshot_bytes: u64,
     step_bytes: u64,
+    /// The next snapshot is due when steps have so many bytes.
+    snapshot_due_bytes: u64,
     /// Whether a write failed: the end of the file is not known then.
     is_broken: bool,
 }
@@ -92,7 +96,7 @@ impl QueueJournal {
     pub fn open(path: &Path) -> Result<(Self, QueueState)> {
         let bytes = match fs::read(path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 let state = QueueState::default();
                 return Ok((Self::begin(path, &state)?, state));
             }
@@ -107,20 +111,97 @@ impl QueueJournal {
             file,
             snapshot_bytes: layout.snapshot_bytes,
             step_bytes: layout.end - layout.snapshot_bytes,
+            snapshot_due_bytes: SNAPSHOT_BYTES_MIN.max(layout.snapshot_bytes),
             is_broken: false,
         };
-        if layout.end < bytes.len() as u64 {
-            let cut = journal.file.set_len(layout.end);
-            let cut = cut.and_then(|()| journal.file.sync_all());
-            cut.map_err(|error| io_error("cut", path, &error))?;
+        match layout.end < bytes.len() as u64 {
+            true => journal.cut_to(layout.end)?,
+            false => {
+                let placed = journal.file.seek(SeekFrom::End(0));
+                placed.map_err(|error| io_error("open", path, &error))?;
+            }
         }
-        let placed = journal.file.seek(SeekFrom::End(0));
-        placed.map_err(|error| io_error("open", path, &error))?;
         Ok((journal, state))
     }
 
     /// Begins a journal with a state, in place of one that is there.
     fn begin(path: &Path, state: &QueueState) -> Result<Self> {
+        let draft = Draft::write(path, state)?;
+        draft.place(path)
+    }
+
+    /// Writes a step and syncs it. `state` is the state after it: a snapshot may be due.
+    ///
+    /// # Errors
+    /// `NoSpaceBytes`: the disk is full, and the step is not in the file. `ServerFault`: it may be
+    /// there or not, so the service must end.
+    pub fn append(&mut self, step: &QueueStep, state: &QueueState) -> Result<()> {
+        if self.is_broken {
+            let text = format!("{} could not be written before", self.path.display());
+            return Err(Error::new(ErrorCode::ServerFault, text));
+        }
+        let bytes = encode(&FrameToWrite::Step(step))?;
+        self.is_broken = true;
+        let written = self.file.write_all(&bytes);
+        let written = written.and_then(|()| self.file.sync_data());
+        if let Err(error) = written {
+            let told = io_error("write", &self.path, &error);
+            if told.code == ErrorCode::NoSpaceBytes {
+                self.cut_to(self.end())?;
+                self.is_broken = false;
+            }
+            return Err(told);
+        }
+        self.is_broken = false;
+        self.step_bytes += bytes.len() as u64;
+        if self.step_bytes < self.snapshot_due_bytes {
+            return Ok(());
+        }
+        match Draft::write(&self.path, state) {
+            // The step is in the file; a snapshot is only to keep that short.
+            Err(error) if error.code == ErrorCode::NoSpaceBytes => {
+                self.snapshot_due_bytes = self.step_bytes + SNAPSHOT_BYTES_MIN;
+            }
+            draft => *self = draft?.place(&self.path)?,
+        }
+        Ok(())
+    }
+
+    /// What the file tells.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) fn read_state(&self) -> Result<QueueState> {
+        let bytes = fs::read(&self.path).map_err(|error| io_error("read", &self.path, &error))?;
+        let read = read_frames(&bytes).map_err(|error| error.context(self.path.display()))?;
+        Ok(read.0)
+    }
+
+    /// Where the last whole frame ends.
+    fn end(&self) -> u64 {
+        self.snapshot_bytes + self.step_bytes
+    }
+
+    /// Cuts off what is behind the last whole frame.
+    fn cut_to(&mut self, end: u64) -> Result<()> {
+        let cut = self.file.set_len(end);
+        let cut = cut.and_then(|()| self.file.sync_all());
+        let cut = cut.and_then(|()| self.file.seek(SeekFrom::Start(end)));
+        cut.map_err(|error| io_error("cut", &self.path, &error))?;
+        Ok(())
+    }
+}
+
+/// A new journal that has no name yet.
+struct Draft {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl Draft {
+    /// Writes a snapshot beside the journal at `path`.
+    fn write(path: &Path, state: &QueueState) -> Result<Self> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(encode(&FrameToWrite::Snapshot(state))?);
         let mut draft = path.as_os_str().to_owned();
@@ -132,41 +213,40 @@ impl QueueJournal {
             let mut file = options.mode(OWNER_ONLY).open(&draft)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            fs::rename(&draft, path)?;
-            let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
-            File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()?;
             Ok(file)
         };
-        let file = written().map_err(|error| io_error("write", path, &error))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            snapshot_bytes: bytes.len() as u64,
-            step_bytes: 0,
-            is_broken: false,
-        })
+        match written() {
+            Ok(file) => Ok(Self {
+                path: draft,
+                file,
+                bytes: bytes.len() as u64,
+            }),
+            Err(error) => {
+                let _ = fs::remove_file(&draft);
+                Err(io_error("write", path, &error))
+            }
+        }
     }
 
-    /// Writes a step and syncs it. `state` is the state after it: a snapshot may be due.
-    ///
-    /// # Errors
-    /// `ServerFault`: the step may be in the file or not, so the service must end.
-    pub fn append(&mut self, step: &QueueStep, state: &QueueState) -> Result<()> {
-        if self.is_broken {
-            let text = format!("{} could not be written before", self.path.display());
-            return Err(Error::new(ErrorCode::ServerFault, text));
-        }
-        let bytes = encode(&FrameToWrite::Step(step))?;
-        self.is_broken = true;
-        let written = self.file.write_all(&bytes);
-        let written = written.and_then(|()| self.file.sync_data());
-        written.map_err(|error| io_error("write", &self.path, &error))?;
-        self.is_broken = false;
-        self.step_bytes += bytes.len() as u64;
-        if self.step_bytes >= SNAPSHOT_BYTES_MIN.max(self.snapshot_bytes) {
-            *self = Self::begin(&self.path, state)?;
-        }
-        Ok(())
+    /// Gives it its name.
+    fn place(self, path: &Path) -> Result<QueueJournal> {
+        let placed = || {
+            fs::rename(&self.path, path)?;
+            let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
+            File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
+        };
+        placed().map_err(|error| {
+            let text = format!("cannot write {}: {error}", path.display());
+            Error::new(ErrorCode::ServerFault, text)
+        })?;
+        Ok(QueueJournal {
+            path: path.to_owned(),
+            file: self.file,
+            snapshot_bytes: self.bytes,
+            step_bytes: 0,
+            snapshot_due_bytes: SNAPSHOT_BYTES_MIN.max(self.bytes),
+            is_broken: false,
+        })
     }
 }
 
@@ -286,8 +366,12 @@ fn damaged_frame() -> Error {
 }
 
 fn io_error(what: &str, path: &Path, error: &std::io::Error) -> Error {
+    let code = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ErrorCode::NoSpaceBytes,
+        _ => ErrorCode::ServerFault,
+    };
     let text = format!("cannot {what} {}: {error}", path.display());
-    Error::new(ErrorCode::ServerFault, text)
+    Error::new(code, text)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use bafs_proto::Result;
 use bafs_proto::time::Time;
+use bafs_proto::{ErrorCode, Result};
 
 use crate::event::{QueueDecision, QueueEvent};
 use crate::journal::{QueueJournal, QueueStep};
@@ -34,7 +34,8 @@ impl RecordedQueue {
     /// Takes a fact; when this returns, it and the decisions are on stable storage.
     ///
     /// # Errors
-    /// As [`QueueJournal::append`]: the service must end then.
+    /// `NoSpaceBytes`: the disk is full, and the queue is as it was. Else as
+    /// [`QueueJournal::append`]: the service must end then.
     pub fn record(&mut self, now: Time, event: QueueEvent) -> Result<Vec<QueueDecision>> {
         let decisions = self.state.step(now, &event);
         if event == QueueEvent::Ticked && decisions.is_empty() {
@@ -46,7 +47,13 @@ impl RecordedQueue {
             event,
             decisions,
         };
-        self.journal.append(&step, &self.state)?;
+        if let Err(error) = self.journal.append(&step, &self.state) {
+            if error.code == ErrorCode::NoSpaceBytes {
+                // The state is a step ahead.
+                self.state = self.journal.read_state()?;
+            }
+            return Err(error);
+        }
         Ok(step.decisions)
     }
 }

@@ -89,6 +89,39 @@ async fn run_resumed_before_its_home_blames_no_node() {
     );
 }
 
+/// Nobody can tell a wrong name from a home that comes later, so it is waited for, not longer than
+/// its user wants.
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_home_ends_the_run_within_its_timeout() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().is_home_unlisted = true;
+    let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
+    options.settings.extract_timeout_ms = 2_000;
+    let began = tokio::time::Instant::now();
+    let run = run_with_connections(
+        memory_network(&cluster),
+        driver_workflow(0),
+        options,
+        |_| {},
+    );
+    let report = tokio::time::timeout(Duration::from_secs(60), run).await;
+    let report = report.expect("it ends").expect("run");
+    let Outcome::Failed { jobs, .. } = &report.outcome else {
+        panic!("it cannot complete: {:?}", report.outcome)
+    };
+    let reason = &jobs[0].reason;
+    let wanted = "is not in the catalog: start it, correct the name, or write its address";
+    assert!(reason.contains("home 'home' of bafs://home/"), "{reason}");
+    assert!(reason.contains(wanted), "{reason}");
+    // It was 270 s: ten tries, each of which waited for the name.
+    assert!(
+        began.elapsed() < Duration::from_secs(12),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
 /// The catalog's address was wrong, or no node was started: the same command runs it then.
 #[tokio::test(flavor = "multi_thread")]
 async fn run_without_nodes_leaves_a_reusable_journal() {

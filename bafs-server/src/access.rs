@@ -94,6 +94,8 @@ struct AccessState {
     address: Option<String>,
     verdicts: Mutex<VerdictCache>,
     open_tokens: Mutex<BTreeMap<Digest, OpenToken>>,
+    /// Users of a service, by the digests of tokens.
+    queue_users: Mutex<BTreeMap<Digest, String>>,
     connections: Mutex<BTreeMap<String, ConnectionRecord>>,
     /// Checks that may be under way at once.
     concurrent_checks: Semaphore,
@@ -186,6 +188,7 @@ impl AccessChecker {
             address,
             verdicts: Mutex::default(),
             open_tokens: Mutex::default(),
+            queue_users: Mutex::default(),
             connections: Mutex::default(),
             concurrent_checks: Semaphore::new((processors / 2).max(1)),
             counts: Default::default(),
@@ -198,6 +201,24 @@ impl AccessChecker {
     /// `TokenInvalid`, `TokenExpired`, `RightMissing`.
     pub fn require(&self, token: &Token, resource: Resource, right: Right) -> Result<()> {
         self.0.require((Arc::new(token.clone()), resource, right))
+    }
+
+    /// The user of a service for whom a token is used; empty where it names none, or is not of this
+    /// cluster. It proves no right.
+    pub(crate) fn queue_user(&self, token: &Token) -> String {
+        let digest = token_digest(token);
+        if let Some(known) = self.0.queue_users().get(&digest) {
+            return known.clone();
+        }
+        let open = self.0.open_token(token, digest);
+        let user = open.ok().and_then(|open| open.queue_user());
+        let user = user.unwrap_or_default();
+        let mut users = self.0.queue_users();
+        if users.len() >= VERDICTS_MAX {
+            users.clear();
+        }
+        users.insert(digest, user.clone());
+        user
     }
 
     /// Checks what a request from `peer` needs, in its turn, so that [`Self::require`] knows the
@@ -294,6 +315,11 @@ impl AccessState {
 
     fn is_refused(&self, need: RequiredRight, refusals: RefusalHandling) -> bool {
         self.require(need).is_err() && matches!(refusals, RefusalHandling::Penalise)
+    }
+
+    fn queue_users(&self) -> MutexGuard<'_, BTreeMap<Digest, String>> {
+        let users = self.queue_users.lock();
+        users.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_token(&self, token: &Token, digest: Digest) -> Result<OpenToken> {

@@ -38,6 +38,7 @@ pub mod catalog;
 pub mod clock;
 pub mod counters;
 pub mod departure;
+mod digest_log;
 mod errors;
 pub mod executor;
 pub mod fd_passing;

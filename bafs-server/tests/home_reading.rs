@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::test_home::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
@@ -197,6 +197,45 @@ async fn homes_vouch_for_blocks_they_sent() {
     assert_eq!(error_code(said), ErrorCode::RightMissing);
     let said = world.call(call(blocks("f", 0, 5_000), &[])).await;
     assert_eq!(error_code(said), ErrorCode::Malformed);
+}
+
+/// Of the state that it sent, although the file is another one by now. What it read at once after a
+/// change is not kept: a further change may look the same.
+#[tokio::test]
+async fn restarted_home_vouches_for_blocks_it_sent() {
+    let world = HomeFixture::new();
+    let content: Vec<u8> = (0..20_000_u32).map(|n| (n / 7) as u8).collect();
+    world.file("settled", &content);
+    std::thread::sleep(Duration::from_millis(3_200));
+    world.file("fresh", &content);
+    let digests: Vec<_> = content.chunks(BLOCK as usize).map(Digest::of).collect();
+    let mut states = Vec::new();
+    for name in ["settled", "fresh"] {
+        let identity = world.identity(name).await;
+        let sent = world.send(&world.token, read(name, identity, 0, 1 << 20), b"");
+        assert_eq!(sent.await.expect("read").0.digests, digests);
+        states.push((name, identity));
+        world.file(name, b"changed");
+    }
+    world.start(None);
+    let mut said = Vec::new();
+    for (name, identity) in states {
+        let needed = SourceBlocks {
+            path: name.to_owned(),
+            identity,
+            first: BlockIndex(0),
+            count: 5,
+        };
+        let call = ReadDigests {
+            path: String::new(),
+            block_bytes: BLOCK,
+            needed,
+            welcome: Vec::new(),
+        };
+        let answer = world.call(call).await;
+        said.push(answer.map(|said| said.needed).map_err(|error| error.code));
+    }
+    assert_eq!(said, [Ok(digests), Err(ErrorCode::SourceChanged)]);
 }
 
 #[tokio::test]

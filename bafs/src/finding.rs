@@ -21,6 +21,7 @@ pub(crate) enum FindingKind {
     TargetIsFile,
     TargetBelowFile,
     HomeUnknown,
+    HomeNotListed,
     TooMuchMemory,
     TooMuchDisk,
     RootIsFile,
@@ -59,6 +60,7 @@ impl FindingKind {
             Self::TargetIsFile => "directories of sets are files",
             Self::TargetBelowFile => "extracts go below files",
             Self::HomeUnknown => "homes do not exist in a temporary cluster",
+            Self::HomeNotListed => "homes are not in the catalog",
             Self::TooMuchMemory => "jobs ask for more memory than any node has",
             Self::TooMuchDisk => "jobs ask for more space in /tmp than any node has",
             Self::RootIsFile => "roots of jobs are files",
@@ -89,6 +91,10 @@ impl FindingKind {
             Self::HomeUnknown => {
                 "write bafs://home/, or give --identity and --catalog of a cluster that has them"
             }
+            Self::HomeNotListed => {
+                "correct the names in the URLs, or start the homes with `bafs home --name`; jobs \
+                 that need them wait, at most for --resource-timeout"
+            }
             Self::TooMuchMemory => "ask for less, or add a larger node",
             Self::TooMuchDisk => "ask for less, or start nodes with a larger --tmp",
             Self::RootIsFile => "unpack the image with `bafs import image`, and name the directory",
@@ -107,6 +113,7 @@ impl FindingKind {
             self,
             Self::InterpreterMissing
                 | Self::ArgumentMissing
+                | Self::HomeNotListed
                 | Self::TooMuchMemory
                 | Self::TooMuchDisk
                 | Self::ProgramOnNoNode

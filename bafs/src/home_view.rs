@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Result, anyhow};
 use bafs_proto::attributes::AttributeValue;
@@ -81,6 +81,8 @@ pub(crate) struct ClusterView {
     runtime: Option<Runtime>,
     /// Address and whether it is known, by the host of a URL.
     addresses: Mutex<BTreeMap<String, Result<String, String>>>,
+    /// Names and addresses of homes, once the catalog was asked; nothing if it did not answer.
+    listed: OnceLock<Option<Vec<(String, String)>>>,
 }
 
 impl HomeView {
@@ -119,6 +121,7 @@ impl HomeView {
                 beside: BesideFiles::of_workflow(workflow),
                 runtime: Some(runtime),
                 addresses: Mutex::default(),
+                listed: OnceLock::new(),
             }))),
             Err(error) => {
                 // To wait for its threads is not allowed in a runtime.
@@ -146,6 +149,27 @@ impl HomeView {
     pub(crate) fn lacks_home(&self, url: &Url) -> bool {
         let is_other = url.scheme == Scheme::Bafs && url.host != LOCAL_HOME;
         matches!(self, Self::Directory(_)) && is_other
+    }
+
+    /// Whether the catalog answers, and lists no home of the name in a URL.
+    pub(crate) fn is_unlisted(&self, url: &Url) -> bool {
+        let is_named = url.scheme == Scheme::Bafs && !url.host.contains(':');
+        match self {
+            Self::Cluster(cluster) if is_named && self.local_path(url).is_none() => {
+                cluster.is_unlisted(&url.host)
+            }
+            _ => false,
+        }
+    }
+
+    /// The name of the home that is listed at an address, as URLs have it.
+    pub(crate) fn name_at(&self, address: &str) -> Option<String> {
+        let Self::Cluster(cluster) = self else {
+            return None;
+        };
+        let mut listed = cluster.listed_homes()?.iter();
+        let found = listed.find(|(_, at)| at == address);
+        found.map(|(name, _)| name.to_ascii_lowercase())
     }
 
     /// Where jobs find a file of this machine.
@@ -354,6 +378,22 @@ impl ClusterView {
                 }
             }
         })
+    }
+
+    fn is_unlisted(&self, name: &str) -> bool {
+        let is_it = |(listed, _): &(String, String)| listed.eq_ignore_ascii_case(name);
+        self.listed_homes()
+            .is_some_and(|listed| !listed.iter().any(is_it))
+    }
+
+    /// Names and addresses of the homes that the catalog lists, if it answers.
+    fn listed_homes(&self) -> Option<&Vec<(String, String)>> {
+        let listed = self.listed.get_or_init(|| {
+            let homes = self.run(self.client.list_servers(Some(ServerKind::Home)));
+            let homes = homes.ok()?.into_iter();
+            Some(homes.map(|home| (home.name, home.address)).collect())
+        });
+        listed.as_ref()
     }
 
     /// Where the home server of a URL listens.

@@ -36,7 +36,7 @@ use bafs_workflow::{Workflow, parse_duration};
 use self::cluster_spec::{build_cluster_spec, named_cluster};
 pub(crate) use self::outcome_text::describe_outcome;
 pub(crate) use self::run_lock::is_run_locked;
-use self::run_start::{RunSetting, prepare_run, serve_programs, warn_of_missing_programs};
+use self::run_start::{RunSetting, prepare_run, serve_programs, warn_of_missing_servers};
 use self::service_link::ServiceLink;
 use self::strategy_plan::{build_strategy_selector, plan_from_learned};
 use crate::args::{RunArgs, StartOrder, UsageError};
@@ -487,7 +487,7 @@ async fn run_with_programs(
     let (identity_dir, catalog) = cluster;
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
-    tokio::task::block_in_place(|| warn_of_missing_programs(&workflow, homes));
+    tokio::task::block_in_place(|| warn_of_missing_servers(&workflow, homes));
     let setting = RunSetting {
         journal: &journal,
         homes,

@@ -56,14 +56,15 @@ pub(crate) fn find_faults(
     search.into_findings()
 }
 
-/// Looks for the programs that jobs expect on their nodes.
-pub(crate) fn find_missing_programs(workflow: &Workflow, homes: &HomeView) -> Vec<Finding> {
+/// Looks for the homes that a workflow names, and for the programs that jobs expect on their nodes.
+pub(crate) fn find_missing_servers(workflow: &Workflow, homes: &HomeView) -> Vec<Finding> {
     let mut search = FaultSearch {
         workflow,
         homes,
         known: BTreeMap::new(),
         found: BTreeMap::new(),
     };
+    search.check_homes();
     search.check_nodes();
     search.into_findings()
 }
@@ -115,6 +116,16 @@ impl FaultSearch<'_> {
         }
     }
 
+    /// Homes of which the catalog lists none of their name.
+    fn check_homes(&mut self) {
+        let workflow = self.workflow;
+        for url in workflow.urls() {
+            if self.homes.is_unlisted(url) {
+                self.add(FindingKind::HomeNotListed, format!("bafs://{}/", url.host));
+            }
+        }
+    }
+
     /// Programs outside of volumes, which jobs expect on their nodes.
     fn check_nodes(&mut self) {
         let mut users: BTreeMap<&str, &str> = BTreeMap::new();
@@ -162,6 +173,10 @@ impl FaultSearch<'_> {
         match self.known.get(url)?.clone() {
             Err(LookupError::Unknown(_)) if self.homes.lacks_home(url) => {
                 self.add(FindingKind::HomeUnknown, format!("bafs://{}/", url.host));
+                None
+            }
+            Err(LookupError::Unknown(_)) if self.homes.is_unlisted(url) => {
+                self.add(FindingKind::HomeNotListed, format!("bafs://{}/", url.host));
                 None
             }
             Err(LookupError::Unknown(_)) => {

@@ -30,6 +30,7 @@ mod cluster_report;
 mod cluster_root;
 mod cluster_run;
 mod cluster_service;
+mod cluster_service_queue;
 mod cluster_sets;
 mod cluster_shared_sources;
 mod cluster_sizes;

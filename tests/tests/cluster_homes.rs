@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::batch_systems::wait_until;
+use bafs_tests::bench::measure::Stopwatch;
 use bafs_tests::external_servers::{start_nginx, start_sshd};
 use bafs_tests::{
     bafs_program, exec_job, mount_obstacle, printed_text, processes_matching, report_skip,
@@ -109,5 +110,43 @@ fn cluster_run_waits_for_an_absent_home() -> Result<()> {
     let output = run.wait_with_output()?;
     ensure!(output.status.success(), "{}", printed_text(&output));
     ensure!(world.read_home("b")? == b"a\n");
+    Ok(())
+}
+
+/// Told before anything runs, and waited for no longer than the user wants.
+#[test]
+fn cluster_run_names_a_home_that_nobody_lists() -> Result<()> {
+    let test = "cluster_run_names_a_home_that_nobody_lists";
+    let Some(world) = exec_job::start_cluster(test, "20MB")? else {
+        return Ok(());
+    };
+    let workflow = world.write_workflow(
+        "volume s scratch 1 MB from bafs://hom/in\njob j {\nexecutable = /bin/true\n}\n\
+         mount s j /s\n",
+    )?;
+    let workflow = workflow.to_string_lossy();
+    let told = "1 homes are not in the catalog\n  bafs://hom/\n  to do: correct the names";
+    let checked = world.bafs_command(&["check", &workflow]).output()?;
+    ensure!(
+        printed_text(&checked).contains(told),
+        "{}",
+        printed_text(&checked)
+    );
+    let began = Stopwatch::start();
+    let words = ["run", &workflow, "--resource-timeout", "5s"];
+    let output = world.bafs_command(&words).output()?;
+    let printed = printed_text(&output);
+    ensure!(output.status.code() == Some(1), "{printed}");
+    ensure!(printed.contains(told), "{printed}");
+    ensure!(
+        printed.contains("home 'hom' of bafs://hom/in is not in the catalog"),
+        "{printed}"
+    );
+    // Its nodes come first; it was 270 s.
+    ensure!(
+        began.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        began.elapsed()
+    );
     Ok(())
 }

@@ -14,17 +14,28 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// A service, and all that a test needs to use it.
-struct TestService {
-    world: TestCluster,
-    state: TempDir,
-    process: Option<Child>,
-    address: String,
+pub(crate) struct TestService {
+    pub(crate) world: TestCluster,
+    pub(crate) state: TempDir,
+    pub(crate) process: Option<Child>,
+    pub(crate) address: String,
     options: Vec<String>,
     variables: Vec<(OsString, OsString)>,
+    /// Words for `mount`, where the state has a disk of its own.
+    disk: Option<&'static str>,
 }
 
 impl TestService {
     fn start(nodes: &[&str], options: &[&str]) -> Result<Self> {
+        Self::start_on_disk(nodes, options, None)
+    }
+
+    /// Starts one whose state is on a private disk, which ends with it (needs root).
+    pub(crate) fn start_on_disk(
+        nodes: &[&str],
+        options: &[&str],
+        disk: Option<&'static str>,
+    ) -> Result<Self> {
         let world = TestCluster::start(nodes)?;
         world.wait_for_servers(nodes.len() + 1)?;
         let options = options.iter().map(|it| (*it).to_owned()).collect();
@@ -35,6 +46,7 @@ impl TestService {
             address: String::new(),
             options,
             variables: Vec::new(),
+            disk,
         };
         service.start_process()?;
         Ok(service)
@@ -45,6 +57,9 @@ impl TestService {
         let mut command = self.world.bafs_command(&["scheduler", "--json", "--state"]);
         command.arg(state).args(&self.options);
         command.envs(self.variables.iter().cloned());
+        if let Some(disk) = self.disk {
+            command = self.on_disk(disk, &command);
+        }
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().context("it has an output")?;
         let mut line = String::new();
@@ -55,7 +70,21 @@ impl TestService {
         Ok(())
     }
 
-    fn end_process(&mut self, signal: Signal) -> Result<()> {
+    /// The same command with a disk for the state.
+    fn on_disk(&self, disk: &str, command: &Command) -> Command {
+        let state = self.state.path().display();
+        let script = format!("mount {disk} {state} && exec \"$0\" \"$@\"");
+        let mut mounted = Command::new("unshare");
+        mounted
+            .args(["-m", "sh", "-c", &script])
+            .arg(command.get_program())
+            .args(command.get_args());
+        let variables = command.get_envs();
+        mounted.envs(variables.filter_map(|(name, value)| Some((name, value?))));
+        mounted
+    }
+
+    pub(crate) fn end_process(&mut self, signal: Signal) -> Result<()> {
         let Some(mut child) = self.process.take() else {
             return Ok(());
         };
@@ -64,7 +93,7 @@ impl TestService {
         Ok(())
     }
 
-    fn add_user(&self, name: &str, options: &[&str]) -> Result<PathBuf> {
+    pub(crate) fn add_user(&self, name: &str, options: &[&str]) -> Result<PathBuf> {
         let to = self.state.path().join(format!("{name}-{}", options.len()));
         let mut command = self.world.bafs_command(&["user", "add", name, "--service"]);
         command
@@ -84,23 +113,23 @@ impl TestService {
         command
     }
 
-    fn code(&self, identity: &Path, args: &[&str]) -> Result<Option<i32>> {
+    pub(crate) fn code(&self, identity: &Path, args: &[&str]) -> Result<Option<i32>> {
         let output = self.command(identity, args).output()?;
         Ok(output.status.code())
     }
 
-    fn json(&self, identity: &Path, args: &[&str]) -> Result<Value> {
+    pub(crate) fn json(&self, identity: &Path, args: &[&str]) -> Result<Value> {
         let output = self.command(identity, args).arg("--json").output()?;
         ensure!(output.status.success(), printed_text(&output));
         serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))
     }
 
-    fn submit(&self, identity: &Path, workflow: &Path) -> Result<u64> {
+    pub(crate) fn submit(&self, identity: &Path, workflow: &Path) -> Result<u64> {
         let answer = self.json(identity, &["submit", &workflow.to_string_lossy()])?;
         answer["workflow"].as_u64().context("a number")
     }
 
-    fn states(&self, identity: &Path) -> Result<Vec<(u64, String)>> {
+    pub(crate) fn states(&self, identity: &Path) -> Result<Vec<(u64, String)>> {
         let rows = self.json(identity, &["queue", "--all"])?;
         let rows = rows.as_array().context("a list")?.iter();
         let rows = rows.map(|row| {
@@ -110,7 +139,7 @@ impl TestService {
         Ok(rows.collect())
     }
 
-    fn wait_for_state(&self, identity: &Path, id: u64, state: &str) -> Result<()> {
+    pub(crate) fn wait_for_state(&self, identity: &Path, id: u64, state: &str) -> Result<()> {
         let mut found = Vec::new();
         for _ in 0..600 {
             found = self.states(identity)?;
@@ -141,7 +170,12 @@ impl Drop for TestService {
 }
 
 /// A workflow of some jobs, each of which says so on the host when it starts.
-fn write_workflow(service: &TestService, name: &str, jobs: u32, seconds: &str) -> Result<PathBuf> {
+pub(crate) fn write_workflow(
+    service: &TestService,
+    name: &str,
+    jobs: u32,
+    seconds: &str,
+) -> Result<PathBuf> {
     let log = service.world.home.path().join("log");
     let text = format!(
         "for i in 1..{jobs}\n\
@@ -166,7 +200,11 @@ fn read_log(service: &TestService) -> Vec<String> {
     log.lines().map(str::to_owned).collect()
 }
 
-fn start_service(test: &str, nodes: &[&str], options: &[&str]) -> Result<Option<TestService>> {
+pub(crate) fn start_service(
+    test: &str,
+    nodes: &[&str],
+    options: &[&str],
+) -> Result<Option<TestService>> {
     match mount_obstacle() {
         Some(reason) => {
             report_skip(test, &reason);
@@ -504,33 +542,4 @@ fn configuration_of_the_service_reaches_no_run() -> Result<()> {
     let path = write_workflow(&service, "alice", 1, "0")?;
     let id = service.submit(&alice, &path)?;
     service.wait_for_state(&alice, id, "complete")
-}
-
-/// A process that cannot be started, as on a full disk, fails no workflow: its user is told why it
-/// waits.
-#[test]
-fn workflow_waits_while_it_cannot_be_started() -> Result<()> {
-    let test = "cluster_service::workflow_waits_while_it_cannot_be_started";
-    let Some(service) = start_service(test, &["200MB"], &[])? else {
-        return Ok(());
-    };
-    let alice = service.add_user("alice", &["--home", "alice"])?;
-    let users = service.state.path().join("state/users");
-    std::fs::remove_dir_all(&users)?;
-    std::fs::write(&users, "")?;
-    let path = write_workflow(&service, "alice", 1, "0")?;
-    let id = service.submit(&alice, &path)?;
-    // Five attempts took eight seconds.
-    std::thread::sleep(Duration::from_secs(10));
-    let rows = service.json(&alice, &["queue"])?;
-    ensure!(rows[0]["state"] == "running", "{rows}");
-    let reason = rows[0]["details"]["reason"].as_str().unwrap_or_default();
-    ensure!(reason.contains("cannot be started"), "{rows}");
-    std::fs::remove_file(&users)?;
-    service.wait_for_state(&alice, id, "complete")?;
-    // One that cannot be changed keeps no other from it.
-    let next = service.submit(&alice, &write_workflow(&service, "alice", 1, "60")?)?;
-    let removed = service.code(&alice, &["remove", "17", &next.to_string()])?;
-    ensure!(removed == Some(4), "{removed:?}");
-    service.wait_for_state(&alice, next, "removed")
 }

@@ -16,7 +16,7 @@ fn test_events() -> Vec<QueueEvent> {
         bytes: 400_000_000,
         home_bytes_per_s: 0,
     };
-    let submit = |id, user: &str| QueueEvent::WorkflowSubmitted {
+    let submit = |id, user: &str, after: &[u64]| QueueEvent::WorkflowSubmitted {
         id: WorkflowId(id),
         user: user.to_owned(),
         name: format!("w{id}.bafs"),
@@ -24,6 +24,7 @@ fn test_events() -> Vec<QueueEvent> {
         key: format!("k{id}"),
         wanted,
         needed,
+        after: after.iter().copied().map(WorkflowId).collect(),
     };
     let user = |user: &str| QueueEvent::UserAdded {
         user: user.to_owned(),
@@ -43,9 +44,10 @@ fn test_events() -> Vec<QueueEvent> {
         user("alice"),
         user("bob"),
         QueueEvent::CapacityFound(wanted),
-        submit(0, "alice"),
-        submit(1, "bob"),
-        submit(2, "alice"),
+        submit(0, "alice", &[]),
+        submit(1, "bob", &[]),
+        submit(2, "alice", &[0]),
+        submit(3, "bob", &[2]),
         QueueEvent::UsageReported(vec![(WorkflowId(0), used(5_000)), (WorkflowId(1), used(3))]),
         QueueEvent::WorkflowHeld(WorkflowId(2)),
         end(0, RunOutcome::Complete),
@@ -53,6 +55,7 @@ fn test_events() -> Vec<QueueEvent> {
         QueueEvent::RemovalRequested(WorkflowId(1)),
         end(1, RunOutcome::Cancelled),
         end(2, RunOutcome::Failed("job 'a' failed".to_owned())),
+        end(3, RunOutcome::Complete),
     ]
 }
 
@@ -101,11 +104,15 @@ fn journal_cut_anywhere_loses_and_doubles_nothing() {
             "cut at {cut}"
         );
     }
+    // Workflows 0, 2 and 3 send their results to one place.
+    let writers = |state: &QueueState| state.running().filter(|id| id.0 != 1).count();
+    assert!(ends.iter().all(|(_, state)| writers(state) <= 1));
     let states: Vec<_> = last.workflows().values().map(|it| it.state).collect();
     let expected = [
         WorkflowState::Complete,
         WorkflowState::Removed,
         WorkflowState::Failed,
+        WorkflowState::Complete,
     ];
     assert_eq!(states, expected);
 }
@@ -199,6 +206,7 @@ fn long_journal_is_replaced_by_a_snapshot() {
             key: String::new(),
             wanted: Resources::default(),
             needed: Resources::default(),
+            after: Vec::new(),
         };
         queue.record(Time(second * 1_000), event).expect("recorded");
         let id = WorkflowId(queue.state().next_id().0 - 1);

@@ -177,6 +177,9 @@ impl QueueState {
         if !can_hold(self.capacity, record.needed) {
             return Some(WaitReason::AboveCapacity);
         }
+        if let Some(earlier) = self.find_predecessor(record) {
+            return Some(WaitReason::SameResults(earlier));
+        }
         if self.is_above_quota(record) {
             return Some(WaitReason::QuotaReached);
         }
@@ -218,13 +221,16 @@ impl QueueState {
                     false => WorkflowState::Queued,
                 }
             }),
-            QueueEvent::RemovalRequested(id) => self.change(*id, |record| {
-                record.is_unwanted = true;
-                if !record.has_run {
-                    record.state = WorkflowState::Removed;
-                    record.ended = Some(now);
-                }
-            }),
+            QueueEvent::RemovalRequested(id) => {
+                self.change(*id, |record| {
+                    record.is_unwanted = true;
+                    if !record.has_run {
+                        record.state = WorkflowState::Removed;
+                        record.ended = Some(now);
+                    }
+                });
+                self.bequeath_predecessors(*id);
+            }
             QueueEvent::PriorityChanged { id, priority } => {
                 self.change(*id, |record| record.priority = *priority);
             }
@@ -251,6 +257,7 @@ impl QueueState {
             key,
             wanted,
             needed,
+            after,
         } = event
         else {
             return;
@@ -269,6 +276,7 @@ impl QueueState {
             ended: None,
             wanted: *wanted,
             needed: *needed,
+            after: after.clone(),
             share: Resources::default(),
             used: RunUsage::default(),
             failure: None,
@@ -276,6 +284,24 @@ impl QueueState {
         self.workflows.insert(*id, record);
         self.next_id = WorkflowId(self.next_id.0.max(id.0 + 1));
         self.index_workflow(*id);
+    }
+
+    /// Who waits for a workflow that leaves without a run waits for those that it waited for.
+    fn bequeath_predecessors(&mut self, id: WorkflowId) {
+        let Some(gone) = self.workflows.get(&id).filter(|it| it.state.is_over()) else {
+            return;
+        };
+        let left = gone.after.clone();
+        for later in self.index.waiting.range(id..) {
+            let record = self.workflows.get_mut(later);
+            let Some(record) = record.filter(|record| record.after.contains(&id)) else {
+                continue;
+            };
+            record.after.retain(|earlier| *earlier != id);
+            record.after.extend(&left);
+            record.after.sort_unstable();
+            record.after.dedup();
+        }
     }
 
     /// Users are charged for the space that was kept for their runs.
@@ -399,6 +425,7 @@ impl QueueState {
             let record = &self.workflows[*id];
             record.state == WorkflowState::Queued
                 && can_hold(self.capacity, record.needed)
+                && self.find_predecessor(record).is_none()
                 && !self.is_above_quota(record)
         };
         let candidates = self.index.waiting.iter().filter(is_candidate);
@@ -428,6 +455,15 @@ impl QueueState {
         let runs = self.index.running.iter();
         let sum = runs.fold(needed, |sum, id| add(sum, self.workflows[id].needed));
         can_hold(self.capacity, sum)
+    }
+
+    /// A workflow that must end before another one starts.
+    fn find_predecessor(&self, record: &WorkflowRecord) -> Option<WorkflowId> {
+        let is_open = |id: &WorkflowId| {
+            let earlier = self.workflows.get(id);
+            earlier.is_some_and(|earlier| !earlier.state.is_over())
+        };
+        record.after.iter().copied().find(is_open)
     }
 
     fn is_above_quota(&self, record: &WorkflowRecord) -> bool {

@@ -54,6 +54,9 @@ pub struct WorkflowRecord {
     pub wanted: Resources,
     /// The least with which it can end.
     pub needed: Resources,
+    /// Earlier workflows whose results go to the same places.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<WorkflowId>,
     /// What its run may use.
     pub share: Resources,
     /// What its run has used, of which its user was charged.

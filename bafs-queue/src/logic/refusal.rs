@@ -83,6 +83,8 @@ pub enum WaitReason {
     NoNodes,
     /// It needs more than the whole cluster has.
     AboveCapacity,
+    /// An earlier workflow, which has not ended, sends results to the same places.
+    SameResults(WorkflowId),
     /// Its user has as much as the quota allows.
     QuotaReached,
     /// As many workflows run as may.
@@ -95,7 +97,13 @@ pub enum WaitReason {
 
 impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let text = match self {
+            Self::SameResults(id) => {
+                return write!(
+                    f,
+                    "it starts when workflow {id} has ended, whose results go to the same places"
+                );
+            }
             Self::Held => "held; `bafs release` lets it go on",
             Self::NoNodes => "the catalog lists no nodes",
             Self::AboveCapacity => "it needs more slots or space than the whole cluster has",
@@ -103,6 +111,7 @@ impl fmt::Display for WaitReason {
             Self::RunsReached => "as many workflows run as the service allows",
             Self::NoRoom => "it starts next, when enough slots and space are free",
             Self::BehindOthers => "others go first",
-        })
+        };
+        f.write_str(text)
     }
 }

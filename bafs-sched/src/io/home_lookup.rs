@@ -62,14 +62,16 @@ impl Servers {
     /// `HomeUnreachable` if the catalog lists none of that name: it may be away, and nobody can
     /// tell that from a wrong name, of which the user was told.
     pub(crate) async fn resolve_url(&self, url: &Url) -> Result<HomePath> {
-        let end = Deadline::after_ms(CALL_TIMEOUT_MS);
+        let end = Deadline::after_ms(CALL_TIMEOUT_MS.min(self.settings.extract_timeout_ms));
         loop {
-            let (found, is_listed) = {
+            let (found, is_listed, is_missing) = {
                 let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-                (homes.resolve_url(url), homes.is_listed())
+                let found = homes.resolve_url(url);
+                (found, homes.is_listed(), homes.is_reported_missing(url))
             };
+            let is_over = is_missing || end.remaining().is_zero();
             match found {
-                Err(error) if error.is_transient() && !end.remaining().is_zero() => {}
+                Err(error) if error.is_transient() && !is_over => {}
                 // A resumed run knew the home before: the workflow is right.
                 Err(error) if error.is_transient() && (is_listed || self.is_resumed) => {
                     return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));

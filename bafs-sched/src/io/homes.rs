@@ -241,6 +241,12 @@ impl Homes {
         self.missing_names.iter().map(tell).collect()
     }
 
+    /// Whether somebody was told that no home has the name of a URL.
+    pub(crate) fn is_reported_missing(&self, url: &Url) -> bool {
+        let is_told = self.listings_without >= MISSING_LISTINGS_MAX;
+        is_told && url.scheme == Scheme::Bafs && self.missing_names.contains_key(&url.host)
+    }
+
     /// Whether an error comes of a home being away, of which the user was told.
     pub fn is_reported_outage(&self, error: &Error) -> bool {
         let told = self.by_name.values();
@@ -301,8 +307,8 @@ impl Homes {
                     is_literal.then(|| (url.host.clone(), self.find_id_by_address(&url.host)));
                 let (address, id) = known.or(literal).ok_or_else(|| {
                     let text = format!(
-                        "home '{}' of {url} is not in the catalog: start it, or write its \
-                         address as bafs://HOST:PORT/PATH",
+                        "home '{}' of {url} is not in the catalog: start it, correct the name, or \
+                         write its address as bafs://HOST:PORT/PATH",
                         url.host
                     );
                     Error::new(ErrorCode::Unreachable, text)

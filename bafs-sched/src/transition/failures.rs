@@ -158,9 +158,8 @@ impl State {
                 }
             }
         }
-        if cause == FaultCause::Home
-            && let Some(decision) = self.wait_for_home(job, fault)
-        {
+        if cause == FaultCause::Home {
+            let decision = self.wait_for_home(job, fault);
             return self.commit(decision);
         }
         let faults = self.count_environment_fault(job);
@@ -202,13 +201,12 @@ impl State {
         node.failure_history.faulted_on.insert(server);
     }
 
-    /// A home was away when a job needed it. Answers what becomes of the job; nothing when that
-    /// counts as another failure.
-    fn wait_for_home(&mut self, job: JobIndex, fault: &str) -> Option<Decision> {
+    /// A home was away when a job needed it. Answers what becomes of the job.
+    fn wait_for_home(&mut self, job: JobIndex, fault: &str) -> Decision {
         let away = attribution::extend_home_absence(View::new(self), job);
         self.graph.job_mut(job).failure_history.environment.away = Some(away);
         self.tell_of_home(job, self.now.ms_since(away.since), fault);
-        attribution::judge_home_absence(View::new(self), job, away)
+        attribution::judge_home_absence(View::new(self), job, away, fault)
     }
 
     /// Counts another failure of a job's environment; answers how many count.

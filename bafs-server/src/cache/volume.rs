@@ -405,6 +405,7 @@ impl VolumeParts {
         let (bytes, files) = record.capacity();
         let table = BlockTable::new(bytes, files, kind.replacement);
         let table = table.with_source_bytes(manifest.source_bytes());
+        let digests = HomeDigests::open(&place);
         let store = BlockStore::open(
             place,
             manifest,
@@ -417,7 +418,7 @@ impl VolumeParts {
         Ok(Generation {
             store: Arc::new(store),
             inflight: BlockFetches::new(self.source_token.clone()),
-            digests: HomeDigests::new(),
+            digests,
             membership: Arc::new(membership),
             statistics,
         })

@@ -33,7 +33,8 @@
 //! fails.
 //!
 //! **Rate limit.** It covers both directions together. Two transfers above 64 KiB pass at once, so
-//! each ends soon, and smaller ones pass between them. A waiting read holds no memory.
+//! each ends soon, and smaller ones pass between them. Users of a service who wait get the same
+//! bytes each. A waiting read holds no memory.
 //!
 //! **Concurrency.** Disk access runs on blocking threads, to its end even if the caller gives up.
 //! Each part has its own lock. Several processes may export one directory: they take turns at the
@@ -214,6 +215,7 @@ impl HomeServer {
             advise(uploads.with_room(disk_error(doing, &error)))
         })?;
         let counters = Counters::with_names(counters::HOME_COUNTERS);
+        let remembered = RememberedDigests::open(uploads.directory());
         Ok(Arc::new(Self {
             id: life.server,
             access: AccessChecker::new(verifier),
@@ -221,7 +223,7 @@ impl HomeServer {
             uploads,
             trees: TreeSessions::new(life.number, counters.clone()),
             throttle: Throttle::new(limit_bytes_per_s),
-            remembered: RememberedDigests::new(),
+            remembered,
             counters,
         }))
     }
@@ -235,7 +237,12 @@ impl HomeServer {
             deadline,
             cancellation: awaited,
         } = incoming;
-        let wait = (deadline, &awaited);
+        let user = self.paced_user(&token);
+        let wait = CallWait {
+            user: &user,
+            deadline,
+            awaited: &awaited,
+        };
         self.counters.add("home_requests", 1);
         self.counters.add(&format!("calls.{}", request.name()), 1);
         let mut needs = required_rights(&token, &request);
@@ -288,6 +295,14 @@ impl HomeServer {
             }
             Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
             other => self.answer_session(token, other, body, wait).await,
+        }
+    }
+
+    /// Whose share of the link a call uses; empty where nobody shares it, or nobody is named.
+    fn paced_user(&self, token: &Token) -> String {
+        match self.throttle.is_limited() {
+            true => self.access.queue_user(token),
+            false => String::new(),
         }
     }
 
@@ -367,7 +382,7 @@ impl HomeServer {
             Request::PutRange(call) => {
                 self.throttle.pass(body.len(), wait).await?;
                 self.uploads
-                    .turn(call.extraction, call.offset, wait.0)
+                    .turn(call.extraction, call.offset, wait.deadline)
                     .await;
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.require_right(&token, path, Right::Write);
@@ -431,7 +446,7 @@ impl HomeServer {
             at += file.size as usize;
             self.small_file(file, body.slice(start..at))
         });
-        let results = self.uploads.put(files.collect(), wait.0).await?;
+        let results = self.uploads.put(files.collect(), wait.deadline).await?;
         let results = self.uploads.each_with_room(results);
         let put = results.iter().flatten().map(|receipt| receipt.size);
         self.counters.add("home_written_bytes", put.sum());

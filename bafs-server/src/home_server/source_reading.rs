@@ -1,8 +1,9 @@
 //! Reads ranges of files below an export, or small ones whole, each as it was when it was listed.
-//! Remembers the digests of what was read. Checks no rights.
+//! Remembers the digests of what was read, beyond its restart. Checks no rights.
 
 use std::fmt::Display;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use bafs_proto::hash::Digest;
@@ -14,11 +15,14 @@ use bafs_proto::message::{
 };
 use bafs_proto::path::{check_relative, join};
 use bafs_proto::replica::ReadSources;
+use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use bytes::Bytes;
 use rustix::fs::fstat;
 
 use super::export::ExportEntry;
+use crate::clock;
+use crate::digest_log::{DigestLog, DigestRecord};
 use crate::logic::digest_memory::DigestMemory;
 use crate::source::source_identity;
 
@@ -26,23 +30,56 @@ use crate::source::source_identity;
 /// it reads the file again.
 const REMEMBERED_MAX: usize = 1 << 21;
 
+/// What a home server keeps of them for its next start, in bytes: as much as it remembers.
+const LOG_BYTES_MAX: u64 = (REMEMBERED_MAX * size_of::<Digest>()) as u64;
+
+/// The log in the own directory of a home server.
+const LOG_FILE: &str = "digests";
+
+/// A file that changed less than so long ago, in nanoseconds, may change again within the same tick
+/// of its file system's clock, which is 10 ms at most, and 2 s on FAT. Then nothing tells its states
+/// apart, and the next start must not.
+const SETTLED_NS: i64 = 3_000_000_000;
+
 /// The digests of what was read of files. They hold for a state of a file, also when the file is
 /// another one by now.
 #[derive(Debug)]
-pub(super) struct RememberedDigests(Mutex<DigestMemory<Digest>>);
+pub(super) struct RememberedDigests {
+    memory: Mutex<DigestMemory<Digest>>,
+    log: DigestLog,
+}
 
 impl RememberedDigests {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(DigestMemory::new(REMEMBERED_MAX)))
+    /// Takes up what an earlier server left in a directory (waits for the disk).
+    pub(super) fn open(directory: &Path) -> Self {
+        let mut memory = DigestMemory::new(REMEMBERED_MAX);
+        let log = DigestLog::open(directory.join(LOG_FILE), LOG_BYTES_MAX, |record| {
+            memory.insert(record.file, record.first, &record.digests);
+        });
+        let memory = Mutex::new(memory);
+        Self { memory, log }
     }
 
-    /// Remembers what was read, if it begins with a block.
+    /// Remembers what was read, if it begins with a block (waits for the disk).
     pub(super) fn insert(&self, call: &ReadSource, read: &SourceData) -> Result<()> {
-        if call.offset.is_multiple_of(u64::from(call.block_bytes)) {
-            let file = file_key(&call.path, call.identity, call.block_bytes)?;
-            let first = call.offset / u64::from(call.block_bytes);
-            let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !call.offset.is_multiple_of(u64::from(call.block_bytes)) {
+            return Ok(());
+        }
+        let file = file_key(&call.path, call.identity, call.block_bytes)?;
+        let first = call.offset / u64::from(call.block_bytes);
+        let is_known = {
+            let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = memory.known_from(file, first, read.digests.len());
             memory.insert(file, first, &read.digests);
+            known == read.digests
+        };
+        if !is_known && is_settled(call.identity, clock::now()) {
+            let digests = read.digests.clone();
+            self.log.append(&[DigestRecord {
+                file,
+                first,
+                digests,
+            }]);
         }
         Ok(())
     }
@@ -51,9 +88,16 @@ impl RememberedDigests {
     fn find(&self, top: &str, blocks: &SourceBlocks, block_bytes: u32) -> Result<Vec<Digest>> {
         let file = file_key(&join(top, &blocks.path), blocks.identity, block_bytes)?;
         let (first, count) = (blocks.first.0, count_blocks(blocks, block_bytes));
-        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(memory.known_from(file, first, count as usize))
     }
+}
+
+/// Whether a later change of a file gives it another identity.
+fn is_settled(identity: SourceIdentity, now: Time) -> bool {
+    let changed_ns = identity.mtime_ns.max(identity.ctime_ns);
+    let now_ns = i64::try_from(now.0).map_or(i64::MAX, |ms| ms.saturating_mul(1_000_000));
+    changed_ns.saturating_add(SETTLED_NS) <= now_ns
 }
 
 /// Names a state of a file, in blocks of a size.

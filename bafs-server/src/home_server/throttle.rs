@@ -1,15 +1,18 @@
-//! Applies the byte limit of a home server: waits as `logic/token_bucket.rs` says.
+//! Applies the byte limit of a home server: waits as `logic/token_bucket.rs` says, and lets users
+//! have turns as `logic/turn_queue.rs` says.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::net::Cancellation;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::logic::token_bucket::TokenBucket;
+use crate::logic::turn_queue::{TurnQueue, TurnTicket};
 
 /// Bytes that pass at once: a large transfer must not make small ones wait for all of it.
 const SLICE_BYTES: usize = 64 << 10;
@@ -18,15 +21,39 @@ const SLICE_BYTES: usize = 64 << 10;
 /// on together, the sooner each is through, and the less often somebody hears nothing for long.
 const TRANSFERS_MAX: usize = 2;
 
-/// How long a caller waits at most, and whether it waits still.
-pub(super) type CallWait<'a> = (Deadline, &'a Cancellation);
+/// Who calls, how long the caller waits at most, and whether it waits still.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallWait<'a> {
+    /// Large transfers of each user get the same bytes; empty for those who name none.
+    pub(super) user: &'a str,
+    pub(super) deadline: Deadline,
+    pub(super) awaited: &'a Cancellation,
+}
 
 /// Lets bytes pass at the limit, or at once when there is none.
 #[derive(Debug)]
 pub(super) struct Throttle {
     bucket: Option<Mutex<TokenBucket>>,
-    transfers: Semaphore,
+    transfers: Mutex<Transfers>,
     start: Instant,
+}
+
+/// Large transfers, and who is told when it is their turn.
+#[derive(Debug)]
+struct Transfers {
+    queue: TurnQueue,
+    waiters: BTreeMap<TurnTicket, oneshot::Sender<()>>,
+}
+
+impl Transfers {
+    /// Lets those go on whose turn it is.
+    fn start_next(&mut self) {
+        while let Some(ticket) = self.queue.take_next() {
+            // Who is not there any more leaves at once.
+            let told = self.waiters.remove(&ticket);
+            let _ = told.map(|told| told.send(()));
+        }
+    }
 }
 
 impl Throttle {
@@ -35,9 +62,17 @@ impl Throttle {
         let bucket = bytes_per_s.map(|rate| Mutex::new(TokenBucket::new(rate)));
         Self {
             bucket,
-            transfers: Semaphore::new(TRANSFERS_MAX),
+            transfers: Mutex::new(Transfers {
+                queue: TurnQueue::new(TRANSFERS_MAX),
+                waiters: BTreeMap::new(),
+            }),
             start: Instant::now(),
         }
+    }
+
+    /// Whether there is a limit, and so turns of users.
+    pub(super) fn is_limited(&self) -> bool {
+        self.bucket.is_some()
     }
 
     /// Waits until `bytes` may pass.
@@ -54,23 +89,53 @@ impl Throttle {
     ///
     /// # Errors
     /// As [`Throttle::pass`].
-    pub(super) async fn turn(
-        &self,
-        bytes: usize,
-        (deadline, awaited): CallWait<'_>,
-    ) -> Result<Turn<'_>> {
+    pub(super) async fn turn(&self, bytes: usize, wait: CallWait<'_>) -> Result<Turn<'_>> {
         if self.bucket.is_none() || bytes <= SLICE_BYTES {
             return Ok(Turn {
                 throttle: self,
-                permit: None,
+                place: None,
             });
         }
-        let permit = tokio::time::timeout_at(deadline.instant().into(), self.transfers.acquire());
-        let permit = unless_over(awaited, async { permit.await.map_err(|_| late(bytes)) });
+        let (told, mut is_told) = oneshot::channel();
+        let place = {
+            let mut transfers = self.transfers();
+            let ticket = transfers.queue.enter(wait.user, bytes as u64);
+            transfers.waiters.insert(ticket, told);
+            transfers.start_next();
+            Place {
+                throttle: self,
+                ticket,
+            }
+        };
+        let turn = tokio::time::timeout_at(wait.deadline.instant().into(), &mut is_told);
+        let turn = async { turn.await.map_err(|_| late(bytes)).map(drop) };
+        unless_over(wait.awaited, turn).await?;
         Ok(Turn {
             throttle: self,
-            permit: permit.await?.ok(),
+            place: Some(place),
         })
+    }
+
+    fn transfers(&self) -> MutexGuard<'_, Transfers> {
+        self.transfers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A transfer that waits or goes on, until it is dropped.
+#[derive(Debug)]
+struct Place<'a> {
+    throttle: &'a Throttle,
+    ticket: TurnTicket,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut transfers = self.throttle.transfers();
+        transfers.waiters.remove(&self.ticket);
+        transfers.queue.leave(self.ticket);
+        transfers.start_next();
     }
 }
 
@@ -79,7 +144,7 @@ impl Throttle {
 pub(super) struct Turn<'a> {
     throttle: &'a Throttle,
     #[expect(dead_code, reason = "held")]
-    permit: Option<SemaphorePermit<'a>>,
+    place: Option<Place<'a>>,
 }
 
 impl Turn<'_> {
@@ -87,7 +152,7 @@ impl Turn<'_> {
     ///
     /// # Errors
     /// As [`Throttle::pass`].
-    pub(super) async fn pass(&self, bytes: usize, (deadline, awaited): CallWait<'_>) -> Result<()> {
+    pub(super) async fn pass(&self, bytes: usize, wait: CallWait<'_>) -> Result<()> {
         let Some(bucket) = &self.throttle.bucket else {
             return Ok(());
         };
@@ -96,18 +161,18 @@ impl Turn<'_> {
             while left > 0 {
                 let slice = left.min(SLICE_BYTES);
                 let now_ns = nanoseconds(self.throttle.start.elapsed());
-                let wait_ns_max = nanoseconds(deadline.remaining());
-                let wait = {
+                let wait_ns_max = nanoseconds(wait.deadline.remaining());
+                let taken = {
                     let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
                     bucket.take(now_ns, slice as u64, wait_ns_max)
                 };
-                let wait_ns = wait.ok_or_else(|| late(left))?;
+                let wait_ns = taken.ok_or_else(|| late(left))?;
                 tokio::time::sleep(Duration::from_nanos(wait_ns)).await;
                 left -= slice;
             }
             Ok(())
         };
-        unless_over(awaited, slices).await
+        unless_over(wait.awaited, slices).await
     }
 }
 
@@ -116,17 +181,17 @@ impl Turn<'_> {
 /// # Errors
 /// `DeadlineExceeded` when nobody does any more; its own.
 pub(super) async fn while_awaited<T>(
-    (deadline, awaited): CallWait<'_>,
+    wait: CallWait<'_>,
     going: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let going = tokio::time::timeout_at(deadline.instant().into(), going);
+    let going = tokio::time::timeout_at(wait.deadline.instant().into(), going);
     let late = || {
         Error::new(
             ErrorCode::DeadlineExceeded,
             "the disk does not answer in time",
         )
     };
-    unless_over(awaited, async { going.await.map_err(|_| late())? }).await
+    unless_over(wait.awaited, async { going.await.map_err(|_| late())? }).await
 }
 
 async fn unless_over<T>(
@@ -152,25 +217,63 @@ fn nanoseconds(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use bafs_proto::time::Deadline;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
+    const LARGE: usize = 1 << 20;
+
+    fn wait_of<'a>(user: &'a str, ms: u64, awaited: &'a Cancellation) -> CallWait<'a> {
+        let deadline = Deadline::after_ms(ms);
+        CallWait {
+            user,
+            deadline,
+            awaited,
+        }
+    }
+
     #[tokio::test]
     async fn abandoned_calls_do_not_delay_others() {
-        const LARGE: usize = 1 << 20;
         // All of the dead would take half a minute.
         let throttle = Throttle::new(Some(4 << 20));
         let (gone, left) = Cancellation::new();
-        let dead = (0..120).map(|_| throttle.pass(LARGE, (Deadline::after_ms(600_000), &left)));
+        let dead = (0..120).map(|_| throttle.pass(LARGE, wait_of("", 600_000, &left)));
         let (_waiting, awaited) = Cancellation::new();
         let living = async {
             drop(gone);
-            let wait = (Deadline::after_ms(10_000), &awaited);
-            throttle.pass(LARGE, wait).await
+            throttle.pass(LARGE, wait_of("", 10_000, &awaited)).await
         };
         let (dead, living) = tokio::join!(futures_util::future::join_all(dead), living);
         assert!(dead.iter().all(Result::is_err));
         assert_eq!(living, Ok(()));
+    }
+
+    /// By time and not by the order of coming: one user has ten times as many transfers under way.
+    #[tokio::test]
+    async fn users_share_the_limit_alike() {
+        let throttle = Throttle::new(Some(32 << 20));
+        let (_waiting, awaited) = Cancellation::new();
+        let passed = [const { AtomicUsize::new(0) }; 2];
+        let one = |user: usize| {
+            let (throttle, awaited, passed) = (&throttle, &awaited, &passed);
+            async move {
+                let name = ["alice", "bob"][user];
+                // Nothing passes any more when the time is over.
+                let end = Deadline::after_ms(3_000);
+                while !end.remaining().is_zero() {
+                    let wait = wait_of(name, 60_000, awaited);
+                    if throttle.pass(LARGE / 4, wait).await.is_ok() && !end.remaining().is_zero() {
+                        passed[user].fetch_add(LARGE / 4, Ordering::Relaxed);
+                    }
+                }
+            }
+        };
+        let all = (0..22).map(|n| one(usize::from(n >= 20)));
+        futures_util::future::join_all(all).await;
+        let [alice, bob] = passed.map(|bytes| bytes.into_inner() as f64);
+        let share = bob / (alice + bob);
+        assert!((0.45..0.55).contains(&share), "{share} of {}", alice + bob);
+        let rate = (alice + bob) / 3.0 / f64::from(32 << 20);
+        assert!((0.8..1.15).contains(&rate), "{rate}");
     }
 }

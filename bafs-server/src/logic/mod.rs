@@ -10,4 +10,5 @@ pub(crate) mod read_ahead;
 pub(crate) mod rendezvous;
 pub mod space;
 pub mod token_bucket;
+pub(crate) mod turn_queue;
 pub mod volumes;

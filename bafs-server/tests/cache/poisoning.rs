@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use bafs_proto::ErrorCode;
+use bafs_proto::cache::{Pinning, WarmingState};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::PeerCheck;
 use bafs_proto::volume::ReplacementPolicy;
@@ -112,6 +113,30 @@ async fn unverified_blocks_wait_for_home() {
     assert_eq!(world.home_bytes(), bytes.len() as u64);
     let suspected = world.nodes[0].status(ID).peers;
     assert!(suspected.iter().all(|peer| !peer.is_unresponsive));
+}
+
+/// It knows what home said before, so blocks of the other node can be checked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarted_node_without_home_reads_from_peers() {
+    let (mut world, bytes) = cluster(2).await;
+    for node in &world.nodes {
+        let warmed = node.warm(ID, "large", Pinning::FetchOnly).await;
+        assert_eq!(warmed, WarmingState::Done);
+    }
+    drop(world.kill(0));
+    world.start(1);
+    world.announce_nodes();
+    world.network.kill(HOME);
+    let node = &world.nodes[1];
+    for (block, right) in bytes.chunks(BLOCK as usize).enumerate() {
+        let read = node.read(ID, 0, block as u64, 1).await;
+        assert!(read.expect("read") == right, "{block}");
+    }
+    assert!(
+        node.counter("cache_hit_peer_bytes") > 0,
+        "not all is its own"
+    );
+    assert_eq!(node.counter("cache_digest_calls"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

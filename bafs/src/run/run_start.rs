@@ -19,7 +19,7 @@ use crate::args::RunArgs;
 use crate::home_view::HomeView;
 use crate::init;
 use crate::output::{Printer, print_notice};
-use crate::workflow_findings::find_missing_programs;
+use crate::workflow_findings::find_missing_servers;
 
 /// A run that begins, or goes on.
 #[derive(Debug)]
@@ -137,9 +137,9 @@ fn describe_open_run(open: &EarlierRun, holder: Option<String>) -> (String, serd
     (text, value)
 }
 
-/// Tells of programs that nodes lack.
-pub(super) fn warn_of_missing_programs(workflow: &Workflow, homes: &HomeView) {
-    for finding in find_missing_programs(workflow, homes) {
+/// Tells of homes that are not there, and of programs that nodes lack.
+pub(super) fn warn_of_missing_servers(workflow: &Workflow, homes: &HomeView) {
+    for finding in find_missing_servers(workflow, homes) {
         print_notice(&finding.describe());
     }
 }

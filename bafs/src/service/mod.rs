@@ -4,11 +4,14 @@ mod calls;
 mod client_commands;
 mod network;
 mod queue_service;
+mod result_places;
 pub(crate) mod run_files;
 mod submitted_text;
 mod supervisor;
 mod user_commands;
+mod user_rights;
 mod workflow_demand;
+mod workflow_view;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -61,6 +64,8 @@ struct Supervision {
     program: PathBuf,
     runs: JoinSet<(WorkflowId, RunOutcome)>,
     cancels: BTreeMap<WorkflowId, watch::Sender<bool>>,
+    /// Runs that ended while the queue could not be told: its disk is full.
+    ended: BTreeMap<WorkflowId, RunOutcome>,
 }
 
 /// Runs the service, or a command of its users.
@@ -93,9 +98,12 @@ async fn run_scheduler(mut args: SchedulerArgs, output: Printer) -> Result<()> {
         program: program_file()?.to_owned(),
         runs: JoinSet::new(),
         cancels: BTreeMap::new(),
+        ended: BTreeMap::new(),
     };
     supervision.take_up_runs();
-    service.record(QueueEvent::SettingsChanged(settings))?;
+    if *service.queue().state().settings() != settings {
+        service.record(QueueEvent::SettingsChanged(settings))?;
+    }
     let server_identity = init::load_identity(&args.identity, Role::Server)?;
     let listener = listen(&args, &server_identity)?;
     let page = args.page.as_deref();
@@ -217,14 +225,13 @@ impl Supervision {
                 Some(decision) = decided.recv() => self.obey(&decision),
                 Some(ended) = self.runs.join_next() => {
                     let (id, outcome) = ended.context("a supervisor failed")?;
-                    self.report_usage()?;
-                    self.cancels.remove(&id);
-                    self.service.note_start_fault(id, None);
-                    self.service.record(QueueEvent::RunEnded { id, outcome })?;
+                    self.ended.insert(id, outcome);
+                    self.report_ends()?;
                 }
                 _ = tick.tick() => {
+                    self.report_ends()?;
                     self.report_capacity(&client).await?;
-                    self.service.record(QueueEvent::Ticked)?;
+                    self.service.record_if_room(QueueEvent::Ticked)?;
                 }
                 _ = usage.tick() => self.report_usage()?,
             }
@@ -268,6 +275,29 @@ impl Supervision {
         }
     }
 
+    /// Tells the queue which runs have ended, after what they used; those that find no room are
+    /// told of again.
+    fn report_ends(&mut self) -> Result<()> {
+        if self.ended.is_empty() {
+            return Ok(());
+        }
+        self.report_usage()?;
+        for (id, outcome) in std::mem::take(&mut self.ended) {
+            let event = QueueEvent::RunEnded {
+                id,
+                outcome: outcome.clone(),
+            };
+            match self.service.record_if_room(event)? {
+                true => {
+                    self.cancels.remove(&id);
+                    self.service.note_start_fault(id, None);
+                }
+                false => drop(self.ended.insert(id, outcome)),
+            }
+        }
+        Ok(())
+    }
+
     /// Tells the queue what runs have used.
     fn report_usage(&self) -> Result<()> {
         let usages: Vec<_> = {
@@ -280,7 +310,8 @@ impl Supervision {
             runs.collect()
         };
         if !usages.is_empty() {
-            self.service.record(QueueEvent::UsageReported(usages))?;
+            self.service
+                .record_if_room(QueueEvent::UsageReported(usages))?;
         }
         Ok(())
     }
@@ -307,7 +338,8 @@ impl Supervision {
             // Opened where something changed only: it is a file that runs use, too.
             let learned = LearnedStore::new(self.service.learned_path());
             found.home_bytes_per_s = learned.home_rate(&self.service.catalog).unwrap_or(0);
-            self.service.record(QueueEvent::CapacityFound(found))?;
+            self.service
+                .record_if_room(QueueEvent::CapacityFound(found))?;
         }
         Ok(())
     }

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
@@ -18,16 +19,19 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_queue::logic::records::{UserRecord, WorkflowRecord};
 use bafs_queue::{
     QueueControl, QueueDecision, QueueEvent, QueueRefusal, RecordedQueue, Requester, Submission,
-    UserQuota, WorkflowDetails, WorkflowId, WorkflowState, WorkflowSummary,
+    UserQuota, WorkflowId, WorkflowSummary,
 };
 use bafs_server::clock;
-use bafs_workflow::{ListedEntry, Scheme, Url, Workflow};
+use bafs_workflow::{ListedEntry, Url};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 
+use super::result_places::{PlaceIndex, ResultPlaces, drop_waited_for};
 use super::run_files::{RunFiles, remove_directory, write_whole_file};
 use super::submitted_text::parse_submission;
+use super::user_rights::{check_home_rights, check_user_name, clean_home};
 use super::workflow_demand::estimate_demand;
+use super::workflow_view::{build_details, describe_wait};
 use crate::home_view::HomeView;
 use crate::init;
 use crate::learned::LearnedStore;
@@ -54,10 +58,14 @@ pub(crate) struct QueueService {
     share_writing: Mutex<()>,
     /// What the largest node offers.
     pub(super) node_bytes: AtomicU64,
+    /// Where workflows that have not ended send results. Locked after the queue.
+    places: Mutex<PlaceIndex>,
     /// Why workflows that are under way have no process now.
     start_faults: Mutex<BTreeMap<WorkflowId, String>>,
     /// Why nothing can be recorded any more.
     failure: watch::Sender<Option<Error>>,
+    /// Whether the last fact could not be recorded, which was said.
+    is_disk_full: AtomicBool,
 }
 
 impl QueueService {
@@ -85,10 +93,13 @@ impl QueueService {
             decisions,
             share_writing: Mutex::default(),
             node_bytes: AtomicU64::new(0),
+            places: Mutex::default(),
             start_faults: Mutex::default(),
             failure: watch::Sender::new(None),
+            is_disk_full: AtomicBool::new(false),
         };
         service.remove_unknown_directories()?;
+        service.read_places();
         Ok(service)
     }
 
@@ -105,25 +116,49 @@ impl QueueService {
     /// Tells the queue a fact.
     ///
     /// # Errors
-    /// It cannot be recorded: the service must end.
+    /// `NoSpaceBytes` where the disk is full, and nothing has happened. Else it cannot be recorded:
+    /// the service must end.
     pub(crate) fn record(&self, event: QueueEvent) -> Result<()> {
         self.record_in(&mut self.queue(), event)
     }
 
+    /// Tells the queue a fact, unless the disk is full. Whoever calls tells it again then.
+    ///
+    /// # Errors
+    /// It cannot be recorded: the service must end.
+    pub(super) fn record_if_room(&self, event: QueueEvent) -> Result<bool> {
+        match self.record(event) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == ErrorCode::NoSpaceBytes => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn record_in(&self, queue: &mut RecordedQueue, event: QueueEvent) -> Result<()> {
-        match queue.record(clock::now(), event) {
-            Ok(decisions) => {
-                for decision in decisions {
-                    // Nobody listens any more when the service ends; the next one goes on.
-                    let _ = self.decisions.send(decision);
+        let is_tick = event == QueueEvent::Ticked;
+        let decisions = match queue.record(clock::now(), event) {
+            Ok(decisions) => decisions,
+            Err(error) if error.code == ErrorCode::NoSpaceBytes => {
+                if !self.is_disk_full.swap(true, Ordering::Relaxed) {
+                    tracing::error!("the queue stands still until there is room: {error}");
                 }
-                Ok(())
+                return Err(error);
             }
             Err(error) => {
                 self.failure.send_replace(Some(error.clone()));
-                Err(error)
+                return Err(error);
             }
+        };
+        // Nothing is written where only time has passed.
+        let is_written = !is_tick || !decisions.is_empty();
+        if is_written && self.is_disk_full.swap(false, Ordering::Relaxed) {
+            tracing::warn!("the queue goes on: its disk has room again");
         }
+        for decision in decisions {
+            // Nobody listens any more when the service ends; the next one goes on.
+            let _ = self.decisions.send(decision);
+        }
+        Ok(())
     }
 
     /// The files of a workflow.
@@ -143,6 +178,32 @@ impl QueueService {
                 .map(|record| record.share)
         };
         share.map_or(Ok(()), |share| self.run_files(id).write_share(share))
+    }
+
+    /// Reads where workflows of an earlier service send results.
+    fn read_places(&self) {
+        let queue = self.queue();
+        for (id, record) in queue.state().workflows() {
+            let open = (!record.state.is_over()).then(|| self.run_files(*id).read_places());
+            if let Some(places) = open.flatten() {
+                self.note_places(&queue, *id, &places);
+            }
+        }
+    }
+
+    fn note_places(&self, queue: &RecordedQueue, id: WorkflowId, places: &ResultPlaces) {
+        let mut index = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        index.insert(id, places, |id| is_open(queue, id));
+    }
+
+    /// Workflows that must end before one starts that sends results to these places.
+    fn find_predecessors(&self, queue: &RecordedQueue, places: &ResultPlaces) -> Vec<WorkflowId> {
+        let index = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = index.find_overlaps(places, |id| is_open(queue, id));
+        drop_waited_for(found, |id| {
+            let record = queue.state().workflows().get(&id);
+            record.map_or(&[], |record| record.after.as_slice())
+        })
     }
 
     /// Notes why a workflow has no process now; nothing if it has one.
@@ -286,10 +347,13 @@ impl QueueService {
             Resource::Cooperative(String::new()),
             Resource::Jobs,
         ];
-        let granted: [(&[Resource], &[Right]); 3] = [
+        // It grants nothing: homes see by it whose transfers these are.
+        let name = [Resource::Queue(format!("{user}/{}", record.generation))];
+        let granted: [(&[Resource], &[Right]); 4] = [
             (&[Resource::Catalog], &[Right::Read]),
             (&work, all),
             (&homes, &[Right::Read, Right::Write]),
+            (&name, &[Right::Manage]),
         ];
         let identity = &self.identity;
         let expires = identity.verifier.expiry_of(&identity.token)?;
@@ -315,21 +379,29 @@ impl QueueService {
         (url, depth): (&Url, usize),
         enters: &dyn Fn(&str) -> bool,
     ) -> Result<Vec<ListedEntry>, String> {
-        let identity = self
-            .user_identity(user)
-            .map_err(|error| format!("{error:#}"))?;
-        let homes = HomeView::of_cluster(&identity, &self.catalog, Path::new(""));
+        let homes = self.home_view(user);
         homes
             .map_err(|error| format!("{error:#}"))?
             .list(url, depth, enters)
     }
 
+    /// The homes of the cluster with the rights of a user.
+    fn home_view(&self, user: &str) -> anyhow::Result<HomeView> {
+        let identity = self.user_identity(user)?;
+        HomeView::of_cluster(&identity, &self.catalog, Path::new(""))
+    }
+
     /// Writes the files of a submission where nobody looks for them yet. What cannot be written
     /// leaves nothing.
-    fn write_draft(&self, submission: &Submission) -> anyhow::Result<PathBuf> {
+    fn write_draft(
+        &self,
+        submission: &Submission,
+        places: &ResultPlaces,
+    ) -> anyhow::Result<PathBuf> {
         let name = format!("new-{}", RunId::random());
         let draft = self.workflows_directory().join(name);
         let written = write_submission(&draft, submission);
+        let written = written.and_then(|()| RunFiles::new(draft.clone()).write_places(places));
         if written.is_err() {
             let _ = remove_directory(&draft);
         }
@@ -370,8 +442,11 @@ impl QueueControl for QueueService {
         let node_bytes = self.node_bytes.load(Ordering::Relaxed);
         let demand = estimate_demand(&workflow, node_bytes);
         self.queue().state().check_submission(user, demand.needed)?;
+        let places = ResultPlaces::of_workflow(&workflow, |address| {
+            self.home_view(user).ok()?.name_at(address)
+        });
         let draft = self
-            .write_draft(&submission)
+            .write_draft(&submission, &places)
             .map_err(|error| fault(&error))?;
         let mut queue = self.queue();
         if let Some(known) = queue.state().find_by_key(user, &submission.key) {
@@ -391,18 +466,24 @@ impl QueueControl for QueueService {
             let _ = remove_directory(&draft);
             return Err(error);
         }
-        self.record_in(
-            &mut queue,
-            QueueEvent::WorkflowSubmitted {
-                id,
-                user: user.clone(),
-                name: submission.name,
-                priority: submission.priority,
-                key: submission.key,
-                wanted: demand.wanted,
-                needed: demand.needed,
-            },
-        )?;
+        let submitted = QueueEvent::WorkflowSubmitted {
+            id,
+            user: user.clone(),
+            name: submission.name,
+            priority: submission.priority,
+            key: submission.key,
+            wanted: demand.wanted,
+            needed: demand.needed,
+            after: self.find_predecessors(&queue, &places),
+        };
+        if let Err(error) = self.record_in(&mut queue, submitted) {
+            if error.code == ErrorCode::NoSpaceBytes {
+                // The next one gets the number.
+                let _ = remove_directory(self.run_files(id).directory());
+            }
+            return Err(error);
+        }
+        self.note_places(&queue, id, &places);
         Ok(id)
     }
 
@@ -419,10 +500,10 @@ impl QueueControl for QueueService {
                 user: is_own.then(|| record.user.clone()),
                 state: record.state,
                 details: is_own.then(|| {
-                    let waits = || queue.state().wait_reason(*id).map(|it| it.to_string());
+                    let waits = || describe_wait(queue.state(), requester, *id);
                     let reason = self.start_fault(*id).or_else(waits);
                     let directory = self.run_files(*id).directory().display().to_string();
-                    describe(record, reason, directory)
+                    build_details(record, reason, directory)
                 }),
             })
         });
@@ -457,23 +538,9 @@ fn write_submission(draft: &Path, submission: &Submission) -> anyhow::Result<()>
     Ok(())
 }
 
-fn describe(record: &WorkflowRecord, reason: Option<String>, directory: String) -> WorkflowDetails {
-    let has_share = record.has_run;
-    WorkflowDetails {
-        name: record.name.clone(),
-        priority: record.priority,
-        submitted_ms: record.submitted.0,
-        started_ms: record.started.map(|at| at.0),
-        ended_ms: record.ended.map(|at| at.0),
-        wanted: record.wanted,
-        needed: record.needed,
-        share: has_share.then_some(record.share),
-        reason: match record.state {
-            WorkflowState::Failed => record.failure.clone(),
-            _ => reason,
-        },
-        directory,
-    }
+fn is_open(queue: &RecordedQueue, id: WorkflowId) -> bool {
+    let record = queue.state().workflows().get(&id);
+    record.is_some_and(|record| !record.state.is_over())
 }
 
 fn check_operator(requester: &Requester) -> Result<()> {
@@ -499,51 +566,14 @@ fn check_owner(
     }
 }
 
-fn check_user_name(name: &str) -> Result<()> {
-    let is_right = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    let is_name = !name.is_empty() && name.len() <= 64 && name.chars().all(is_right);
-    match is_name && !name.starts_with(['.', '-']) {
-        true => Ok(()),
-        false => {
-            let text = format!(
-                "'{}' is no name of a user; use letters, digits, '-', '_' and '.'",
-                name.escape_debug()
-            );
-            Err(Error::new(ErrorCode::Malformed, text))
-        }
-    }
-}
-
-/// A path of a home without slashes at its ends, and without steps up.
-fn clean_home(path: &str) -> Result<String> {
-    let clean = path.trim_matches('/');
-    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
-    match clean.is_empty() || clean.split('/').all(is_plain) {
-        true => Ok(clean.to_owned()),
-        false => {
-            let text = format!("'{path}' is no path of a home, such as projects/alice");
-            Err(Error::new(ErrorCode::BadPath, text))
-        }
-    }
-}
-
-/// Whether the user may use all homes that a workflow names. Its runs hold no other rights either.
-fn check_home_rights(workflow: &Workflow, homes: &[String]) -> Result<()> {
-    for url in workflow.urls().filter(|url| url.scheme == Scheme::Bafs) {
-        let path = url.path.trim_matches('/');
-        let is_below = |home: &String| {
-            let rest = path.strip_prefix(home.as_str());
-            home.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let has_steps_up = path.split('/').any(|part| part == "..");
-        if has_steps_up || !homes.iter().any(is_below) {
-            let text = format!("your workflows may not use {url}; ask the operator of the service");
-            return Err(Error::new(ErrorCode::RightMissing, text));
-        }
-    }
-    Ok(())
-}
-
 fn fault(error: &anyhow::Error) -> Error {
-    Error::new(ErrorCode::ServerFault, format!("{error:#}"))
+    let full = [ErrorKind::StorageFull, ErrorKind::QuotaExceeded];
+    let mut causes = error
+        .chain()
+        .filter_map(|it| it.downcast_ref::<std::io::Error>());
+    let code = match causes.any(|it| full.contains(&it.kind())) {
+        true => ErrorCode::NoSpaceBytes,
+        false => ErrorCode::ServerFault,
+    };
+    Error::new(code, format!("{error:#}"))
 }

@@ -11,6 +11,8 @@ use bafs_queue::{Resources, RunOutcome, RunUsage};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::result_places::ResultPlaces;
+
 /// What processes of the run print as results.
 pub(super) const OUTPUT_FILE: &str = "output.log";
 
@@ -26,13 +28,17 @@ const USAGE_FILE: &str = "usage.json";
 /// How it ended; written by the run before it gives up its lock.
 const OUTCOME_FILE: &str = "outcome.json";
 
+/// Where its results go; written with the submission.
+const PLACES_FILE: &str = "places.json";
+
 /// The first parts of paths here that are not for the files of a user.
-pub(super) const RESERVED_NAMES: [&str; 5] = [
+pub(super) const RESERVED_NAMES: [&str; 6] = [
     OUTPUT_FILE,
     MESSAGES_FILE,
     SHARE_FILE,
     USAGE_FILE,
     OUTCOME_FILE,
+    PLACES_FILE,
 ];
 
 /// What the process of a run says of itself.
@@ -94,6 +100,16 @@ impl RunFiles {
     /// Tells how the run ended, on stable storage.
     pub(crate) fn write_outcome(&self, outcome: &RunOutcome) -> Result<()> {
         self.write(OUTCOME_FILE, outcome, true)
+    }
+
+    /// Where results go; nothing if an earlier version took the submission.
+    pub(super) fn read_places(&self) -> Option<ResultPlaces> {
+        self.read(PLACES_FILE)
+    }
+
+    /// Notes where results go, on stable storage.
+    pub(super) fn write_places(&self, places: &ResultPlaces) -> Result<()> {
+        self.write(PLACES_FILE, places, true)
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {

@@ -43,6 +43,15 @@ impl TestQueue {
     }
 
     fn submit(&mut self, user: &str, wanted: Resources, needed: Resources) -> WorkflowId {
+        self.submit_after(user, (wanted, needed), &[])
+    }
+
+    fn submit_after(
+        &mut self,
+        user: &str,
+        (wanted, needed): (Resources, Resources),
+        after: &[WorkflowId],
+    ) -> WorkflowId {
         let id = self.state.next_id();
         self.tell(QueueEvent::WorkflowSubmitted {
             id,
@@ -52,6 +61,7 @@ impl TestQueue {
             key: format!("k{}", id.0),
             wanted,
             needed,
+            after: after.to_vec(),
         });
         id
     }
@@ -212,6 +222,52 @@ fn quota_limits_starts_and_parts() {
     assert_eq!(waits, Some(WaitReason::QuotaReached));
     let large = queue.state.check_submission("alice", resources(4, 1));
     assert!(matches!(large, Err(QueueRefusal::AboveQuota(_))));
+}
+
+/// In the order of their submission, whatever the priority says; others overtake them.
+#[test]
+fn writers_of_one_place_run_in_turn() {
+    let capacity = resources(8, 100);
+    let demand = (capacity, resources(1, 1));
+    let users = ["alice", "bob"];
+    let mut queue = TestQueue::new(QueueSettings::default(), &users, capacity);
+    let first = queue.submit_after("alice", demand, &[]);
+    let second = queue.submit_after("alice", demand, &[first]);
+    let third = queue.submit_after("bob", demand, &[second]);
+    let (id, priority) = (third, 9);
+    queue.tell(QueueEvent::PriorityChanged { id, priority });
+    let other = queue.submit("bob", demand.0, demand.1);
+    assert_eq!(queue.running(), [first.0, other.0]);
+    let waits = |queue: &TestQueue, id| queue.state.wait_reason(id);
+    assert_eq!(waits(&queue, second), Some(WaitReason::SameResults(first)));
+    assert_eq!(waits(&queue, third), Some(WaitReason::SameResults(second)));
+    queue.tell(QueueEvent::RemovalRequested(first));
+    assert_eq!(queue.running(), [first.0, other.0], "its run has not ended");
+    queue.end(first);
+    assert_eq!(queue.running(), [second.0, other.0]);
+    queue.end(second);
+    assert_eq!(queue.running(), [third.0, other.0]);
+}
+
+#[test]
+fn removed_workflow_leaves_its_turn_to_others() {
+    let capacity = resources(8, 100);
+    let demand = (capacity, resources(1, 1));
+    let settings = QueueSettings {
+        history_max: 0,
+        ..QueueSettings::default()
+    };
+    let mut queue = TestQueue::new(settings, &["alice"], capacity);
+    let first = queue.submit_after("alice", demand, &[]);
+    let second = queue.submit_after("alice", demand, &[first]);
+    let third = queue.submit_after("alice", demand, &[second]);
+    let decisions = queue.tell(QueueEvent::RemovalRequested(second));
+    assert!(decisions.contains(&QueueDecision::Forget(second)));
+    assert_eq!(queue.running(), [first.0]);
+    let waits = queue.state.wait_reason(third);
+    assert_eq!(waits, Some(WaitReason::SameResults(first)));
+    queue.end(first);
+    assert_eq!(queue.running(), [third.0]);
 }
 
 #[test]

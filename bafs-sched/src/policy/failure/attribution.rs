@@ -11,6 +11,7 @@ use bafs_workflow::JobIndex;
 
 use super::space_refusals::describe_too_small;
 use crate::decision::Decision;
+use crate::describe::describe_ms;
 use crate::policy::View;
 use crate::state::failure_history::Away;
 use crate::state::nodes::FleetNode;
@@ -24,6 +25,10 @@ const REFUSALS_MAX: usize = 3;
 
 /// A failure of a job's environment is forgotten after so long without another, in milliseconds.
 const FORGET_MS: u64 = 3_600_000;
+
+/// Nodes give up a home that does not answer after two minutes at most, and jobs pause for less than
+/// that between two tries: tries further apart than this, in milliseconds, found it away twice.
+const HOME_TRY_MS: u64 = 300_000;
 
 /// So many times as many failures of the environment as hold a job back do so although most were
 /// forgotten.
@@ -281,7 +286,11 @@ pub(crate) fn fails_there_again(view: View<'_>, job: JobIndex, server: ServerId)
 pub(crate) fn extend_home_absence(view: View<'_>, job: JobIndex) -> Away {
     let now = view.now;
     let known = view.graph.job(job).failure_history.environment.away;
-    let known = known.filter(|away| now.ms_since(away.last) < FORGET_MS);
+    // Tries of a job that waits are closer to each other than that; one that ran meanwhile begins
+    // anew.
+    let gap_ms = view.settings.extract_timeout_ms;
+    let gap_ms = gap_ms.clamp(HOME_TRY_MS, FORGET_MS);
+    let known = known.filter(|away| now.ms_since(away.last) < gap_ms);
     Away {
         tries: known.map_or(0, |away| away.tries).saturating_add(1),
         since: known.map_or(now, |away| away.since),
@@ -289,13 +298,26 @@ pub(crate) fn extend_home_absence(view: View<'_>, job: JobIndex) -> Away {
     }
 }
 
-/// What becomes of a job that found a home away: for as long as results wait for it that does not
-/// count against the job. Nothing when it is too long.
-pub(crate) fn judge_home_absence(view: View<'_>, job: JobIndex, away: Away) -> Option<Decision> {
+/// What becomes of a job that found a home away: it waits for as long as results wait for it, which
+/// does not count against the job. Then it fails.
+pub(crate) fn judge_home_absence(
+    view: View<'_>,
+    job: JobIndex,
+    away: Away,
+    fault: &str,
+) -> Decision {
     let waited_ms = view.now.ms_since(away.since);
-    let pause_ms = view.settings.pause_ms(away.tries);
-    let is_patient = waited_ms < view.settings.extract_timeout_ms;
-    is_patient.then_some(Decision::Retry { job, pause_ms })
+    let left_ms = view.settings.extract_timeout_ms.saturating_sub(waited_ms);
+    if left_ms == 0 {
+        let time = describe_ms(waited_ms);
+        return Decision::Fail {
+            job,
+            reason: format!("its home did not answer for {time}: {fault}"),
+            output_tail: String::new(),
+        };
+    }
+    let pause_ms = view.settings.pause_ms(away.tries).min(left_ms);
+    Decision::Retry { job, pause_ms }
 }
 
 /// How long a job pauses after so many failures of its environment, the last on this node. Nobody

@@ -49,11 +49,12 @@ pub(crate) fn judge_extraction(
     error: &Error,
     waited_ms: u64,
 ) -> ExtractionVerdict {
-    if is_hopeless(error) || waited_ms >= view.settings.extract_timeout_ms {
+    let left_ms = view.settings.extract_timeout_ms.saturating_sub(waited_ms);
+    if is_hopeless(error) || left_ms == 0 {
         return ExtractionVerdict::Keep;
     }
     let faults = view.extractions.faults[index as usize];
-    ExtractionVerdict::Retry(view.settings.pause_ms(faults))
+    ExtractionVerdict::Retry(view.settings.pause_ms(faults).min(left_ms))
 }
 
 /// Whether no other answer will come of this file and this place. `BadPath` is a fault of the file

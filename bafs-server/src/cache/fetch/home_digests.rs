@@ -2,8 +2,9 @@
 //! that no peer can pass off other bytes. Homes that are no home server know no digests; then the
 //! node that read a block first is believed. Reads no block.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
@@ -14,13 +15,22 @@ use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fetcher::Fetcher;
 use crate::cache::block_run::BlockRun;
+use crate::cache::errors::run_blocking;
 use crate::cache::generation::Generation;
 use crate::cache::locks::{lock, read_lock};
+use crate::digest_log::{DigestLog, DigestRecord};
+use crate::home_clients::HomeAddress;
 use crate::logic::digest_memory::DigestMemory;
 
 /// Digests of a generation that a node remembers beside those of its own blocks: 32 MiB, for 64 GiB
 /// in blocks of 64 KiB.
 pub(crate) const REMEMBERED_MAX: usize = 1 << 20;
+
+/// What a node keeps of them for its next start, in bytes for each generation.
+const LOG_BYTES_MAX: u64 = (REMEMBERED_MAX * size_of::<Digest>()) as u64;
+
+/// The log in the directory of a generation.
+const LOG_FILE: &str = "home-digests";
 
 /// Digests that are asked for beyond the needed ones, at first. The number doubles while home knows
 /// them, so that at most as much is asked in vain as is used.
@@ -34,9 +44,13 @@ const RANGE_BYTES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct HomeDigests {
     known: Mutex<DigestMemory<FileIndex>>,
+    /// The same for the next start of the node, which may be cut off from home then.
+    log: Arc<DigestLog>,
     lookahead: Mutex<Lookahead>,
     /// Home said that it knows no digests.
     has_none: AtomicBool,
+    /// Whether readers wait for what home says, which was told.
+    is_waiting: AtomicBool,
 }
 
 /// How many more digests a call asks for. One call at a time does.
@@ -59,15 +73,56 @@ impl Drop for LookaheadTurn<'_> {
 }
 
 impl HomeDigests {
-    /// Nothing is known.
-    pub(crate) fn new() -> Self {
+    /// Takes up what was known of a generation, by its directory (waits for the disk).
+    pub(crate) fn open(directory: &Path) -> Self {
+        let mut known = DigestMemory::new(REMEMBERED_MAX);
+        let log = DigestLog::open(directory.join(LOG_FILE), LOG_BYTES_MAX, |record| {
+            known.insert(index_of(record.file), record.first, &record.digests);
+        });
         Self {
-            known: Mutex::new(DigestMemory::new(REMEMBERED_MAX)),
+            known: Mutex::new(known),
+            log: Arc::new(log),
             lookahead: Mutex::new(Lookahead {
                 count: WELCOME_MIN,
                 is_under_way: false,
             }),
             has_none: AtomicBool::new(false),
+            is_waiting: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes what home says, also for the next start.
+    async fn note(&self, said: Vec<(FileIndex, u64, Vec<Digest>)>) -> Result<()> {
+        {
+            let mut known = self.known();
+            for (file, first, digests) in &said {
+                known.insert(*file, *first, digests);
+            }
+        }
+        let said = said.into_iter().filter(|it| !it.2.is_empty());
+        let records = said.map(|(file, first, digests)| DigestRecord {
+            file: name_of(file),
+            first,
+            digests,
+        });
+        let (log, records) = (self.log.clone(), records.collect::<Vec<_>>());
+        run_blocking(move || log.append(&records)).await
+    }
+
+    /// Says once that readers wait for home, and once that they do no more.
+    fn tell_waiting(&self, home: HomeAddress<'_>, error: Option<&Error>) {
+        let was_waiting = self.is_waiting.swap(error.is_some(), Ordering::Relaxed);
+        match error {
+            Some(error) if !was_waiting => tracing::warn!(
+                home = home.address,
+                "readers wait for blocks that other nodes have: home does not say what they are, \
+                 and this node does not know it: {error}"
+            ),
+            None if was_waiting => tracing::info!(
+                home = home.address,
+                "home says again what the blocks of other nodes are"
+            ),
+            _ => {}
         }
     }
 
@@ -94,6 +149,18 @@ impl HomeDigests {
             false => (lookahead.count / 2).max(WELCOME_MIN),
         };
     }
+}
+
+/// A file in the log.
+fn name_of(file: FileIndex) -> Digest {
+    let mut name = [0; 32];
+    name[..size_of::<u32>()].copy_from_slice(&file.0.to_le_bytes());
+    Digest(name)
+}
+
+/// Back from the log.
+fn index_of(Digest(name): Digest) -> FileIndex {
+    FileIndex(u32::from_le_bytes([name[0], name[1], name[2], name[3]]))
 }
 
 impl Generation {
@@ -209,6 +276,7 @@ impl Fetcher {
                 return Ok(None);
             }
             Err(error) if error.is_transient() => {
+                digests.tell_waiting(home, Some(&error));
                 let text = format!("home does not say what the blocks are: {error}");
                 return Err(Error::new(ErrorCode::Busy, text));
             }
@@ -219,12 +287,12 @@ impl Fetcher {
             return Err(Error::new(ErrorCode::ServerFault, text));
         }
         generation.statistics.add("cache_digest_calls", 1);
-        let mut known = digests.known();
-        known.insert(run.file, run.first, &said.needed);
+        digests.tell_waiting(home, None);
+        let mut learned = vec![(run.file, run.first, said.needed.clone())];
         for ((file, range), said) in files.iter().zip(&call.welcome).zip(&said.welcome) {
-            known.insert(*file, range.first.0, said);
+            learned.push((*file, range.first.0, said.clone()));
         }
-        drop(known);
+        digests.note(learned).await?;
         if lookahead.is_some() {
             let asked = call.welcome.iter().map(|range| range.count as usize).sum();
             digests.adapt_lookahead(asked, said.welcome.iter().map(Vec::len).sum());
@@ -276,9 +344,29 @@ impl Fetcher {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn digests_outlast_the_restart_of_a_node() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let said: Vec<Digest> = (0..100u8).map(|n| Digest::of(&[n])).collect();
+        let digests = HomeDigests::open(directory.path());
+        let noted = vec![
+            (FileIndex(0), 0, said[..10].to_vec()),
+            (FileIndex(70_000), 5, said.clone()),
+            (FileIndex(3), 0, Vec::new()),
+        ];
+        digests.note(noted).await.expect("noted");
+        drop(digests);
+        let digests = HomeDigests::open(directory.path());
+        let known = |file, first| digests.known().known_from(FileIndex(file), first, 1_000);
+        assert_eq!(known(0, 0), said[..10]);
+        assert_eq!(known(70_000, 5), said);
+        assert_eq!(known(3, 0), []);
+    }
+
     #[test]
     fn lookahead_grows_while_home_knows_more() {
-        let digests = HomeDigests::new();
+        let directory = tempfile::tempdir().expect("a directory");
+        let digests = HomeDigests::open(directory.path());
         let count = || digests.begin_lookahead().map(|turn| turn.count);
         assert_eq!(count(), Some(WELCOME_MIN));
         digests.adapt_lookahead(64, 64);
