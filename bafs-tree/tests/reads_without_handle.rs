@@ -1,12 +1,16 @@
 //! Small files and directories that are read as a whole, without a handle.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::IoSliceMut;
+use std::time::Duration;
 
 use bafs_proto::file_op::{END_COOKIE, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
+use rustix::fs::{Advice, fadvise};
+use rustix::io::{ReadWriteFlags, preadv2};
 
-use crate::test_tree::{ROOT, TreeFixture};
+use crate::test_tree::{ROOT, TreeFixture, skip};
 
 #[test]
 fn small_files_are_read_without_a_handle() {
@@ -29,6 +33,52 @@ fn small_files_are_read_without_a_handle() {
     let ino = InodeNo(99);
     let unknown = FileOp::ReadFile { ino, bytes_max: 5 };
     assert_eq!(fixture.err(unknown), libc::ESTALE);
+}
+
+/// Whether the page cache has the start of a file; nothing where the file system does not say.
+fn is_in_memory(file: &File) -> Option<bool> {
+    let mut byte = [0];
+    let read = preadv2(
+        file,
+        &mut [IoSliceMut::new(&mut byte)],
+        0,
+        ReadWriteFlags::NOWAIT,
+    );
+    match read {
+        Ok(count) => Some(count == 1),
+        Err(rustix::io::Errno::AGAIN) => Some(false),
+        Err(_) => None,
+    }
+}
+
+#[test]
+fn files_of_a_batch_are_read_together() {
+    let fixture = TreeFixture::new(None);
+    let (mut files, mut ops) = (Vec::new(), Vec::new());
+    for number in 0..4 {
+        let name = number.to_string();
+        fs::write(fixture.path(&name), b"hello").expect("write");
+        let ino = fixture.lookup(ROOT, &name).expect("it is there").ino;
+        ops.push(FileOp::ReadFile { ino, bytes_max: 64 });
+        let file = File::open(fixture.path(&name)).expect("open");
+        file.sync_all().expect("sync");
+        fadvise(&file, 0, None, Advice::DontNeed).expect("drop");
+        files.push(file);
+    }
+    if files.iter().any(|file| is_in_memory(file) != Some(false)) {
+        let test = "files_of_a_batch_are_read_together";
+        return skip(test, "the file system drops no pages, or does not tell");
+    }
+    fixture.session.begin_reads(&ops);
+    let is_read = |file: &File| is_in_memory(file) == Some(true);
+    for _ in 0..1_000 {
+        if files[1..].iter().all(is_read) {
+            assert!(!is_read(&files[0]), "that one is read at once");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("nobody reads them");
 }
 
 #[test]
