@@ -11,12 +11,17 @@ use bafs_proto::message::AssignedNumbers;
 use bafs_proto::{Error, ErrorCode};
 use bytes::{Bytes, BytesMut};
 use nix::libc;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 
+use super::begun_task::begin_here;
 use super::delegation::{DelegationState, PendingAnswer, SessionDelegation, free_space};
 use super::{RemoteSession, SessionFailure, SessionLink};
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX};
 use crate::logic::operation_log::LogEntry;
+
+/// Data of a batch, in bytes, that are sent by the thread which sends the log. To encrypt and copy
+/// so many takes as long as to wake another thread, some 30 µs.
+const BYTES_SENT_HERE_MAX: usize = 64 << 10;
 
 /// A batch on its way.
 pub(super) struct SentBatch {
@@ -27,7 +32,7 @@ pub(super) struct SentBatch {
     is_skipped: Vec<bool>,
     /// The count of operations that had taken space without the log.
     query_count: u64,
-    pub(super) answer: JoinHandle<Result<Vec<FileResult>, SessionFailure>>,
+    pub(super) answer: oneshot::Receiver<Result<Vec<FileResult>, SessionFailure>>,
 }
 
 impl RemoteSession {
@@ -145,12 +150,22 @@ impl RemoteSession {
         let after = std::mem::replace(last, sequence);
         let (session, link) = (Arc::clone(self), link.clone());
         let epoch = link.tree_session.epoch;
-        let answer = tokio::spawn(async move {
+        let is_small = body.len() <= BYTES_SENT_HERE_MAX;
+        let (tell, answer) = oneshot::channel();
+        let calling = async move {
             let deadline = session.server.deadline();
             let numbers = (sequence, Some(after), given);
             let ran = session.run_batch(&link, caller, (ops, numbers), &body, deadline);
-            ran.await.map(|(results, _)| results)
-        });
+            // Nobody wants the answer of a volume that is closed.
+            let _ = tell.send(ran.await.map(|(results, _)| results));
+        };
+        match is_small {
+            true => begin_here(&own.runtime, calling),
+            // Several processors encrypt several of them.
+            false => drop(own.runtime.spawn(calling)),
+        }
+        own.lock_state().last_batch = Some((epoch, sequence));
+        own.sent.send_replace(first + count as u64);
         Ok(SentBatch {
             epoch,
             first_position: first,
