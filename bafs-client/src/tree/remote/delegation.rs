@@ -72,7 +72,7 @@ pub(super) struct DelegationState {
     /// References that the kernel dropped, to be told when all before a position has run.
     pub(super) pending_forgets: VecDeque<(u64, InodeNo, u64)>,
     /// Somebody waits for this position.
-    wanted_position: u64,
+    pub(super) wanted_position: u64,
     /// Whether what nobody waits for is sent later, together with what somebody does.
     holds_back: bool,
     /// Batches on their way.
@@ -92,7 +92,7 @@ pub(super) struct PendingAnswer {
 
 /// What an answer waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AnswerCondition {
+pub(super) enum AnswerCondition {
     /// Nothing.
     Immediately,
     /// That the log is not full any more.
@@ -109,7 +109,7 @@ impl std::fmt::Debug for DelegationState {
 
 impl DelegationState {
     /// Whether an answer may go.
-    fn is_satisfied(&self, until: AnswerCondition) -> bool {
+    pub(super) fn is_satisfied(&self, until: AnswerCondition) -> bool {
         match until {
             AnswerCondition::Immediately => true,
             AnswerCondition::LogSpace => !self.is_full(),
@@ -196,7 +196,7 @@ impl SessionDelegation {
 
     /// Sends the log from this thread, for a program that waits until it has run: to wake another
     /// thread first takes as long as a message.
-    fn ship_here(&self) {
+    pub(super) fn ship_here(&self) {
         let wake = || self.wake.notify_one();
         match self.shipping_task.get().and_then(Weak::upgrade) {
             Some(shipping) => shipping.wake_here(wake),
@@ -485,39 +485,6 @@ impl RemoteSession {
         }
     }
 
-    /// Waits until an answer may go.
-    async fn wait_for_condition(
-        &self,
-        own: &SessionDelegation,
-        until: AnswerCondition,
-        result: FileResult,
-    ) -> FileResult {
-        match until {
-            AnswerCondition::Immediately => return result,
-            AnswerCondition::Acknowledged(position) => self.wait_for_position(own, position).await,
-            AnswerCondition::LogSpace => loop {
-                let settled = {
-                    let state = own.lock_state();
-                    if state.is_satisfied(until) {
-                        return result;
-                    }
-                    state.delegation.log.acknowledged_position()
-                };
-                if self.health.loss().is_some() {
-                    break;
-                }
-                self.wait_for_position(own, settled + 1).await;
-            },
-        }
-        self.fail_if_lost(result)
-    }
-
-    /// Waits until all that is in the log now has run.
-    pub(super) async fn wait_for_log(&self, own: &SessionDelegation) {
-        let end = own.lock_state().delegation.log.end_position();
-        self.wait_for_position(own, end).await;
-    }
-
     /// Before a file or directory loses a name, gets more than all of which are known here, or may
     /// not be opened any more, the server must have it open if the program has.
     pub(super) async fn open_deferred_handles(&self, op: &FileOp) -> Result<(), Errno> {
@@ -565,36 +532,6 @@ impl RemoteSession {
                 Err(cause) => return Err(errno_of_failure(cause)),
             }
         }
-    }
-
-    /// Waits until all before a position has run, or the volume is lost.
-    pub(super) async fn wait_for_position(&self, own: &SessionDelegation, position: u64) {
-        self.wait_until_reached(own, &own.acknowledged, position)
-            .await;
-    }
-
-    /// Waits until all before a position is on its way, or the volume is lost.
-    pub(super) async fn wait_until_sent(&self, own: &SessionDelegation, position: u64) {
-        self.wait_until_reached(own, &own.sent, position).await;
-    }
-
-    async fn wait_until_reached(
-        &self,
-        own: &SessionDelegation,
-        progress: &watch::Sender<u64>,
-        position: u64,
-    ) {
-        let mut reached = progress.subscribe();
-        if *reached.borrow_and_update() >= position {
-            return;
-        }
-        {
-            let mut state = own.lock_state();
-            state.wanted_position = state.wanted_position.max(position);
-        }
-        own.ship_here();
-        let waiting = reached.wait_for(|reached| *reached >= position);
-        let _ = self.health.run_unless_lost(waiting).await;
     }
 
     /// The volume is lost: nobody will make room for answers that are held back.

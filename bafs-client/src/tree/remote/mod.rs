@@ -47,6 +47,7 @@ mod file_sync;
 mod forget_queue;
 mod log_recovery;
 mod log_shipping;
+mod log_waits;
 mod name_listing;
 mod operation_outcome;
 mod reader_files;
