@@ -26,14 +26,15 @@ fn name(number: usize) -> String {
     format!("file-{number}")
 }
 
+fn make_files(root: &Path) {
+    for number in 0..FILES {
+        std::fs::write(root.join(name(number)), content(number)).unwrap();
+    }
+}
+
 /// A volume with files that nobody has looked at.
 async fn earlier_files() -> DelegationFixture {
-    let make = |root: &Path| {
-        for number in 0..FILES {
-            std::fs::write(root.join(name(number)), content(number)).unwrap();
-        }
-    };
-    DelegationFixture::with_files(Durability::OnSync, None, make).await
+    DelegationFixture::with_files(Durability::OnSync, None, make_files).await
 }
 
 async fn open(world: &DelegationFixture, number: usize, flags: i32) -> HandleId {
@@ -86,6 +87,21 @@ async fn cold_small_files_take_few_calls() {
 }
 
 #[tokio::test]
+async fn cold_lookups_of_a_directory_take_one_call() {
+    let world = earlier_files().await;
+    let before = calls(&world);
+    for number in 0..2 * FILES {
+        let lookup = FileOp::Lookup {
+            parent: InodeNo::ROOT,
+            name: name(number).into(),
+        };
+        let found = world.run(lookup, &[]).await.0;
+        assert_eq!(found.is_ok(), number < FILES, "{found:?}");
+    }
+    assert_eq!(calls(&world) - before, 1);
+}
+
+#[tokio::test]
 async fn writers_never_read_outdated_small_files() {
     for seed in 1..=20 {
         let world = earlier_files().await;
@@ -131,4 +147,61 @@ async fn small_files_stay_readable_over_a_restart() {
     }
     let loss = world.volume.health().loss();
     assert!(loss.is_none(), "{loss:?}");
+}
+
+#[tokio::test]
+async fn readers_need_two_calls_for_a_cold_file() {
+    let world = DelegationFixture::read_only(make_files).await;
+    for number in 0..3 {
+        let before = calls(&world);
+        assert_eq!(read_whole(&world, number).await, content(number));
+        // Its name is looked up, and the file is read.
+        assert_eq!(calls(&world) - before, 2);
+    }
+}
+
+#[tokio::test]
+async fn readers_see_later_writes_of_others() {
+    let world = DelegationFixture::read_only(make_files).await;
+    let path = world.directory.path().join(name(1));
+    for length in [content(1).len(), 10, 3_000] {
+        let handle = open(&world, 1, libc::O_RDONLY).await;
+        let written = vec![length as u8; length];
+        std::fs::write(&path, &written).unwrap();
+        let read = FileOp::Read {
+            handle,
+            offset: 0,
+            length: 4_096,
+        };
+        assert_eq!(world.run(read, &[]).await.1, written);
+        world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
+    }
+    let loss = world.volume.health().loss();
+    assert!(loss.is_none(), "{loss:?}");
+}
+
+#[tokio::test]
+async fn readers_continue_after_a_restart() {
+    let world = DelegationFixture::read_only(make_files).await;
+    for number in 0..FILES {
+        let runs = number % 2 == 0;
+        let handle = open(&world, number, libc::O_RDONLY).await;
+        if number % 5 == 3 {
+            world.server.set_fault(Fault::Restart { runs });
+        }
+        let parts = [
+            (0, 4_096, content(number)),
+            (1_000, 9, content(number)[1_000..].to_vec()),
+        ];
+        for (offset, length, expected) in parts {
+            let read = FileOp::Read {
+                handle,
+                offset,
+                length,
+            };
+            let found = world.run(read, &[]).await.1;
+            assert_eq!(found, expected[..expected.len().min(length as usize)]);
+        }
+        world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
+    }
 }

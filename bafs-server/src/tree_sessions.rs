@@ -15,7 +15,7 @@
 //!   (`batch_replay.rs`), so a repeated batch is answered from memory and never runs twice.
 //! * **Chains.** Batches with `after_sequence` run one after the other. After the first failed
 //!   operation of a chain nothing later in it runs: it gets `ECANCELED`. So the state on disk shows
-//!   how far the chain came.
+//!   how far the chain came. A batch of syncs waits for the chain, but nothing waits for it.
 //! * **Hand-over.** [`TreeSessions::hand_to_agent`] passes the tree to an agent on the same
 //!   machine. From then on this server only keeps the lease.
 //!
@@ -63,7 +63,7 @@ use crate::clock;
 use crate::counters::Counters;
 use crate::full_disk::{DiskFullFlag, FreeSpace};
 use crate::incarnation;
-use batch_replay::{BatchReplay, BatchReply, BatchStart};
+use batch_replay::{BatchReplay, BatchReply, BatchStart, is_sync};
 use descriptors::reserve_descriptors;
 use inline_batches::InlineSlot;
 use recent_set::RecentSet;
@@ -250,7 +250,10 @@ impl TreeSessions {
             return Err(Error::new(ErrorCode::Malformed, text));
         }
         if let Some(after) = after {
-            session.wait_for_turn(after, sequence).await?;
+            let is_sync = is_sync(&call.ops);
+            let has_run = |last: u64| last >= sequence || (is_sync && last > after);
+            let is_here = |last| last == after || has_run(last);
+            session.wait_for_turn(after, sequence, is_here).await?;
         }
         let begun = lock(&session.replay).begin(sequence);
         let mut answer = match begun {
@@ -509,11 +512,17 @@ impl AgentSession {
         }
     }
 
-    /// Waits until the batch before this one in the agent's chain has run.
-    async fn wait_for_turn(&self, after: u64, sequence: u64) -> Result<()> {
+    /// Waits until the batch before this one in the agent's chain has run, as `is_here` tells by
+    /// the last one that did.
+    async fn wait_for_turn(
+        &self,
+        after: u64,
+        sequence: u64,
+        is_here: impl Fn(u64) -> bool,
+    ) -> Result<()> {
         let mut last = self.last_chained_batch.subscribe();
-        let is_here = |last: &u64| *last == after || *last >= sequence;
-        let turn = tokio::time::timeout(IN_PROGRESS_AFTER, last.wait_for(is_here)).await;
+        let waiting = last.wait_for(|last| is_here(*last));
+        let turn = tokio::time::timeout(IN_PROGRESS_AFTER, waiting).await;
         match turn {
             Ok(Ok(_)) => Ok(()),
             _ if self.is_chain_running.load(Ordering::Acquire) => Err(running_error(sequence)),
@@ -537,6 +546,10 @@ impl AgentSession {
         let mut results = Vec::with_capacity(ops.len());
         let (mut out, mut named) = (Buffer::with_capacity(read_bytes_max(ops)), 0);
         let mut given = given.iter().peekable();
+        {
+            let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
+            guard.as_ref().ok_or(())?.begin_reads(ops);
+        }
         for (place, op) in ops.iter().enumerate() {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
             let session = guard.as_ref().ok_or(())?;

@@ -397,3 +397,36 @@ async fn a_failure_stops_the_rest_of_its_chain() {
     assert!(results[0].is_err() && results[1].is_ok());
     assert!(is_there("d"));
 }
+
+#[tokio::test]
+async fn a_sync_waits_for_its_batch_alone() {
+    let bench = SessionFixture::new();
+    let epoch = bench.open(true).await;
+    let handle = bench.create(epoch, "f").await;
+    let make = |name: &str| FileOp::MakeDirectory {
+        parent: InodeNo::ROOT,
+        name: name.into(),
+        mode: 0o755,
+    };
+    let data_only = false;
+    let sync = || vec![FileOp::Fsync { handle, data_only }];
+    let run = |sequence, after, ops| bench.run_after(epoch, (sequence, after), ops, b"");
+
+    let is_there = || bench.root.path().join("a").exists();
+    let synced = async {
+        let synced = run(5, Some(2), sync()).await.expect("answer");
+        assert!(synced.0[0].is_ok() && is_there());
+    };
+    let late = async {
+        tokio::task::yield_now().await;
+        run(2, Some(0), vec![make("a")]).await.expect("answer");
+    };
+    tokio::join!(synced, late);
+
+    // The chain goes on without it, and it does not mind how far.
+    run(3, Some(2), vec![make("b")]).await.expect("answer");
+    let synced = run(6, Some(2), sync()).await.expect("answer");
+    assert!(synced.0[0].is_ok());
+    let made = run(4, Some(3), vec![make("c")]).await.expect("answer");
+    assert!(made.0[0].is_ok());
+}

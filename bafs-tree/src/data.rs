@@ -1,15 +1,16 @@
 //! Operations on the content of open files, within the limit.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use bafs_proto::file_op::{BodyRange, FileReply, FileResult};
+use bafs_proto::file_op::{BodyRange, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::limits::IO_BYTES_MAX;
+use bafs_proto::limits::{BODY_BYTES_MAX, IO_BYTES_MAX};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    FallocateFlags, FileType, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fstat,
-    fsync, seek,
+    Advice, FallocateFlags, FileType, OFlags, SeekFrom, copy_file_range, fadvise, fallocate,
+    fdatasync, fstat, fsync, seek,
 };
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -78,6 +79,33 @@ impl Session {
         done.map(|done| FileReply::Read {
             length: done as u32,
         })
+    }
+
+    /// Has the disk read the small files of a batch together. The operations run one after the
+    /// other, and would each wait for the disk. What fails here fails again when it is read.
+    pub fn begin_reads(&self, ops: &[FileOp]) {
+        let files = ops.iter().filter_map(|op| match op {
+            FileOp::ReadFile { ino, bytes_max } => Some((*ino, *bytes_max)),
+            _ => None,
+        });
+        let mut bytes = 0;
+        // The first one is read at once.
+        for (ino, bytes_max) in files.skip(1) {
+            bytes += u64::from(bytes_max);
+            // The reply has no room for more.
+            if bytes > u64::from(BODY_BYTES_MAX) {
+                return;
+            }
+            let Ok(file_reference) = self.file_reference(ino) else {
+                continue;
+            };
+            if file_reference.kind() == FileType::RegularFile
+                && let Ok(fd) = file_reference.open(OFlags::RDONLY)
+            {
+                let length = NonZeroU64::new(u64::from(bytes_max));
+                let _ = fadvise(&fd, 0, length, Advice::WillNeed);
+            }
+        }
     }
 
     pub(crate) fn write(

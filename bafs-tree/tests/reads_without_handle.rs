@@ -1,12 +1,13 @@
 //! Small files and directories that are read as a whole, without a handle.
 
-use std::fs;
+use std::fs::{self, File};
 
 use bafs_proto::file_op::{END_COOKIE, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
+use rustix::fs::{Advice, fadvise};
 
-use crate::test_tree::{ROOT, TreeFixture};
+use crate::test_tree::{ROOT, TreeFixture, skip};
 
 #[test]
 fn small_files_are_read_without_a_handle() {
@@ -29,6 +30,46 @@ fn small_files_are_read_without_a_handle() {
     let ino = InodeNo(99);
     let unknown = FileOp::ReadFile { ino, bytes_max: 5 };
     assert_eq!(fixture.err(unknown), libc::ESTALE);
+}
+
+/// Bytes that this thread has had read from disks.
+fn disk_bytes_read() -> u64 {
+    let told = fs::read_to_string("/proc/thread-self/io").expect("the kernel counts");
+    let line = told
+        .lines()
+        .find_map(|line| line.strip_prefix("read_bytes: "));
+    line.expect("a line").parse().expect("a number")
+}
+
+#[test]
+fn files_of_a_batch_are_read_together() {
+    const PAGE_BYTES: u64 = 4096;
+    let fixture = TreeFixture::new(None);
+    let mut ops = Vec::new();
+    for number in 0..4 {
+        let name = number.to_string();
+        fs::write(fixture.path(&name), b"hello").expect("write");
+        let ino = fixture.lookup(ROOT, &name).expect("it is there").ino;
+        ops.push(FileOp::ReadFile { ino, bytes_max: 64 });
+        let file = File::open(fixture.path(&name)).expect("open");
+        file.sync_all().expect("sync");
+        fadvise(&file, 0, None, Advice::DontNeed).expect("drop");
+    }
+    let start = disk_bytes_read();
+    fixture.run_with(ops[0].clone(), &[]).0.expect("read");
+    if disk_bytes_read() == start {
+        let test = "files_of_a_batch_are_read_together";
+        return skip(test, "the file system keeps its pages");
+    }
+    let before = disk_bytes_read();
+    fixture.session.begin_reads(&ops);
+    let begun = disk_bytes_read();
+    assert!(begun - before >= 3 * PAGE_BYTES, "{before} {begun}");
+    for op in ops {
+        let read = fixture.run_with(op, &[]);
+        assert_eq!(read, (Ok(FileReply::Read { length: 5 }), b"hello".to_vec()));
+    }
+    assert_eq!(disk_bytes_read(), begun, "nothing is read twice");
 }
 
 #[test]

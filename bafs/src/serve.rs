@@ -131,6 +131,11 @@ pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
     {
         tracing::warn!("it stores volumes, but {error:#}");
     }
+    if args.enable_rings
+        && let Err(error) = bafs_client::fuse::enable_rings()
+    {
+        tracing::warn!("--enable-rings: the kernel stays without rings: {error}");
+    }
     let homes = args.homes.as_deref().map(read_home_settings).transpose()?;
     let config = NodeConfig {
         listen: args.server.listen.clone(),

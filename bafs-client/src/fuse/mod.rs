@@ -54,3 +54,4 @@ mod write_back;
 
 pub use mount::{FuseMount, MountKind, open_device};
 pub use mount_error::MountError;
+pub use ring::enable_rings;

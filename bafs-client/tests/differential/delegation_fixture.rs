@@ -39,17 +39,34 @@ impl DelegationFixture {
         limit: Option<Limit>,
         make: impl FnOnce(&Path),
     ) -> Self {
+        Self::with_access(Access::ReadWrite, Some(durability), limit, make).await
+    }
+
+    /// One that is only read.
+    pub(crate) async fn read_only(make: impl FnOnce(&Path)) -> Self {
+        Self::with_access(Access::ReadOnly, None, None, make).await
+    }
+
+    async fn with_access(
+        access: Access,
+        durability: Option<Durability>,
+        limit: Option<Limit>,
+        make: impl FnOnce(&Path),
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         make(directory.path());
+        let is_writable = access == Access::ReadWrite;
         let server = FakeServer::with_limit(directory.path(), limit);
         let (sender, losses) = mpsc::unbounded_channel();
         let health = VolumeHealth::new("work", sender);
         let (called, agent) = (server.server(5_000), AgentId::random());
-        let tree = RemoteTree::open(called, TreeRef::Volume(VOLUME), agent, true, health.clone())
-            .await
-            .unwrap();
-        tree.delegate(durability).await;
-        let (mode, ownership) = (VolumeMode::scratch(Access::ReadWrite), Ownership::AsStored);
+        let name = TreeRef::Volume(VOLUME);
+        let tree = RemoteTree::open(called, name, agent, is_writable, health.clone());
+        let tree = tree.await.unwrap();
+        if let Some(durability) = durability {
+            tree.delegate(durability).await;
+        }
+        let (mode, ownership) = (VolumeMode::scratch(access), Ownership::AsStored);
         let tree = Tree::Remote(tree);
         let volume = Volume::new("work", tree, mode, ownership, health, VolumeUsage::new());
         Self {

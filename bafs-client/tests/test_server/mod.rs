@@ -243,7 +243,8 @@ impl FakeServer {
             let last = self.last_batches.lock().unwrap().get(&run.epoch.0).copied();
             let last = last.unwrap_or(0);
             let is_gone = !self.sessions.lock().unwrap().contains_key(&run.epoch.0);
-            if is_gone || last == after || last >= run.sequence {
+            let has_run = is_sync(&run.ops) && last > after;
+            if is_gone || has_run || last == after || last >= run.sequence {
                 return;
             }
             tokio::task::yield_now().await;
@@ -287,7 +288,7 @@ impl FakeServer {
             .lock()
             .unwrap()
             .insert(key, answer.clone());
-        if run.after_sequence.is_some() {
+        if run.after_sequence.is_some() && !is_sync(&run.ops) {
             self.last_batches
                 .lock()
                 .unwrap()
@@ -336,6 +337,11 @@ impl Service for FakeServer {
             answer
         })
     }
+}
+
+/// Whether a batch waits for the chain and is no part of it.
+fn is_sync(ops: &[FileOp]) -> bool {
+    ops.iter().all(|op| matches!(op, FileOp::Fsync { .. }))
 }
 
 fn has_operations(request: &Request) -> bool {

@@ -115,6 +115,12 @@ impl BatchReplay {
     }
 }
 
+/// Whether a batch only makes durable what batches before it did.
+pub(super) fn is_sync(ops: &[FileOp]) -> bool {
+    let is_sync = |op: &FileOp| matches!(op, FileOp::Fsync { .. });
+    !ops.is_empty() && ops.iter().all(is_sync)
+}
+
 /// Whether running it once more changes nothing and answers the same or something newer.
 fn is_read_only(op: &FileOp) -> bool {
     matches!(

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use nix::libc;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use super::batch_replay::BatchReplySender;
+use super::batch_replay::{BatchReplySender, is_sync};
 use super::{AgentSession, TreeSessions, lock};
 
 /// Operations of a cheap batch, at most. An operation takes one to four system calls. To hand a
@@ -64,7 +64,8 @@ impl TreeSessions {
         body: Bytes,
         sender: BatchReplySender,
     ) {
-        let (shared, is_chained) = (self.0.clone(), call.after_sequence.is_some());
+        let shared = self.0.clone();
+        let is_chained = call.after_sequence.is_some() && !is_sync(&call.ops);
         if is_chained {
             session.is_chain_running.store(true, Ordering::Release);
         }

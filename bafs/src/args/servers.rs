@@ -105,6 +105,10 @@ pub(crate) struct NodeArgs {
     /// Take blocks of a cache from other nodes without asking home what they are.
     #[arg(long)]
     pub(crate) trust_peers: bool,
+    /// Let the kernel pass small file requests of this machine by io_uring, which takes a fraction
+    /// of their time. Needs root, and Linux 6.14.
+    #[arg(long)]
+    pub(crate) enable_rings: bool,
     /// When the node ends: after a time such as 2h, or at @SECONDS since 1970. Jobs whose declared
     /// run time is longer do not start there, and its data are copied in time.
     #[arg(long, value_name = "TIME")]

@@ -107,6 +107,7 @@ fn build_node(pool: &PoolFile, args: &PilotNodeArgs, store: &Path) -> Result<Nod
         tmp: None,
         shared_memory: None,
         trust_peers: false,
+        enable_rings: false,
         slots: count_processors(&pool.engine),
         homes: None,
         until: find_end(pool.time_limit_s),

@@ -64,6 +64,14 @@ pub(super) struct Rings {
     _memory: MemoryReservation,
 }
 
+/// Lets the kernel use rings for mounts of this machine that request them, from now on.
+///
+/// # Errors
+/// The system's: only root may do so, and the kernel must have rings.
+pub fn enable_rings() -> io::Result<()> {
+    fs::write(ENABLED_PATH, "Y")
+}
+
 impl Rings {
     /// Makes them, for a mount to come. `over` is called should one fail while it serves.
     ///
@@ -72,7 +80,8 @@ impl Rings {
     pub(super) fn prepare(on_failure: &Arc<dyn Fn() + Send + Sync>) -> Result<Self, String> {
         let enabled = fs::read_to_string(ENABLED_PATH).unwrap_or_default();
         if enabled.trim() != "Y" {
-            return Err(format!("{ENABLED_PATH} is not Y; root may write Y to it"));
+            let remedy = "root may write Y to it, or start the node with --enable-rings";
+            return Err(format!("{ENABLED_PATH} is not Y; {remedy}"));
         }
         let possible = fs::read_to_string(POSSIBLE_PROCESSORS_PATH).unwrap_or_default();
         let processors = count_processors(&possible).ok_or_else(|| {

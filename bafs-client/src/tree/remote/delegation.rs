@@ -2,15 +2,17 @@
 //! answered is decided in `logic/delegation.rs`; `log_shipping.rs` brings it to the server.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
-use bafs_proto::ids::InodeNo;
+use bafs_proto::ids::{Epoch, InodeNo};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
+use super::begun_task::BegunTask;
+use super::fetch_ahead::FetchAhead;
 use super::{RemoteSession, SessionFailure};
 use crate::clock;
 use crate::errno::errno_of;
@@ -50,8 +52,12 @@ pub(super) struct SessionDelegation {
     durability: Durability,
     /// There may be something to send.
     pub(super) wake: Notify,
-    /// All before this position of the log has run.
+    /// What sends the log.
+    pub(super) shipping_task: OnceLock<Weak<BegunTask>>,
+    /// All before this position of the log has run,
     pub(super) acknowledged: watch::Sender<u64>,
+    /// and all before this one is on its way.
+    pub(super) sent: watch::Sender<u64>,
     /// Held by whoever fetches ahead, mostly.
     pub(super) fetch_lock: Arc<tokio::sync::Mutex<()>>,
     pub(super) runtime: Handle,
@@ -66,9 +72,13 @@ pub(super) struct DelegationState {
     /// References that the kernel dropped, to be told when all before a position has run.
     pub(super) pending_forgets: VecDeque<(u64, InodeNo, u64)>,
     /// Somebody waits for this position.
-    wanted_position: u64,
+    pub(super) wanted_position: u64,
+    /// Whether what nobody waits for is sent later, together with what somebody does.
+    holds_back: bool,
     /// Batches on their way.
     pub(super) inflight_batches: usize,
+    /// The last of them: the session that it went to, and its number there.
+    pub(super) last_batch: Option<(Epoch, u64)>,
     /// What the volume held, and its disk, after the latest batch that was answered.
     pub(super) latest_stat: Option<TreeStat>,
 }
@@ -82,7 +92,7 @@ pub(super) struct PendingAnswer {
 
 /// What an answer waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AnswerCondition {
+pub(super) enum AnswerCondition {
     /// Nothing.
     Immediately,
     /// That the log is not full any more.
@@ -99,7 +109,7 @@ impl std::fmt::Debug for DelegationState {
 
 impl DelegationState {
     /// Whether an answer may go.
-    fn is_satisfied(&self, until: AnswerCondition) -> bool {
+    pub(super) fn is_satisfied(&self, until: AnswerCondition) -> bool {
         match until {
             AnswerCondition::Immediately => true,
             AnswerCondition::LogSpace => !self.is_full(),
@@ -128,7 +138,8 @@ impl DelegationState {
     }
 
     /// Whether a batch should go now: a small one waits while others are on their way, so that
-    /// more travels with it.
+    /// more travels with it. Where a close will wait for the server, it waits for that in any case:
+    /// file, data and close are one message then, and not three.
     pub(super) fn is_batch_due(&self) -> bool {
         let log = &self.delegation.log;
         let (ops, bytes) = log.unsent();
@@ -136,7 +147,7 @@ impl DelegationState {
         let is_wanted = self.wanted_position > log.sent_position();
         ops > 0
             && self.inflight_batches < BATCHES_MAX
-            && (self.inflight_batches == 0 || is_large || is_wanted)
+            && (is_large || is_wanted || (self.inflight_batches == 0 && !self.holds_back))
     }
 }
 
@@ -152,11 +163,17 @@ impl PendingAnswer {
 
 impl SessionDelegation {
     fn new(durability: Durability) -> Self {
+        let state = DelegationState {
+            holds_back: durability == Durability::OnClose,
+            ..DelegationState::default()
+        };
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(state),
             durability,
             wake: Notify::new(),
+            shipping_task: OnceLock::new(),
             acknowledged: watch::Sender::new(0),
+            sent: watch::Sender::new(0),
             fetch_lock: Arc::default(),
             runtime: Handle::current(),
         }
@@ -165,6 +182,26 @@ impl SessionDelegation {
     pub(super) fn lock_state(&self) -> MutexGuard<'_, DelegationState> {
         // No holder leaves what it changes half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends what was held back for a close that has not come.
+    pub(super) fn send_held_back(&self) {
+        let mut state = self.lock_state();
+        if state.holds_back && state.delegation.log.unsent().0 > 0 {
+            state.wanted_position = state.delegation.log.end_position();
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Sends the log from this thread, for a program that waits until it has run: to wake another
+    /// thread first takes as long as a message.
+    pub(super) fn ship_here(&self) {
+        let wake = || self.wake.notify_one();
+        match self.shipping_task.get().and_then(Weak::upgrade) {
+            Some(shipping) => shipping.wake_here(wake),
+            None => wake(),
+        }
     }
 
     /// What the answer to an operation waits for that appended what ends at this position.
@@ -247,7 +284,7 @@ impl RemoteSession {
         for ino in dropped {
             self.forget_later(own, ino, 1);
         }
-        self.list_directories_ahead(own, directories);
+        self.fetch_ahead(own, FetchAhead::Directories(directories));
         (decision, appended)
     }
 
@@ -299,7 +336,7 @@ impl RemoteSession {
             state.wanted_position = state.wanted_position.max(position);
         }
         drop(state);
-        own.wake.notify_one();
+        own.ship_here();
         if self.health.loss().is_some() {
             self.fail_pending_answers(own);
         }
@@ -314,7 +351,7 @@ impl RemoteSession {
         self.answer_after(own, until, done, result);
     }
 
-    fn fail_if_lost(&self, result: FileResult) -> FileResult {
+    pub(super) fn fail_if_lost(&self, result: FileResult) -> FileResult {
         match self.health.loss() {
             Some(_) => Err(errno_of(ErrorCode::VolumeLost)),
             None => result,
@@ -339,11 +376,15 @@ impl RemoteSession {
                     );
                 }
                 Decision::QueryAfter(position) => {
+                    let synced = self.sync_behind_log(own, (caller, &op), position).await;
+                    if let Some(result) = synced {
+                        return (result, Bytes::new());
+                    }
                     self.wait_for_position(own, position).await;
                     break;
                 }
                 Decision::AnswerRead(data, files) => {
-                    self.read_files_ahead(own, files);
+                    self.fetch_ahead(own, FetchAhead::Files(files));
                     return (read_reply(&data), data);
                 }
                 Decision::ReadFiles(files) => {
@@ -444,39 +485,6 @@ impl RemoteSession {
         }
     }
 
-    /// Waits until an answer may go.
-    async fn wait_for_condition(
-        &self,
-        own: &SessionDelegation,
-        until: AnswerCondition,
-        result: FileResult,
-    ) -> FileResult {
-        match until {
-            AnswerCondition::Immediately => return result,
-            AnswerCondition::Acknowledged(position) => self.wait_for_position(own, position).await,
-            AnswerCondition::LogSpace => loop {
-                let settled = {
-                    let state = own.lock_state();
-                    if state.is_satisfied(until) {
-                        return result;
-                    }
-                    state.delegation.log.acknowledged_position()
-                };
-                if self.health.loss().is_some() {
-                    break;
-                }
-                self.wait_for_position(own, settled + 1).await;
-            },
-        }
-        self.fail_if_lost(result)
-    }
-
-    /// Waits until all that is in the log now has run.
-    pub(super) async fn wait_for_log(&self, own: &SessionDelegation) {
-        let end = own.lock_state().delegation.log.end_position();
-        self.wait_for_position(own, end).await;
-    }
-
     /// Before a file or directory loses a name, gets more than all of which are known here, or may
     /// not be opened any more, the server must have it open if the program has.
     pub(super) async fn open_deferred_handles(&self, op: &FileOp) -> Result<(), Errno> {
@@ -524,21 +532,6 @@ impl RemoteSession {
                 Err(cause) => return Err(errno_of_failure(cause)),
             }
         }
-    }
-
-    /// Waits until all before a position has run, or the volume is lost.
-    pub(super) async fn wait_for_position(&self, own: &SessionDelegation, position: u64) {
-        let mut settled = own.acknowledged.subscribe();
-        if *settled.borrow_and_update() >= position {
-            return;
-        }
-        {
-            let mut state = own.lock_state();
-            state.wanted_position = state.wanted_position.max(position);
-        }
-        own.wake.notify_one();
-        let waiting = settled.wait_for(|settled| *settled >= position);
-        let _ = self.health.run_unless_lost(waiting).await;
     }
 
     /// The volume is lost: nobody will make room for answers that are held back.

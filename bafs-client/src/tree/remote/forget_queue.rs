@@ -25,6 +25,17 @@ impl RemoteSession {
         }
     }
 
+    /// The same where nothing on its way needs the file.
+    pub(super) fn forget_at_once(&self, ino: InodeNo, count: u64) -> usize {
+        let queued = self.forget(ino, count);
+        if let Some(files) = &self.reader_files
+            && !self.inode_map().has_inode(ino)
+        {
+            files.forget(ino);
+        }
+        queued
+    }
+
     /// Has an operation sent to which nobody needs the answer.
     pub(super) fn queue_forget(&self, epoch: Epoch, op: FileOp) -> usize {
         let mut forgets = lock(&self.forgets);
@@ -74,6 +85,9 @@ impl RemoteSession {
         while self.health.loss().is_none() {
             tokio::time::sleep(Duration::from_millis(look_ms)).await;
             silent_ms += look_ms;
+            if let Some(own) = self.delegation.get() {
+                own.send_held_back();
+            }
             // The server keeps what was removed until it hears that nobody knows it any more.
             let epoch = self.link().tree_session.epoch;
             let has_news = {

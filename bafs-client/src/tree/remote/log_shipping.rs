@@ -11,12 +11,20 @@ use bafs_proto::message::AssignedNumbers;
 use bafs_proto::{Error, ErrorCode};
 use bytes::{Bytes, BytesMut};
 use nix::libc;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 
+use super::begun_task::begin_here;
 use super::delegation::{DelegationState, PendingAnswer, SessionDelegation, free_space};
-use super::{RemoteSession, SessionFailure, SessionLink};
+use super::{BatchNumbers, RemoteSession, SessionFailure, SessionLink};
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX};
 use crate::logic::operation_log::LogEntry;
+
+/// Data of a batch, in bytes, that are sent by the thread which sends the log. To encrypt and copy
+/// so many takes as long as to wake another thread, some 30 µs.
+const BYTES_SENT_HERE_MAX: usize = 64 << 10;
+
+/// What became of a batch.
+type BatchAnswer = Result<Vec<FileResult>, SessionFailure>;
 
 /// A batch on its way.
 pub(super) struct SentBatch {
@@ -27,7 +35,7 @@ pub(super) struct SentBatch {
     is_skipped: Vec<bool>,
     /// The count of operations that had taken space without the log.
     query_count: u64,
-    pub(super) answer: JoinHandle<Result<Vec<FileResult>, SessionFailure>>,
+    pub(super) answer: oneshot::Receiver<BatchAnswer>,
 }
 
 impl RemoteSession {
@@ -143,14 +151,11 @@ impl RemoteSession {
         let body = if with_data > 1 { body.freeze() } else { whole };
         let sequence = link.next_sequence();
         let after = std::mem::replace(last, sequence);
-        let (session, link) = (Arc::clone(self), link.clone());
         let epoch = link.tree_session.epoch;
-        let answer = tokio::spawn(async move {
-            let deadline = session.server.deadline();
-            let numbers = (sequence, Some(after), given);
-            let ran = session.run_batch(&link, caller, (ops, numbers), &body, deadline);
-            ran.await.map(|(results, _)| results)
-        });
+        let batch = (ops, (sequence, Some(after), given));
+        let answer = self.begin_batch(own, link, caller, batch, body);
+        own.lock_state().last_batch = Some((epoch, sequence));
+        own.sent.send_replace(first + count as u64);
         Ok(SentBatch {
             epoch,
             first_position: first,
@@ -158,6 +163,32 @@ impl RemoteSession {
             query_count: spent,
             answer,
         })
+    }
+
+    /// Calls, a small batch from this thread.
+    fn begin_batch(
+        self: &Arc<Self>,
+        own: &SessionDelegation,
+        link: &SessionLink,
+        caller: Caller,
+        batch: (Vec<FileOp>, BatchNumbers),
+        body: Bytes,
+    ) -> oneshot::Receiver<BatchAnswer> {
+        let (session, link) = (Arc::clone(self), link.clone());
+        let is_small = body.len() <= BYTES_SENT_HERE_MAX;
+        let (tell, answer) = oneshot::channel();
+        let calling = async move {
+            let deadline = session.server.deadline();
+            let ran = session.run_batch(&link, caller, batch, &body, deadline);
+            // Nobody wants the answer of a volume that is closed.
+            let _ = tell.send(ran.await.map(|(results, _)| results));
+        };
+        match is_small {
+            true => begin_here(&own.runtime, calling),
+            // Several processors encrypt several of them.
+            false => drop(own.runtime.spawn(calling)),
+        }
+        answer
     }
 
     /// Takes in the answers of the oldest batch.

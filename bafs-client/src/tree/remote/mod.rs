@@ -13,6 +13,9 @@
 //! * `InodeMap` maps the kernel's inode numbers and handles to those of the session. The kernel's
 //!   numbers stay, but each incarnation of the server has its own.
 //! * `small_file_reads.rs` reads small files whole, several by one call.
+//! * `file_sync.rs` makes files durable while what was written is on its way.
+//! * `reader_files.rs` opens small files without the server, for sessions that only read.
+//! * `begun_task.rs` lets a thread of the kernel's requests send by itself.
 //! * `call_retry.rs` repeats a call until its deadline. `InProgress`, or any reply to this session,
 //!   extends the deadline, up to 20 times.
 //! * Batches carry numbers, so a repeated call never runs an operation twice.
@@ -36,20 +39,24 @@
 //! `docs/decisions/0013-resume-after-server-restart.md` and `0018-write-delegation.md` have the
 //! reasons.
 
+mod begun_task;
 mod call_retry;
 mod delegation;
+mod fetch_ahead;
+mod file_sync;
 mod forget_queue;
 mod log_recovery;
 mod log_shipping;
+mod log_waits;
 mod name_listing;
 mod operation_outcome;
+mod reader_files;
 mod reply_translation;
 mod session_recovery;
 mod small_file_reads;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
@@ -64,8 +71,11 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use self::begun_task::{BegunTask, begin_here};
 pub use self::delegation::Durability;
 use self::delegation::{EarlyAnswer, SessionDelegation, errno_of_failure};
+use self::fetch_ahead::FetchAhead;
+use self::reader_files::ReaderFiles;
 use self::session_recovery::InflightRename;
 use super::completion::Completion;
 use super::server::Server;
@@ -83,7 +93,7 @@ pub struct RemoteTree {
     session: Arc<RemoteSession>,
     runtime: Handle,
     renewal_task: JoinHandle<()>,
-    shipping_task: OnceLock<JoinHandle<()>>,
+    shipping_task: OnceLock<Arc<BegunTask>>,
 }
 
 /// State of an agent's session with a tree, over all incarnations of its server.
@@ -108,6 +118,8 @@ pub(super) struct RemoteSession {
     is_closing: AtomicBool,
     /// What the one writer of a volume may answer by itself.
     delegation: OnceLock<SessionDelegation>,
+    /// Small files of a volume that is only read.
+    reader_files: Option<ReaderFiles>,
 }
 
 /// A session as one life of the server knows it.
@@ -182,6 +194,7 @@ impl RemoteTree {
         let mut known = InodeMap::new(opened.epoch);
         known.set_early_handles_max(opened.early_handles_max);
         let session = Arc::new(RemoteSession {
+            reader_files: ReaderFiles::of_session(&tree, writable),
             server,
             tree,
             agent,
@@ -213,10 +226,19 @@ impl RemoteTree {
             return;
         }
         let delegated = self.session.begin_delegation(durability).await;
-        if self.session.delegation.set(delegated).is_ok() {
-            let shipping = tokio::spawn(Arc::clone(&self.session).ship_log());
+        if self.session.delegation.set(delegated).is_ok()
+            && let Some(own) = self.session.delegation.get()
+        {
+            let log = Arc::clone(&self.session).ship_log();
+            let shipping = BegunTask::spawn(&self.runtime, log);
+            let _ = own.shipping_task.set(Arc::downgrade(&shipping));
             let _ = self.shipping_task.set(shipping);
         }
+    }
+
+    /// Whether operations are answered before the server has run them.
+    pub(super) fn is_delegated(&self) -> bool {
+        self.session.delegation.get().is_some()
     }
 
     pub(super) fn session(&self) -> Arc<RemoteSession> {
@@ -246,35 +268,29 @@ impl RemoteTree {
         }
         let session = Arc::clone(&self.session);
         let Some(own) = self.session.delegation.get() else {
+            if let Some(opened) = session.open_small_file(&op) {
+                return done(Ok(opened), &[]);
+            }
             let data = Buffer::from_slice(data).freeze();
-            return self.begin_here(async move {
-                let (result, data) = session.run_operation(caller, op, data).await;
+            return begin_here(&self.runtime, async move {
+                let (result, data) = session.answer_alone(caller, op, data).await;
                 done(result, &data);
             });
         };
         let (decision, done) = match session.answer_early(own, caller, &op, data, done) {
-            EarlyAnswer::Given(files) => return session.read_files_ahead(own, files),
+            EarlyAnswer::Given(files) => {
+                return session.fetch_ahead(own, FetchAhead::Files(files));
+            }
             EarlyAnswer::Missing(decision, done) => (decision, done),
         };
         let asked = (caller, op, Buffer::from_slice(data).freeze());
         let session = Arc::clone(&self.session);
-        self.begin_here(async move {
+        begin_here(&self.runtime, async move {
             if let Some(own) = session.delegation.get() {
                 let (result, data) = session.answer_with_server(own, asked, decision).await;
                 done(result, &data);
             }
         });
-    }
-
-    /// Runs a future to its first wait in this thread, and further in the runtime. So a request is
-    /// on its way while a thread of the runtime wakes up for its answer.
-    fn begin_here(&self, future: impl Future<Output = ()> + Send + 'static) {
-        let mut future = Box::pin(future);
-        let _runtime = self.runtime.enter();
-        let mut context = Context::from_waker(Waker::noop());
-        if future.as_mut().poll(&mut context).is_pending() {
-            self.runtime.spawn(future);
-        }
     }
 
     /// What the volume held, and its disk, when the latest of its operations was told.
@@ -350,7 +366,7 @@ impl RemoteTree {
     fn forget(&self, ino: InodeNo, count: u64) {
         let queued = match self.session.delegation.get() {
             Some(own) => self.session.forget_later(own, ino, count),
-            None => self.session.forget(ino, count),
+            None => self.session.forget_at_once(ino, count),
         };
         if queued >= FORGET_BATCH_MAX {
             let session = Arc::clone(&self.session);
@@ -364,12 +380,22 @@ impl Drop for RemoteTree {
     fn drop(&mut self) {
         self.renewal_task.abort();
         if let Some(shipping) = self.shipping_task.get() {
-            shipping.abort();
+            shipping.stop();
         }
     }
 }
 
 impl RemoteSession {
+    /// Answers an operation without a delegation.
+    async fn answer_alone(&self, caller: Caller, op: FileOp, data: Bytes) -> (FileResult, Bytes) {
+        if let Some(read) = self.read_small_file(&op).await {
+            return read;
+        }
+        let (result, data) = self.run_operation(caller, op.clone(), data).await;
+        self.note_small_files(&op, &result);
+        (result, data)
+    }
+
     /// Runs an operation, over restarts of the server if there are any.
     pub(super) async fn run_operation(
         &self,

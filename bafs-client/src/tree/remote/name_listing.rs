@@ -2,7 +2,6 @@
 //! free. A directory of too many pages is left to its server.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use bafs_proto::file_op::{
     Attr, Caller, DirectoryEntry, END_COOKIE, Errno, FileOp, FileReply, FileResult,
@@ -179,32 +178,8 @@ impl RemoteSession {
         Some(entries)
     }
 
-    /// Lists directories into which programs will probably look; nobody waits for that.
-    pub(super) fn list_directories_ahead(
-        self: &Arc<Self>,
-        own: &SessionDelegation,
-        directories: Vec<InodeNo>,
-    ) {
-        if directories.is_empty() {
-            return;
-        }
-        let turn = Arc::clone(&own.fetch_lock).try_lock_owned();
-        let session = Arc::clone(self);
-        own.runtime.spawn(async move {
-            let _turn = turn;
-            if let Some(own) = session.delegation.get() {
-                let fetched = session.list_directories(own, &directories).await;
-                own.lock_state().delegation.end_directories(fetched);
-            }
-        });
-    }
-
     /// Lists directories by one call. One that is too large is left to whoever looks into it.
-    async fn list_directories(
-        &self,
-        own: &SessionDelegation,
-        directories: &[InodeNo],
-    ) -> Vec<(InodeNo, Fetched)> {
+    pub(super) async fn list_directories(&self, own: &SessionDelegation, directories: &[InodeNo]) {
         let link = self.link();
         let epoch = link.tree_session.epoch;
         let (listings, ops) = self.begin_listings(own, epoch, directories);
@@ -226,7 +201,8 @@ impl RemoteSession {
             let directory = listing.directory;
             fetched.insert(directory, self.end_listing(own, epoch, listing, result));
         }
-        fetched.into_iter().collect()
+        let fetched = fetched.into_iter().collect();
+        own.lock_state().delegation.end_directories(fetched);
     }
 
     /// A directory was listed whole, or not.

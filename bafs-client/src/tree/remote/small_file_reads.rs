@@ -1,8 +1,6 @@
 //! Reads small files of a server whole, several by one call and without a handle, and keeps them
 //! for the programs. Which ones is decided in `logic/small_files.rs`.
 
-use std::sync::Arc;
-
 use bafs_proto::file_op::{Caller, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use bytes::Bytes;
@@ -12,21 +10,6 @@ use super::delegation::SessionDelegation;
 use crate::logic::small_files::{FilesToRead, SmallFile};
 
 impl RemoteSession {
-    /// Reads files that programs will probably read next; nobody waits for that.
-    pub(super) fn read_files_ahead(self: &Arc<Self>, own: &SessionDelegation, files: FilesToRead) {
-        if files.is_empty() {
-            return;
-        }
-        let turn = Arc::clone(&own.fetch_lock).try_lock_owned();
-        let session = Arc::clone(self);
-        own.runtime.spawn(async move {
-            let _turn = turn;
-            if let Some(own) = session.delegation.get() {
-                session.read_files(own, files).await;
-            }
-        });
-    }
-
     /// Reads files; those that the server cannot read are left to whoever asks for them.
     pub(super) async fn read_files(&self, own: &SessionDelegation, files: FilesToRead) {
         let (query, settled) = {
@@ -40,7 +23,8 @@ impl RemoteSession {
         delegation.end_reads(query, &files, contents);
     }
 
-    async fn read_contents(&self, files: &[SmallFile]) -> Vec<(InodeNo, Bytes)> {
+    /// The contents of those that the server can read.
+    pub(super) async fn read_contents(&self, files: &[SmallFile]) -> Vec<(InodeNo, Bytes)> {
         let link = self.link();
         let (mut asked, mut ops) = (Vec::new(), Vec::new());
         {
