@@ -1,16 +1,16 @@
 //! What the program's subcommands call: `bafs agent`, `bafs exec`, `bafs mount`. Parses no
 //! arguments; each function is the rest of `main`.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{JobOutcome, JobSpec, MountSpec, Role};
 use bafs_proto::net::channel::Dialer;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -23,11 +23,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::{Agent, AgentOptions, TemporaryLocation};
+use crate::agent_input;
 use crate::connection_end::ConnectionEnd;
 use crate::doctor;
 use crate::fuse::{FuseMount, MountError, MountKind, open_device};
 use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
-use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::mount_watchdog::MountWatchdog;
 use crate::sandbox::{
@@ -112,29 +112,30 @@ pub fn agent_main(
 ) -> ExitCode {
     let entered = enter_private();
     let mut input = BufReader::new(io::stdin());
-    let end = read_spec(&mut input).and_then(|spec| {
+    let end = agent_input::read_spec(&mut input).and_then(|spec| {
         let privilege = entered.map_err(|error| unsupported_error(&error))?;
-        let identity = Identity::load(identity_dir, Role::Agent)?;
+        // A job without volumes calls no server.
+        let calls_servers = !spec.mounts.is_empty();
+        let identity = calls_servers.then(|| Identity::load(identity_dir, Role::Agent));
+        let identity = identity.transpose()?;
         let stage = reserve_stage().map_err(|error| unsupported_error(&error))?;
-        let runtime = build_runtime()?;
+        let runtime = build_runtime(if calls_servers { WORKER_THREADS } else { 1 })?;
         let (kill, command) = watch::channel(StopRequest::None);
-        // A thread, as a read of standard input cannot be cancelled.
-        let watching = thread::Builder::new()
-            .name("bafs-stdin".to_owned())
-            .spawn(move || {
-                let _ = io::copy(&mut input, &mut io::sink());
-                kill.send_replace(StopRequest::Kill(StopSignal::Terminate));
-                // Dropping the sender means the same; it must not happen earlier.
-                drop(kill);
-            });
-        watching.map_err(|error| unsupported_error(&error))?;
+        agent_input::watch_input_end(&runtime, input, kill)
+            .map_err(|error| unsupported_error(&error))?;
         runtime.spawn(print_keepalives());
         let places = (options, temporary, output_prefix.map(Path::to_owned));
-        runtime.block_on(async {
-            let pool = build_pool(&identity)?;
+        let end = runtime.block_on(async {
+            let pool = match &identity {
+                Some(identity) => build_pool(identity)?,
+                None => Pool::new(MemoryNetwork::new().dialer("agent")),
+            };
             let (rights, io) = ((privilege, stage), JobIo::Captured);
             Ok(serve_job(spec, pool, rights, io, command, places).await)
-        })
+        });
+        // Its threads end with the process.
+        runtime.shutdown_background();
+        end
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment_failure(error, None));
     if let Some(prefix) = output_prefix
@@ -182,8 +183,8 @@ pub fn exec_main<E>(
         .map_err(|error| unsupported_error(&error))
         .and_then(|privilege| {
             let stage = reserve_stage().map_err(|error| unsupported_error(&error))?;
-            let runtime = build_runtime()?;
-            runtime.block_on(async {
+            let runtime = build_runtime(WORKER_THREADS)?;
+            let end = runtime.block_on(async {
                 let command = watch_stop_signals()?;
                 let (wished, io) = (command.clone(), JobIo::Inherited);
                 let chosen = (options, temporary.clone(), None);
@@ -200,7 +201,10 @@ pub fn exec_main<E>(
                     asked = heard;
                 }
                 Ok(Ok(end))
-            })
+            });
+            // Its threads end with the process.
+            runtime.shutdown_background();
+            end
         });
     if let Some(temporary) = temporary {
         temporary.remove_all();
@@ -237,7 +241,7 @@ pub fn mount_main(
     format: FailureFormat,
 ) -> ExitCode {
     let name = mount.name.clone();
-    let shown = build_runtime().and_then(|runtime| {
+    let shown = build_runtime(WORKER_THREADS).and_then(|runtime| {
         runtime.block_on(serve_mount(
             mount,
             directory,
@@ -385,29 +389,14 @@ fn mount_on_host(
     FuseMount::mount_with_device(volume, directory, device).map(|mounted| (mounted, kept))
 }
 
-fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
-    let malformed = |error: &dyn std::fmt::Display| {
-        Error::new(
-            ErrorCode::Malformed,
-            format!("no job specification on standard input: {error}"),
-        )
-    };
-    let mut line = Vec::new();
-    input
-        .take(SPEC_BYTES_MAX)
-        .read_until(b'\n', &mut line)
-        .map_err(|error| malformed(&error))?;
-    serde_json::from_slice(&line).map_err(|error| malformed(&error))
-}
-
-fn build_runtime() -> Result<Runtime> {
+fn build_runtime(worker_threads: usize) -> Result<Runtime> {
     // Before there are threads.
     memory::limit_allocator();
     // A thread that a ring's thread starts would stay on its one processor.
     let own = Pid::from_raw(0);
     let all = sched_getaffinity(own);
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKER_THREADS)
+        .worker_threads(worker_threads)
         .max_blocking_threads(BLOCKING_THREADS_MAX)
         .on_thread_start(move || {
             let spread = all.and_then(|all| sched_setaffinity(own, &all));

@@ -2,9 +2,12 @@
 //! the beats, or the agent, end. What then happens is the watcher's affair.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Pause between two beats.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
@@ -25,6 +28,8 @@ pub(crate) enum HeartbeatEnd {
     Gone,
     /// The agent is there and gives no sign of life.
     Silent,
+    /// The process for whose sake it was watched has ended.
+    ProcessEnded,
 }
 
 /// The agent's end.
@@ -67,27 +72,45 @@ impl Heartbeat {
     }
 }
 
-/// Watches until the end. Time is counted in beats that did not come, so that a pause of the whole
-/// machine counts as one.
-pub(crate) fn watch_heartbeat(mut socket: UnixStream, silence: Duration) -> HeartbeatEnd {
+/// Watches until the end, or that of a process by its descriptor. Time is counted in beats that did
+/// not come, so that a pause of the whole machine counts as one.
+pub(crate) fn watch_heartbeat(
+    mut socket: UnixStream,
+    silence: Duration,
+    process: Option<&OwnedFd>,
+) -> HeartbeatEnd {
     let silent_max = silence.as_millis().div_ceil(HEARTBEAT_INTERVAL.as_millis());
     let mut silent = 0;
     let mut beats = [0; 64];
-    if socket.set_read_timeout(Some(HEARTBEAT_INTERVAL)).is_err() {
-        return HeartbeatEnd::Gone;
-    }
+    let pause = Timespec {
+        tv_sec: 0,
+        tv_nsec: HEARTBEAT_INTERVAL.as_nanos() as _,
+    };
     loop {
+        let mut watched = vec![PollFd::new(&socket, PollFlags::IN)];
+        watched.extend(process.map(|process| PollFd::new(process, PollFlags::IN)));
+        match poll(&mut watched, Some(&pause)) {
+            Ok(0) => {
+                silent += 1;
+                if silent > silent_max {
+                    return HeartbeatEnd::Silent;
+                }
+                continue;
+            }
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return HeartbeatEnd::Gone,
+        }
+        if watched.get(1).is_some_and(|it| !it.revents().is_empty()) {
+            return HeartbeatEnd::ProcessEnded;
+        }
+        drop(watched);
+        // Something is there, if only its end.
         match socket.read(&mut beats) {
             Ok(0) => return HeartbeatEnd::Gone,
             Ok(count) if beats[..count].contains(&FINISHED_BYTE) => return HeartbeatEnd::Finished,
             Ok(_) => silent = 0,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                silent += 1;
-                if silent > silent_max {
-                    return HeartbeatEnd::Silent;
-                }
-            }
             Err(_) => return HeartbeatEnd::Gone,
         }
     }
@@ -95,6 +118,8 @@ pub(crate) fn watch_heartbeat(mut socket: UnixStream, silence: Duration) -> Hear
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::PidfdFlags;
+
     use super::*;
 
     #[test]
@@ -103,7 +128,7 @@ mod tests {
             let (heartbeat, watched) = Heartbeat::pair().unwrap();
             heartbeat.send_beat();
             let kept = end(heartbeat);
-            let ended = watch_heartbeat(watched, HEARTBEAT_INTERVAL);
+            let ended = watch_heartbeat(watched, HEARTBEAT_INTERVAL, None);
             drop(kept);
             ended
         };
@@ -114,5 +139,16 @@ mod tests {
         assert_eq!(watching(well), HeartbeatEnd::Finished);
         assert_eq!(watching(|_| None), HeartbeatEnd::Gone);
         assert_eq!(watching(Some), HeartbeatEnd::Silent);
+    }
+
+    #[test]
+    fn end_of_a_process_ends_its_watch() {
+        let (_heartbeat, watched) = Heartbeat::pair().unwrap();
+        let mut process = std::process::Command::new("true").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&process);
+        let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let ended = watch_heartbeat(watched, Duration::from_secs(60), Some(&descriptor));
+        assert_eq!(ended, HeartbeatEnd::ProcessEnded);
+        process.wait().unwrap();
     }
 }

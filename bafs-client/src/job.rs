@@ -50,7 +50,7 @@ use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec, MountSpec}
 use bafs_proto::path::is_program_place;
 use bafs_proto::{Error, ErrorCode};
 use futures_util::future::try_join_all;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use job_end::{classify_end, environment_code, interrupted_error};
@@ -173,7 +173,7 @@ pub async fn run_job(
         Ok(mounts) => mounts,
         Err(loss) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
     };
-    let (ended, collector) =
+    let (ended, collector, cleanup) =
         execute_job(agent, sandbox, &spec, &mounts, io, (&mut lost, request)).await;
     let printed = match collector {
         Some(collector) => {
@@ -183,6 +183,9 @@ pub async fn run_job(
         None => None,
     };
     let (volumes, unsent) = release_volumes(mounts, is_success(&ended)).await;
+    if let Some(cleanup) = cleanup {
+        let _ = cleanup.await;
+    }
     let loss = lost.try_recv().ok().or(unsent);
     let mut end = classify_end(ended, loss);
     end.report.volumes = volumes;
@@ -208,7 +211,7 @@ type JobNews<'l> = (
 );
 
 /// Starts the program of a job whose volumes are mounted and waits for its end, with what collects
-/// its output. The files that the job declares are looked for before and after.
+/// its output, and with what ends when nothing of it is left on the host. The files that the job declares are looked for before and after.
 async fn execute_job(
     agent: &Agent,
     sandbox: &Sandbox,
@@ -219,6 +222,7 @@ async fn execute_job(
 ) -> (
     Result<sandbox::SandboxReport, JobInterruption>,
     Option<OutputCollector>,
+    Option<oneshot::Receiver<()>>,
 ) {
     // What was asked before the job could hear it.
     let (lost, request) = news;
@@ -235,8 +239,9 @@ async fn execute_job(
         true => Some(start_job(sandbox, spec, mounts, temporary, io, silence)),
         false => None,
     };
-    let (mut ended, collector) = match started {
-        Some(Ok((running, collector, beating))) => {
+    let (mut ended, collector, cleanup) = match started {
+        Some(Ok((mut running, collector, beating))) => {
+            let cleanup = running.take_cleanup();
             let prefix = agent.output_prefix.clone();
             let shown = prefix.zip(collector.clone()).map(|(prefix, collector)| {
                 tokio::spawn(async move { collector.write_while_running(&prefix).await })
@@ -250,13 +255,13 @@ async fn execute_job(
             if let Some(beating) = beating {
                 beating.abort();
             }
-            (ended, collector)
+            (ended, collector, cleanup)
         }
-        Some(Err(error)) => (Err(JobInterruption::Environment(error)), None),
-        None => (Ok(refuse_start(&missing)), None),
+        Some(Err(error)) => (Err(JobInterruption::Environment(error)), None, None),
+        None => (Ok(refuse_start(&missing)), None, None),
     };
     check_produced_files(&mut ended, &spec.command, mounts).await;
-    (ended, collector)
+    (ended, collector, cleanup)
 }
 
 /// Why a job did not come to its own end.

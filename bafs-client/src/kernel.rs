@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -62,18 +63,28 @@ pub(crate) fn fork() -> nix::Result<Option<Pid>> {
     }
 }
 
-/// Has lists of processes show these words for this process, as far as those fit that it was
-/// started with. It must have one thread, and must not ask for its arguments any more.
-pub(crate) fn set_process_title(words: &[&str]) -> io::Result<()> {
+/// Where the arguments of this process begin and end, and of its copies.
+static ARGUMENT_AREA: OnceLock<(usize, usize)> = OnceLock::new();
+
+/// Looks for the place of this process' arguments, once for it and all copies of it.
+fn argument_area() -> io::Result<(usize, usize)> {
+    if let Some(area) = ARGUMENT_AREA.get() {
+        return Ok(*area);
+    }
     let stat = fs::read_to_string("/proc/self/stat")?;
     // proc_pid_stat(5): the second field is in brackets and may hold anything; 48 and 49 are where
     // the arguments begin and end.
     let fields = stat.rsplit(')').next().unwrap_or_default();
     let mut addresses = fields.split_whitespace().skip(45);
     let mut next = || addresses.next().and_then(|text| text.parse::<usize>().ok());
-    let (Some(start), Some(end)) = (next(), next()) else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
+    let area = next().zip(next()).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(*ARGUMENT_AREA.get_or_init(|| area))
+}
+
+/// Has lists of processes show these words for this process, as far as those fit that it was
+/// started with. It must have one thread, and must not ask for its arguments any more.
+pub(crate) fn set_process_title(words: &[&str]) -> io::Result<()> {
+    let (start, end) = argument_area()?;
     let length = end.saturating_sub(start);
     if start == 0 || length == 0 {
         return Err(io::ErrorKind::InvalidData.into());

@@ -34,6 +34,7 @@
 //! Reading order: [`volume`], [`tree`], [`fuse`], [`sandbox`], [`job`], [`entry_points`].
 
 pub mod agent;
+mod agent_input;
 pub mod agent_spawner;
 mod clock;
 pub mod connection_end;

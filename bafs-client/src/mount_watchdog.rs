@@ -214,7 +214,7 @@ pub(crate) fn watchdog_main(mut arguments: impl Iterator<Item = OsString>) -> io
         .filter(|id| Some(*id) != mount)
         .collect();
     (&watched).write_all(&[READY_BYTE])?;
-    let ended = watch_heartbeat(watched, Duration::from_millis(silence_ms));
+    let ended = watch_heartbeat(watched, Duration::from_millis(silence_ms), None);
     if ended == HeartbeatEnd::Finished {
         return Ok(());
     }

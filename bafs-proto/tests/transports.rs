@@ -1,6 +1,8 @@
 //! The same calls over every transport: QUIC and TCP on loopback, and memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bafs_proto::identity::{Authority, Identity};
 use bafs_proto::ids::ServerId;
@@ -16,6 +18,7 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 const MIRROR_ID: ServerId = ServerId(7);
 
@@ -42,7 +45,7 @@ impl Service for MirrorService {
                     Ok((reply, reversed.into()))
                 }
                 Request::ReadCounters(_) => {
-                    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+                    tokio::time::sleep(Duration::from_secs(60)).await;
                     let counters = Counters {
                         server: MIRROR_ID,
                         values: Default::default(),
@@ -229,6 +232,55 @@ async fn many_concurrent_calls_succeed_over_tcp() {
     check_many_at_once(Channel::Tcp).await;
 }
 
+/// Passes connections on to a server, and counts them.
+async fn count_connections(server: String) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("listener");
+    let address = listener.local_addr().expect("address").to_string();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let mut server = TcpStream::connect(&server).await.expect("server");
+            tokio::spawn(async move {
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_lasting_calls_get_further_connections() {
+    let authority = Authority::generate().expect("authority");
+    let (listener, address) =
+        listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
+    tokio::spawn(async move { listener.serve(Arc::new(MirrorService)).await });
+    let soon = || Deadline::after_ms(5_000);
+    let mut counts = Vec::new();
+    // A machine with other work may take longer for a burst.
+    for _ in 0..20 {
+        let (proxy, count) = count_connections(address.clone()).await;
+        let pool = pool(Channel::Tcp, &identity(&authority, Role::Agent));
+        pool.connection(&proxy, soon()).await.expect("connection");
+        let token = Token::none();
+        let call = || pool.call(&proxy, &token, ListVolumes::default(), soon());
+        let burst = tokio::join!(call(), call(), call(), call(), call(), call());
+        burst.5.expect("call");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        counts.push(count.load(Ordering::Relaxed));
+        // These are answered after a minute.
+        let long = || pool.call(&proxy, &token, ReadCounters, Deadline::after_ms(100));
+        let (first, _) = tokio::join!(long(), long());
+        assert_eq!(first.expect_err("late").code, ErrorCode::DeadlineExceeded);
+        assert!(count.load(Ordering::Relaxed) >= 2);
+        if counts.last() == Some(&1) {
+            return;
+        }
+    }
+    panic!("connections for short bursts: {counts:?}");
+}
+
 /// A server in a runtime of its own, which can end as a killed process does: without a word.
 /// More than are secured at once without a proof of where they are.
 #[tokio::test(flavor = "multi_thread")]
@@ -263,7 +315,7 @@ fn serve_on_own_runtime(address: &str, identity: Identity) -> (tokio::runtime::R
         // The port is free as soon as the last task of the former life is gone.
         match Listener::bind(address, &identity) {
             Err(error) if error.code == ErrorCode::Conflict && soon.remaining_ms() > 0 => {
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(5));
             }
             listener => break listener.expect("listener"),
         }
@@ -364,9 +416,7 @@ async fn malformed_bytes_end_only_their_own_connection() {
         &[0x16, 3, 1, 0xff, 0xff, 7, 7],
         &[0xff; 70_000],
     ] {
-        let mut stream = tokio::net::TcpStream::connect(&address)
-            .await
-            .expect("connect");
+        let mut stream = TcpStream::connect(&address).await.expect("connect");
         // It may be thrown out while it speaks.
         let _ = stream.write_all(garbage).await;
         let _ = stream.shutdown().await;

@@ -23,6 +23,7 @@ pub const NODE_COUNTERS: &[&str] = &[
     "handoff_connections",
     "handoff_refusals",
     "handoff_tickets",
+    "mount_searches",
     "cache_served_to_peers_bytes",
     "cache_home_unique_bytes",
     "cache_recovered_bytes",

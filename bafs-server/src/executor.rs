@@ -16,7 +16,7 @@
 //! * `agent_log.rs` keeps what agents and jobs print: at most 4,000 files and 128 MiB, for at most
 //!   30 days.
 //! * `temporary_directory.rs` makes the directory for `/tmp` and `/var/tmp`. It kills a job that
-//!   takes more than its share.
+//!   takes more than its share. `spare_directories.rs` keeps those that a job left empty.
 //!
 //! **Errors.** `start` fails with `Busy` when four jobs for each slot run, `Unsupported` on a node
 //! without slots, and `Conflict` when the id is another job. It fails with `WrongState` for an
@@ -36,6 +36,7 @@ mod agent_process;
 mod job_limits;
 mod job_processes;
 mod program_search;
+mod spare_directories;
 mod started_executions;
 mod temporary_directory;
 mod unlinked_files;
@@ -123,7 +124,7 @@ pub struct ExecutorConfig {
 #[derive(Debug)]
 pub struct Executor {
     config: ExecutorConfig,
-    spawner: agent_process::AgentSpawner,
+    shared: agent::SharedParts,
     state: Mutex<ExecutorState>,
     changed: watch::Sender<u64>,
     /// Whether a job failed on a full disk.
@@ -175,7 +176,7 @@ impl Executor {
         let changed = watch::Sender::new(0);
         Ok(Arc::new(Self {
             config,
-            spawner: agent_process::AgentSpawner::default(),
+            shared: agent::SharedParts::default(),
             state: Mutex::new(state),
             changed,
             full_disk: DiskFullFlag::default(),
@@ -234,10 +235,8 @@ impl Executor {
         let task = tokio::spawn(async move {
             let accompanying = this.clone();
             let report = errors::run_in_task("the supervision of a job", async move {
-                let Self {
-                    config, spawner, ..
-                } = &*accompanying;
-                Ok(agent::run_job(config, spawner, &call, killed).await)
+                let Self { config, shared, .. } = &*accompanying;
+                Ok(agent::run_job(config, shared, &call, killed).await)
             });
             let report = report.await;
             let report =

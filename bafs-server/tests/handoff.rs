@@ -15,8 +15,9 @@ use bafs_proto::message::{CloseTree, DeleteVolume, GetVolume, OpenTree, RunFileO
 use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right};
+use bafs_proto::volume::{LimitKind, VolumeSpec};
 use bafs_proto::{ErrorCode, PROTOCOL_VERSION, Result, codec};
-use bafs_server::node::Node;
+use bafs_server::node::{Node, NodeConfig};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -38,10 +39,23 @@ struct ReceivedHandoff {
 
 impl NodeFixture {
     async fn new() -> Self {
+        Self::with_limit(LimitKind::Exact).await
+    }
+
+    async fn with_limit(limit: LimitKind) -> Self {
         let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("directory"));
-        let node = world.node(A, world.config(store.path())).await;
+        let config = NodeConfig {
+            capacity_bytes: 1 << 30,
+            capacity_files: 100_000,
+            ..world.config(store.path())
+        };
+        let node = world.node(A, config).await;
         let tasks = node.start_background_tasks();
-        world.create(A, spec(1, None)).await.expect("volume");
+        let spec = VolumeSpec {
+            limit,
+            ..spec(1, None)
+        };
+        world.create(A, spec).await.expect("volume");
         Self {
             world,
             store,
@@ -230,6 +244,26 @@ async fn the_next_writer_waits_for_the_lock() {
         .run(second, vec![FileOp::StatFs])
         .await
         .expect("runs");
+}
+
+#[tokio::test]
+async fn only_killed_agents_leave_mounts_to_search() {
+    let served = NodeFixture::with_limit(LimitKind::Watched).await;
+    for (is_closed, searches) in [(true, 0), (true, 0), (false, 0), (true, 1), (true, 1)] {
+        let epoch = served.open(true).await.expect("open");
+        assert_eq!(served.world.counter(A, "mount_searches").await, searches);
+        let handed = served.receive_tree(epoch).await.expect("ticket");
+        handed.opening.as_ref().expect("opened");
+        drop(handed);
+        let call = CloseTree {
+            tree: TreeRef::Volume(V),
+            epoch,
+            lifetime_ms_min: 0,
+        };
+        if is_closed {
+            served.world.call(A, call).await.expect("close");
+        }
+    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod check;
 mod client;
 mod config;
 mod import;
+mod job_commands;
 mod page;
 mod plan;
 mod policy;
@@ -65,6 +66,16 @@ The variable in [env: BAFS_...] sets an option, too, and so does the file bafs.t
 config`)."
 )]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+
+    #[command(subcommand)]
+    pub(crate) command: CliCommand,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct GlobalArgs {
     /// Print results as JSON.
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -78,9 +89,6 @@ pub(crate) struct Cli {
         default_value_t = ChannelChoice::Auto
     )]
     pub(crate) channel: ChannelChoice,
-
-    #[command(subcommand)]
-    pub(crate) command: CliCommand,
 }
 
 /// Transport of calls. All are encrypted and authenticate both ends.

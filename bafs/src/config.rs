@@ -213,6 +213,13 @@ pub(crate) fn list_files() -> Vec<PathBuf> {
     user.into_iter().chain([SYSTEM_FILE.into()]).collect()
 }
 
+/// Whether options may be in a file: one is there, or cannot be looked for, or the user named one.
+pub(crate) fn has_configuration_files() -> bool {
+    let is_named = env::var_os(FILE_VARIABLE).is_some_and(|name| !name.is_empty());
+    let mut files = list_files().into_iter();
+    is_named || files.any(|file| !matches!(file.try_exists(), Ok(false)))
+}
+
 fn home_directory() -> Option<PathBuf> {
     let home = env::var_os("HOME").map(PathBuf::from);
     home.filter(|directory| directory.is_absolute())

@@ -22,7 +22,7 @@ use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, Usag
 use crate::client::{ClusterClient, load_user_identity};
 use crate::failure::{FailureClass, class_of};
 use crate::init;
-use crate::locked_directory::{LockedDirectory, TemporaryDirectoryError};
+use crate::locked_directory::{LockedDirectory, TemporaryDirectoryError, remove_stale_directories};
 use crate::output::Printer;
 use crate::terminal_text;
 use crate::units::parse_bytes;
@@ -68,9 +68,11 @@ fn start_exec(
     wanted: Vec<MountRequest>,
     format: FailureFormat,
 ) -> Result<ExitCode, ExecStartError> {
-    let directory = LockedDirectory::create("exec", false)?;
-    // Also where this process is killed.
-    let remover = DirectoryRemover::start(directory.path()).context("cannot start a process")?;
+    let directory = LockedDirectory::create_only("exec", false)?;
+    // Also where this process is killed. Until then it looks for what others left, which takes
+    // long where there are many temporary files.
+    let remover = DirectoryRemover::start(directory.path(), remove_stale_directories);
+    let remover = remover.context("cannot start a process")?;
     let place = TemporaryLocation {
         directory: directory.path().to_owned(),
         memory_bytes: machine_memory_bytes() / 2,

@@ -129,8 +129,8 @@ pub fn main() -> ExitCode {
 }
 
 fn run_command(cli: Cli) -> Result<ExitCode> {
-    let output = Printer::new(cli.json);
-    channel::set_channel(match cli.channel {
+    let output = Printer::new(cli.global.json);
+    channel::set_channel(match cli.global.channel {
         ChannelChoice::Auto => Channel::Auto,
         ChannelChoice::Quic => Channel::Quic,
         ChannelChoice::Tcp => Channel::Tcp,

@@ -100,8 +100,16 @@ impl LockedDirectory {
     /// # Errors
     /// An I/O error, naming the place.
     pub(crate) fn create(purpose: &str, keep: bool) -> Result<Self> {
+        remove_stale_directories();
+        Self::create_only(purpose, keep)
+    }
+
+    /// As [`Self::create`]; whoever calls it removes what dead processes left.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(crate) fn create_only(purpose: &str, keep: bool) -> Result<Self> {
         let place = std::env::temp_dir();
-        remove_stale(&place);
         let prefix = format!("{NAME_PREFIX}{purpose}-{}-", std::process::id());
         let mut directory = tempfile::Builder::new()
             .prefix(&prefix)
@@ -147,6 +155,11 @@ fn create_lock(directory: &Path) -> io::Result<File> {
     file.lock()?;
     fs::rename(draft, directory.join(OWNER_LOCK_NAME))?;
     Ok(file)
+}
+
+/// Removes the directories that dead processes of this user left.
+pub(crate) fn remove_stale_directories() {
+    remove_stale(&std::env::temp_dir());
 }
 
 /// Removes what dead owners left. What cannot be looked at or removed stays: it may be another's.

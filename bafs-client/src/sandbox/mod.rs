@@ -41,12 +41,14 @@
 //! **Limits.** `limits.rs` has them: 1,024 volumes ([`VOLUMES_MAX`]), and two seconds until a kill
 //! is complete ([`KILL_MAX`]). See `docs/decisions/0008-one-name-space-per-job.md`.
 
+mod agent_watch;
 mod check;
 mod completed_environment;
 mod control;
 mod executable;
 mod forked_process;
 mod image_root;
+mod job_init;
 mod job_user;
 mod limits;
 mod mount_layout;

@@ -2,7 +2,7 @@
 //! so that a killed agent leaves none. Mounts nothing.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -38,7 +38,16 @@ pub(super) struct MountPointHolder {
     _process: LinkedProcess,
 }
 
-impl MountPointHolder {
+/// A process that makes mount points now, and will keep them.
+#[derive(Debug)]
+pub(super) struct StartedHolder {
+    /// Nothing where the process is somebody else's child.
+    child: Option<StageProcess>,
+    input: PipeWriter,
+    output: PipeReader,
+}
+
+impl StartedHolder {
     /// Has the mount points made that the host lacks, if it lacks any. What cannot be made is left
     /// to a stand-in. A reserved process starts the keeper faster.
     pub(super) fn start(
@@ -65,7 +74,7 @@ impl MountPointHolder {
             return Ok(None);
         }
         let (task, mut input) = io::pipe()?;
-        let (mut output, ready) = io::pipe()?;
+        let (output, ready) = io::pipe()?;
         let child = match reserved {
             Some(reserved) => {
                 reserved.start_holder(task, ready)?;
@@ -86,14 +95,22 @@ impl MountPointHolder {
         let mut line = serde_json::to_vec(&wanted)?;
         line.push(b'\n');
         input.write_all(&line)?;
-        // It ends with the process, too.
-        let _ = output.read(&mut [0])?;
         Ok(Some(Self {
-            _process: match child {
-                Some(child) => LinkedProcess::child(input, child),
-                None => LinkedProcess::linked(input, output),
-            },
+            child,
+            input,
+            output,
         }))
+    }
+
+    /// Waits until the mount points are there, as far as they can be made.
+    pub(super) fn wait(mut self) -> io::Result<MountPointHolder> {
+        // It ends with the process, too.
+        let _ = self.output.read(&mut [0])?;
+        let _process = match self.child {
+            Some(child) => LinkedProcess::child(self.input, child),
+            None => LinkedProcess::linked(self.input, self.output),
+        };
+        Ok(MountPointHolder { _process })
     }
 }
 
@@ -104,22 +121,25 @@ pub struct DirectoryRemover {
 }
 
 impl DirectoryRemover {
-    /// Starts the process that will remove `directory`. Call it with one thread.
+    /// Starts the process that will remove `directory`, and runs `meanwhile` before. Call it with
+    /// one thread.
     ///
     /// # Errors
     /// The system gives no process.
-    pub fn start(directory: &Path) -> io::Result<Self> {
+    pub fn start(directory: &Path, meanwhile: fn()) -> io::Result<Self> {
         let (until, input) = io::pipe()?;
-        let child = fork_child(REMOVER, until.into(), None, || remove_at_end(directory))?;
+        let remove = || remove_at_end(directory, meanwhile);
+        let child = fork_child(REMOVER, until.into(), None, remove)?;
         let _process = LinkedProcess::child(input, StageProcess::Forked(child));
         Ok(Self { _process })
     }
 }
 
 /// The removing process' own part.
-fn remove_at_end(directory: &Path) -> io::Result<()> {
+fn remove_at_end(directory: &Path, meanwhile: fn()) -> io::Result<()> {
     // A key that ends the program must not end this first.
     SigSet::all().thread_block()?;
+    meanwhile();
     io::copy(&mut io::stdin(), &mut io::sink())?;
     // Processes of a killed job die at this moment, and may still make files.
     for _ in 0..REMOVE_ATTEMPTS {

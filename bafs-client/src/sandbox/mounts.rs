@@ -99,20 +99,36 @@ pub(super) fn detach_mount(target: &Path) -> Result<()> {
 ///
 /// `proc` is where the process list is mounted at this moment.
 pub(super) fn restrict_mount(target: &Path, access: Access, proc: &Path) -> Result<()> {
-    let more = match access {
-        Access::ReadOnly => MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY,
-        Access::ReadWrite => MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
-    };
-    let table = fs::read(proc.join("self/mountinfo"))
-        .map_err(|error| super::privilege::errno_of(&error))?;
-    for (at, flags) in mounts_below(&table, target) {
-        match remount(&at, flags | more) {
-            // Something is mounted over it, or over what leads to it: nobody gets there.
-            Err(Errno::ENOENT) if at != target => {}
-            remounted => remounted?,
-        }
+    MountTable::read(proc)?.restrict_mount(target, access)
+}
+
+/// The mounts of this name space at a moment. The kernel takes a tenth of a millisecond to tell
+/// them.
+pub(super) struct MountTable(Vec<u8>);
+
+impl MountTable {
+    /// Reads the table; `proc` is where the process list is mounted.
+    pub(super) fn read(proc: &Path) -> Result<Self> {
+        let table = fs::read(proc.join("self/mountinfo"));
+        let table = table.map_err(|error| super::privilege::errno_of(&error))?;
+        Ok(Self(table))
     }
-    Ok(())
+
+    /// As [`restrict_mount`], of a mount in the table.
+    pub(super) fn restrict_mount(&self, target: &Path, access: Access) -> Result<()> {
+        let more = match access {
+            Access::ReadOnly => MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY,
+            Access::ReadWrite => MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+        };
+        for (at, flags) in mounts_below(&self.0, target) {
+            match remount(&at, flags | more) {
+                // Something is mounted over it, or over what leads to it: nobody gets there.
+                Err(Errno::ENOENT) if at != target => {}
+                remounted => remounted?,
+            }
+        }
+        Ok(())
+    }
 }
 
 fn remount(target: &Path, flags: MsFlags) -> Result<()> {

@@ -104,6 +104,7 @@ pub(super) fn enter_root(
     for (index, (volume, place)) in volumes.iter().zip(&places).enumerate() {
         install_volume(volume, place, sources[index].1, &staging_path(index))?;
     }
+    restrict_volumes(volumes, &targets)?;
     notes.warn_of_hidden(volumes, &targets, &privates);
     install_process_list(&mut notes)?;
     for directory in shadows.keys() {
@@ -367,15 +368,7 @@ fn install_volume(
     staged: &Path,
 ) -> Result<(), NotStarted> {
     let target = path_below(NEW_ROOT, place.target());
-    let unusable = |error: io::Error| NotStarted {
-        reason: NotStartedReason::PathUnusable,
-        errno: error.raw_os_error(),
-        message: format!(
-            "cannot show volume {} at {}: {error}",
-            volume.name,
-            volume.path.display()
-        ),
-    };
+    let unusable = |error: io::Error| unusable_volume(volume, &error);
     if !place.missing.is_empty() {
         // All of this happens in memory: the first missing name lies in a stand-in.
         if let Some(parent) = target.parent() {
@@ -383,13 +376,33 @@ fn install_volume(
         }
         make_mount_point(&target, kind).map_err(unusable)?;
     }
-    mounts::move_mount(staged, &target).map_err(|errno| unusable(errno.into()))?;
-    mounts::restrict_mount(
-        &target,
-        volume.access,
-        &path_below(HOST_ROOT, Path::new("/proc")),
-    )
-    .map_err(|errno| unusable(errno.into()))
+    mounts::move_mount(staged, &target).map_err(|errno| unusable(errno.into()))
+}
+
+/// Gives the job no more rights through volumes than it may have; `targets` are their places.
+fn restrict_volumes(volumes: &[VolumeBind], targets: &[PathBuf]) -> Result<(), NotStarted> {
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    let table = mounts::MountTable::read(&path_below(HOST_ROOT, Path::new("/proc")));
+    let table = table.map_err(|errno| refusal("read the table of mounts", errno))?;
+    for (volume, target) in volumes.iter().zip(targets) {
+        let restricted = table.restrict_mount(&path_below(NEW_ROOT, target), volume.access);
+        restricted.map_err(|errno| unusable_volume(volume, &errno.into()))?;
+    }
+    Ok(())
+}
+
+fn unusable_volume(volume: &VolumeBind, error: &io::Error) -> NotStarted {
+    NotStarted {
+        reason: NotStartedReason::PathUnusable,
+        errno: error.raw_os_error(),
+        message: format!(
+            "cannot show volume {} at {}: {error}",
+            volume.name,
+            volume.path.display()
+        ),
+    }
 }
 
 pub(super) fn install_process_list(notes: &mut RootNotes) -> Result<(), NotStarted> {

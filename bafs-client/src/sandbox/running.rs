@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
 use super::forked_process::{ReservedStage, StageProcess};
 use super::limits::{KILL_GRACE, KILL_MAX, REPORT_BYTES_MAX};
-use super::mount_point_holder::MountPointHolder;
+use super::mount_point_holder::StartedHolder;
 use super::mounts;
 use super::outcome::{JobUsage, NotStarted, SandboxOutcome, SandboxReport};
 use super::plan::{InputSource, JobPlan, JobStreams, OutputTarget, PlanError};
@@ -137,6 +137,7 @@ impl Sandbox {
         let reserved = reserved.unwrap_or_else(PoisonError::into_inner).take();
         let (started, start_receiver) = mpsc::channel();
         let (finished, report) = oneshot::channel();
+        let (cleaned, cleanup) = oneshot::channel();
         let supervisor = Arc::clone(&shared);
         // Stages that are started anew die with the thread that started them: it must be one that
         // lives as long as the job, which a thread of an async runtime does not promise.
@@ -144,26 +145,29 @@ impl Sandbox {
             .name("bafs-job".to_owned())
             .spawn(move || {
                 let base = Path::new(&order.mount_base);
-                let hold = |reserved| MountPointHolder::start(&order.plan, base, reserved);
+                let hold = |reserved| StartedHolder::start(&order.plan, base, reserved);
                 let spawned = match reserved {
                     Some(stage) => {
-                        let points = hold(Some(&stage));
+                        let holder = hold(Some(&stage));
                         let outer = stage.become_outer(theirs.into(), watched);
-                        outer.map(|outer| (outer, points))
+                        outer.map(|outer| (outer, holder))
                     }
                     None => spawn_outer(&name, theirs, watched).map(|outer| (outer, hold(None))),
                 };
                 match spawned {
-                    Ok((outer, points)) => {
+                    Ok((outer, holder)) => {
                         memory::restore_oom_score(outer.id());
                         let _ = started.send(Ok(()));
-                        // Without them the job has stand-ins, and is told so.
-                        let points = points.unwrap_or_default();
+                        // The stages begin meanwhile, and look for mount points when they have
+                        // their order. Without them the job has stand-ins, and is told so.
+                        let holder = holder.unwrap_or_default();
+                        let points = holder.and_then(|holder| holder.wait().ok());
                         let report = supervisor.supervise(outer, &order, passed);
-                        // No process of the job uses them any more.
-                        drop(points);
                         // Nobody may be waiting any more.
                         let _ = finished.send(report);
+                        // No process of the job uses them any more.
+                        drop(points);
+                        let _ = cleaned.send(());
                     }
                     Err(error) => drop(started.send(Err(error))),
                 }
@@ -172,6 +176,7 @@ impl Sandbox {
         Ok(RunningJob {
             control: JobControl(shared),
             report,
+            cleanup: Some(cleanup),
         })
     }
 }
@@ -236,6 +241,8 @@ fn pass_streams(streams: JobStreams, passed: &mut Vec<OwnedFd>) -> io::Result<[S
 pub struct RunningJob {
     control: JobControl,
     report: oneshot::Receiver<SandboxReport>,
+    /// Ends when the mount points of the job are removed, which comes after its report.
+    cleanup: Option<oneshot::Receiver<()>>,
 }
 
 impl RunningJob {
@@ -244,16 +251,28 @@ impl RunningJob {
         self.control.clone()
     }
 
+    /// What ends when the mount points of the job are removed. Whoever takes it can do something
+    /// else after the report, and must wait for it before this process ends.
+    pub(crate) fn take_cleanup(&mut self) -> Option<oneshot::Receiver<()>> {
+        self.cleanup.take()
+    }
+
     /// Waits for the end, blocking; not for use inside an async runtime.
     pub fn wait(self) -> SandboxReport {
-        self.report
-            .blocking_recv()
-            .unwrap_or_else(|_| watcher_panic_report())
+        let report = self.report.blocking_recv();
+        if let Some(cleanup) = self.cleanup {
+            let _ = cleanup.blocking_recv();
+        }
+        report.unwrap_or_else(|_| watcher_panic_report())
     }
 
     /// Waits for the end.
     pub async fn wait_async(self) -> SandboxReport {
-        self.report.await.unwrap_or_else(|_| watcher_panic_report())
+        let report = self.report.await;
+        if let Some(cleanup) = self.cleanup {
+            let _ = cleanup.await;
+        }
+        report.unwrap_or_else(|_| watcher_panic_report())
     }
 }
 

@@ -2,6 +2,7 @@
 //! waits; the inner one is their init: it builds the root, starts the job, and its death is
 //! the job's death. Neither decides how an end is judged.
 
+use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{self, BufReader};
@@ -10,30 +11,27 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio, exit};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use std::{env, thread};
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, getppid, setsid};
-use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::agent_watch::AgentWatch;
 use super::completed_environment::complete_environment;
-use super::control::{self, ControlRequest, JobOrder, ProcessEnd, StageReport, StreamSpec};
+use super::control::{self, JobOrder, StageReport, StreamSpec};
 use super::executable::{SHELL, explain_refusal, find_executable, is_same_file, is_script};
 use super::forked_process::{ReservedStage, StageProcess, StageTasks, fork_child};
 use super::image_root::enter_image_root;
-use super::limits::REPORT_BYTES_MAX;
+use super::job_init::{JobInit, is_init};
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{Access, JobPlan, JobSession, VolumeBind};
 use super::root::{RootNotes, refusal};
 use super::{job_user, mount_point_holder, probe, process_ids, root};
-use crate::heartbeat::{HeartbeatEnd, watch_heartbeat};
 use crate::own_process::{
     HOLDER, INNER, MOUNT_WATCHDOG, OUTER, OWN_EXECUTABLE, PROBE, PROBE_MOUNT, SUBCOMMAND,
 };
@@ -105,10 +103,8 @@ fn run_outer_stage(silence: Option<Duration>, inner: InnerStart) -> io::Result<(
     // A signal to the whole process group is for agent and job to judge.
     SigSet::all().thread_block()?;
     let socket = stage_socket()?;
-    if let Some(silence) = silence {
-        // Threads cannot be had any more once new processes go to another name space.
-        watch_agent(agent, silence)?;
-    }
+    let watched = silence.map(|silence| AgentWatch::begin(agent, silence));
+    let watched = watched.transpose()?;
     let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC;
     let made = unshare(flags).map_err(|errno| refusal("unshare mounts, processes, IPC", errno));
     let started = made.and_then(|()| {
@@ -119,6 +115,9 @@ fn run_outer_stage(silence: Option<Duration>, inner: InnerStart) -> io::Result<(
         Ok(mut child) => {
             // Fits, as the kernel's process ids have 22 bits.
             control::send_message(&socket, &StageReport::Init(child.id() as i32))?;
+            if let Some(watched) = watched {
+                watched.watch_until_end(child.id());
+            }
             child.wait();
             Ok(())
         }
@@ -144,19 +143,6 @@ fn start_inner_stage(socket: &UnixStream, inner: InnerStart) -> io::Result<Stage
     }
 }
 
-/// Ends an agent that gives no sign of life; its pulse arrives as standard output. Only its death
-/// frees the job's processes from a file system that nobody serves, also for being killed.
-fn watch_agent(agent: Pid, silence: Duration) -> io::Result<()> {
-    let beat = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    let watching = move || {
-        if watch_heartbeat(beat, silence) == HeartbeatEnd::Silent && getppid() == agent {
-            let _ = kill(agent, Signal::SIGKILL);
-        }
-    };
-    let named = thread::Builder::new().name("pulse".to_owned());
-    named.spawn(watching).map(drop)
-}
-
 /// Is process 1 of the job's name space, from the empty root to the last process.
 fn run_inner_stage() -> io::Result<()> {
     if !is_init() {
@@ -171,21 +157,12 @@ fn run_inner_stage() -> io::Result<()> {
         Err(refusal) => return control::send_message(&socket, &StageReport::NotStarted(refusal)),
     };
     drop(order);
-    let signaled = Arc::new(AtomicBool::new(false));
-    let passed = Arc::clone(&signaled);
-    thread::Builder::new()
-        .name("lifeline".to_owned())
-        .spawn(move || serve_requests(&mut requests, &passed))?;
     let RootNotes { missing, warnings } = notes;
     control::send_message(&socket, &StageReport::Started { missing, warnings })?;
-    control::send_message(&socket, &StageReport::Ended(reap_until(job)?))?;
-    // A shell that a signal ends leaves programs that heard it as well, and may save something. The
-    // agent has them killed when they take too long.
-    if signaled.load(Ordering::SeqCst) {
-        while wait(WaitOptions::empty()).is_ok() {}
-    }
-    kill_everything();
-    while wait(WaitOptions::empty()).is_ok() {}
+    JobInit::begin(job, requests)?.accompany(|end| {
+        // The agent judges it.
+        control::send_message(&socket, &StageReport::Ended(end))
+    })?;
     control::send_message(&socket, &StageReport::Usage(measure_usage()?))
 }
 
@@ -399,58 +376,6 @@ fn unusable_stream(path: &OsStr, error: &io::Error) -> NotStarted {
         reason: NotStartedReason::StreamUnusable,
         errno: error.raw_os_error(),
         message: format!("cannot open {} for the job: {error}", path.display()),
-    }
-}
-
-/// Does what the agent asks until the agent is gone; then this process ends, and with it, by
-/// the kernel's hand, every process of the job.
-fn serve_requests(requests: &mut BufReader<UnixStream>, signaled: &AtomicBool) -> ! {
-    while let Ok(Some(request)) = control::receive_message(requests, REPORT_BYTES_MAX) {
-        match request {
-            ControlRequest::Kill => kill_everything(),
-            ControlRequest::Signal(number) => {
-                if let Ok(signal) = Signal::try_from(number) {
-                    signaled.store(true, Ordering::SeqCst);
-                    signal_everything(signal);
-                }
-            }
-        }
-    }
-    exit(0)
-}
-
-fn is_init() -> bool {
-    std::process::id() == 1
-}
-
-/// Kills every process of this name space but this one.
-fn kill_everything() {
-    signal_everything(Signal::SIGKILL);
-}
-
-/// Sends a signal to every process of this name space but this one.
-fn signal_everything(signal: Signal) {
-    // Anywhere else the same call would reach every process of the machine.
-    assert!(is_init(), "only the job's init may signal everything");
-    // It fails when there is none, and then nobody needs it.
-    let _ = kill(Pid::from_raw(-1), signal);
-}
-
-/// Collects dead processes, also those that the job abandoned, until the job is among them.
-fn reap_until(job: Pid) -> io::Result<ProcessEnd> {
-    loop {
-        let Some((pid, status)) = wait(WaitOptions::empty())? else {
-            continue;
-        };
-        if pid.as_raw_nonzero().get() != job.as_raw() {
-            continue;
-        }
-        if let Some(code) = status.exit_status() {
-            return Ok(ProcessEnd::Exited(code));
-        }
-        if let Some(signal) = status.terminating_signal() {
-            return Ok(ProcessEnd::Signaled(signal));
-        }
     }
 }
 

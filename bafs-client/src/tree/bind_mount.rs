@@ -62,7 +62,7 @@ impl BindMountTree {
             marks,
             disk_watch,
             armed,
-        } = prepare(&directory).await;
+        } = prepare(&directory, lock.is_some()).await;
         if let Some(wait) = marks.and_then(wait_until_distinct) {
             tokio::time::sleep(wait).await;
         }
@@ -116,6 +116,8 @@ impl BindMountTree {
 
     /// Gives the directory back and ends the session, when nobody uses it any more.
     pub(super) async fn close(&self, keep_ms: u64) {
+        // The kernel ends the watches meanwhile.
+        self.stop_watching_reads();
         drop(
             self.lock
                 .lock()
@@ -141,12 +143,12 @@ struct Prepared {
 }
 
 /// Opening the directory may wait for its disk: one thread does it all.
-async fn prepare(directory: &Path) -> Prepared {
+async fn prepare(directory: &Path, is_sole_writer: bool) -> Prepared {
     let at = directory.to_owned();
     let preparing = tokio::task::spawn_blocking(move || Prepared {
         marks: read_marks(&at),
         disk_watch: DiskWatch::of_directory(&at),
-        armed: watch_directories(&at),
+        armed: watch_directories(&at, is_sole_writer),
     });
     preparing.await.unwrap_or_else(|_| Prepared {
         marks: None,

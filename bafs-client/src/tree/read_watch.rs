@@ -1,6 +1,10 @@
 //! Tells whether a job read files of a directory that it works on itself, where no operation comes
 //! to the agent: each directory has an inotify watch until the first file is read. Ordinary users
 //! may use it, unlike a fanotify mark on a mount. Counts nothing.
+//!
+//! The kernel closes an inotify descriptor only after a grace period: 8 to 16 ms on a machine with
+//! work to do (Linux 6.18). So a directory without files has no watch, and nobody waits for a close
+//! but the end of the process.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -12,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::limits::WATCHED_DIRECTORIES_MAX;
@@ -29,7 +34,8 @@ pub(super) struct ReadWatch {
 /// Directories with a watch each.
 #[derive(Debug)]
 struct WatchedTree {
-    events: AsyncFd<OwnedFd>,
+    /// Taken out when it is closed.
+    events: Option<AsyncFd<OwnedFd>>,
     /// By the number of the watch.
     directories: BTreeMap<i32, PathBuf>,
     first_read: OnceLock<String>,
@@ -41,7 +47,7 @@ impl ReadWatch {
         #[expect(deprecated, reason = "sound for a descriptor that it owns")]
         let events = AsyncFd::new(events).ok()?;
         let watched = Arc::new(WatchedTree {
-            events,
+            events: Some(events),
             directories,
             first_read: OnceLock::new(),
         });
@@ -69,9 +75,23 @@ impl Drop for ReadWatch {
     }
 }
 
+impl Drop for WatchedTree {
+    fn drop(&mut self) {
+        let Some(events) = self.events.take() else {
+            return;
+        };
+        // Calls of servers must not wait in this thread meanwhile.
+        let events = events.into_inner();
+        if let Ok(runtime) = Handle::try_current() {
+            drop(runtime.spawn_blocking(move || drop(events)));
+        }
+    }
+}
+
 impl WatchedTree {
     async fn wait_for_read(self: Arc<Self>) {
-        while let Ok(mut ready) = self.events.readable().await {
+        let Some(events) = &self.events else { return };
+        while let Ok(mut ready) = events.readable().await {
             match self.find_read() {
                 Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
                 // One is enough, and each event costs the job time.
@@ -84,16 +104,20 @@ impl WatchedTree {
     }
 
     fn remove_watches(&self) {
+        let Some(events) = &self.events else { return };
         for watch in self.directories.keys() {
             // That of a removed directory is gone.
-            let _ = inotify::remove_watch(self.events.get_ref(), *watch);
+            let _ = inotify::remove_watch(events.get_ref(), *watch);
         }
     }
 
     /// Takes note of the first read among the events that are there.
     fn find_read(&self) -> rustix::io::Result<()> {
+        let Some(events) = &self.events else {
+            return Ok(());
+        };
         let mut room = [MaybeUninit::<u8>::uninit(); EVENT_BYTES];
-        let mut reader = inotify::Reader::new(self.events.get_ref(), &mut room);
+        let mut reader = inotify::Reader::new(events.get_ref(), &mut room);
         while self.first_read.get().is_none() {
             let event = reader.next()?;
             let flags = event.events();
@@ -116,8 +140,14 @@ impl WatchedTree {
 pub(super) type ArmedWatches = (OwnedFd, BTreeMap<i32, PathBuf>);
 
 /// Watches all directories; nothing where there are too many, or the kernel has no watch left for
-/// this user.
-pub(super) fn watch_directories(root: &Path) -> Option<ArmedWatches> {
+/// this user. A sole writer's tree without files has no watches: the job changes it before it can
+/// read anything.
+pub(super) fn watch_directories(root: &Path, is_sole_writer: bool) -> Option<ArmedWatches> {
+    // The names are found before anything is watched, as these listings are no use of the job.
+    let (directories, has_files) = list_directories(root)?;
+    if is_sole_writer && !has_files {
+        return None;
+    }
     let events = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok()?;
     // The close of a file that was only read tells of one that was read by mapped memory.
     let flags = WatchFlags::ACCESS
@@ -126,23 +156,32 @@ pub(super) fn watch_directories(root: &Path) -> Option<ArmedWatches> {
         | WatchFlags::DONT_FOLLOW
         | WatchFlags::EXCL_UNLINK;
     let mut watched = BTreeMap::new();
-    let mut pending = vec![PathBuf::new()];
-    while let Some(relative) = pending.pop() {
-        if watched.len() >= WATCHED_DIRECTORIES_MAX {
-            return None;
-        }
-        let path = root.join(&relative);
-        // Its names are found before it is watched, as this listing is no use of the job.
-        for entry in std::fs::read_dir(&path).ok()? {
-            let entry = entry.ok()?;
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                pending.push(relative.join(entry.file_name()));
-            }
-        }
-        let watch = inotify::add_watch(&events, &path, flags).ok()?;
+    for relative in directories {
+        let watch = inotify::add_watch(&events, root.join(&relative), flags).ok()?;
         watched.insert(watch, relative);
     }
     Some((events, watched))
+}
+
+/// The directories of a tree, relative to its root, and whether there is anything else in it;
+/// nothing where there are too many.
+fn list_directories(root: &Path) -> Option<(Vec<PathBuf>, bool)> {
+    let (mut directories, mut pending) = (Vec::new(), vec![PathBuf::new()]);
+    let mut has_files = false;
+    while let Some(relative) = pending.pop() {
+        if directories.len() >= WATCHED_DIRECTORIES_MAX {
+            return None;
+        }
+        for entry in std::fs::read_dir(root.join(&relative)).ok()? {
+            let entry = entry.ok()?;
+            match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                true => pending.push(relative.join(entry.file_name())),
+                false => has_files = true,
+            }
+        }
+        directories.push(relative);
+    }
+    Some((directories, has_files))
 }
 
 #[cfg(test)]
@@ -153,7 +192,7 @@ mod tests {
     use super::*;
 
     async fn first_read_after(directory: &Path, act: impl FnOnce()) -> Option<String> {
-        let armed = watch_directories(directory).expect("it is there");
+        let armed = watch_directories(directory, true).expect("it is there");
         let watch = ReadWatch::begin(armed).expect("it watches");
         act();
         for _ in 0..50 {
@@ -179,5 +218,17 @@ mod tests {
             fs::read_dir(path).expect("listing").for_each(drop);
         });
         assert_eq!(other.await, None);
+    }
+
+    #[test]
+    fn trees_without_files_have_no_watches() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path();
+        fs::create_dir_all(path.join("d/e")).expect("directories");
+        assert!(watch_directories(path, true).is_none());
+        // Another job may write what this one reads.
+        assert_eq!(watch_directories(path, false).expect("watches").1.len(), 3);
+        fs::write(path.join("d/e/f"), "x").expect("write");
+        assert_eq!(watch_directories(path, true).expect("watches").1.len(), 3);
     }
 }

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::OnceCell;
+
 use super::hello::resolve;
 use super::quic::{QuicDialer, QuicListener};
 use super::routes;
@@ -72,7 +74,9 @@ pub fn current_channel() -> Channel {
 #[derive(Debug)]
 pub struct Dialer {
     channel: Channel,
-    quic: QuicDialer,
+    identity: Identity,
+    /// Made when needed: in most clusters TCP reaches all servers.
+    quic: OnceCell<QuicDialer>,
     tcp: TlsTcpDialer,
     /// Servers that TCP does not reach, each with the end of the time for which this is assumed.
     tcp_unreachable: Mutex<BTreeMap<SocketAddr, Deadline>>,
@@ -83,7 +87,8 @@ impl Dialer {
     /// runtime.
     ///
     /// # Errors
-    /// `ServerFault` when no socket can be had, `Malformed` when the identity is not usable.
+    /// `Malformed` when the identity is not usable, `ServerFault` when QUIC is the only channel and
+    /// no socket can be had.
     pub fn new(identity: &Identity) -> Result<Self> {
         Self::with_channel(current_channel(), identity)
     }
@@ -93,12 +98,23 @@ impl Dialer {
     /// # Errors
     /// As [`Dialer::new`].
     pub fn with_channel(channel: Channel, identity: &Identity) -> Result<Self> {
+        let first = match channel {
+            Channel::Quic => Some(QuicDialer::new(identity.clone())?),
+            Channel::Auto | Channel::Tcp => None,
+        };
         Ok(Self {
             channel,
-            quic: QuicDialer::new(identity.clone())?,
+            identity: identity.clone(),
+            quic: OnceCell::new_with(first),
             tcp: TlsTcpDialer::new(identity)?,
             tcp_unreachable: Mutex::default(),
         })
+    }
+
+    async fn dial_quic(&self, address: &str, deadline: Deadline) -> Result<Connection> {
+        let make = || async { QuicDialer::new(self.identity.clone()) };
+        let quic = self.quic.get_or_try_init(make).await?;
+        quic.dial(address, deadline).await
     }
 
     async fn dial_auto(&self, address: &str, deadline: Deadline) -> Result<Connection> {
@@ -106,7 +122,7 @@ impl Dialer {
         let silent = || Error::new(ErrorCode::Unreachable, format!("{address} does not answer"));
         let target = target.map_err(|_| silent())??;
         if !routes::is_directly_attached(target.ip()) || self.is_tcp_unreachable(target) {
-            return self.quic.dial(address, deadline).await;
+            return self.dial_quic(address, deadline).await;
         }
         // Half of the time is reserved for the other channel: the peer that accepts a TCP
         // connection need not be the server, and a firewall may pass only the first packets.
@@ -147,7 +163,7 @@ impl Dialer {
         };
         tokio::select! {
             connection = again, if no_way.is_connection_refused => Ok(connection),
-            connection = self.quic.dial(address, deadline) => {
+            connection = self.dial_quic(address, deadline) => {
                 let connection = connection?;
                 if no_way.is_connection_refused
                     && let Ok(better) = self.tcp.connect(address, target, TCP_RETRY_PAUSE).await
@@ -182,7 +198,7 @@ impl Dial for Dialer {
     ) -> BoxFuture<'a, Result<Connection>> {
         match self.channel {
             Channel::Auto => Box::pin(self.dial_auto(address, deadline)),
-            Channel::Quic => self.quic.dial(address, deadline),
+            Channel::Quic => Box::pin(self.dial_quic(address, deadline)),
             Channel::Tcp => self.tcp.dial(address, deadline),
         }
     }

@@ -3,6 +3,7 @@
 //! the job, so that no job outlives its node, even after `kill -9`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::agent_order::AgentOrder;
@@ -13,9 +14,11 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
 
+use super::agent_log::LogDirectory;
 use super::agent_process::{AgentProcess, AgentSpawner, AgentStreams};
 use super::job_limits::JobWatch;
-use super::temporary_directory::TemporaryDirectory;
+use super::spare_directories::SpareDirectories;
+use super::temporary_directory::{LastUse, TemporaryDirectory};
 use super::unlinked_files::UnlinkedFiles;
 use super::{ExecutorConfig, agent_log, minimal_report};
 
@@ -45,20 +48,28 @@ const JOB_INPUT_TIMEOUT_MS: u64 = 10_000;
 /// seconds. Its job would wait for its volumes for ever.
 const HEARTBEAT_TIMEOUT_MS: u64 = 30_000;
 
+/// What the agents of a node share.
+#[derive(Debug, Default)]
+pub(super) struct SharedParts {
+    spawner: AgentSpawner,
+    logs: Arc<LogDirectory>,
+    spares: Arc<SpareDirectories>,
+}
+
 /// Runs a job in an agent to its end. Dropping the future kills the agent.
 pub(super) async fn run_job(
     config: &ExecutorConfig,
-    spawner: &AgentSpawner,
+    shared: &SharedParts,
     call: &StartJob,
     mut killed: watch::Receiver<bool>,
 ) -> JobReport {
-    let result = run_agent(config, spawner, call, &mut killed).await;
+    let result = run_agent(config, shared, call, &mut killed).await;
     result.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)))
 }
 
 async fn run_agent(
     config: &ExecutorConfig,
-    spawner: &AgentSpawner,
+    shared: &SharedParts,
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
@@ -68,13 +79,14 @@ async fn run_agent(
         call.execution,
         name,
         config.temporary_quota.for_job(&call.job)?,
+        &shared.spares,
     )?;
     let order = AgentOrder {
         temporary_directory: temporary.path().to_owned(),
         shared_memory_bytes: temporary.memory_bytes(),
         output_prefix: agent_log::output_path_prefix(&config.log_directory, call.execution),
     };
-    let started = spawner.start(config, order).await;
+    let started = shared.spawner.start(config, order).await;
     let (child, streams) = started.map_err(|error| not_started_error(config, &error))?;
     let AgentStreams {
         input,
@@ -82,7 +94,11 @@ async fn run_agent(
         errors,
     } = streams;
     let path = config.log_directory.join(format!("{}.log", call.execution));
-    let logging = tokio::spawn(agent_log::copy_stderr(errors, path));
+    let logging = tokio::spawn(agent_log::copy_stderr(
+        errors,
+        path,
+        Arc::clone(&shared.logs),
+    ));
     let (stop, mut stopped) = watch::channel(false);
     let unlinked = UnlinkedFiles::of_agent(child.id(), visible_paths(call));
     let watch = JobWatch {
@@ -95,7 +111,12 @@ async fn run_agent(
     let result = run_within_quota(running, watched, killed, &stop).await;
     // The report's reader may read the log next.
     let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
-    temporary.remove().await;
+    // An agent reports when no process of its job is left; one that was killed, earlier.
+    let last_use = match &result {
+        Ok(report) if report.outcome != JobOutcome::Killed => LastUse::Over,
+        _ => LastUse::Uncertain,
+    };
+    temporary.remove(last_use).await;
     result
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bafs_proto::ids::ExecutionId;
@@ -15,6 +15,7 @@ use bafs_proto::{Error, ErrorCode};
 use bafs_tree::measure_use;
 use rustix::fs::statvfs;
 
+use super::spare_directories::SpareDirectories;
 use super::unlinked_files::UnlinkedFiles;
 use crate::clock;
 use crate::full_disk::FreeSpace;
@@ -156,6 +157,16 @@ pub(super) struct TemporaryDirectory {
     /// The result of a check that found the disk full. Others that fail give space back at once,
     /// and this job may fail a moment later.
     full: OnceLock<FreeSpace>,
+    spares: Arc<SpareDirectories>,
+}
+
+/// How a job ended, for its temporary files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LastUse {
+    /// No process of the job is left.
+    Over,
+    /// Processes of the job may die at this moment.
+    Uncertain,
 }
 
 /// Usage at the last check.
@@ -201,15 +212,20 @@ struct Used {
 }
 
 impl TemporaryDirectory {
-    /// Makes the directory of an execution, and replaces an older one of that name.
+    /// Makes the directory of an execution, or takes a spare one, and replaces an older one of that
+    /// name.
     pub(super) fn create(
         parent: &Path,
         execution: ExecutionId,
         job: &str,
         limit: TemporaryQuota,
+        spares: &Arc<SpareDirectories>,
     ) -> Result<Self, Error> {
         let path = parent.join(execution.to_string());
         let made = remove_tree(&path).and_then(|()| {
+            if spares.take(&path) {
+                return Ok(());
+            }
             fs::create_dir_all(parent)?;
             fs::DirBuilder::new().mode(0o700).create(&path)
         });
@@ -226,6 +242,7 @@ impl TemporaryDirectory {
             limit,
             job,
             full: OnceLock::new(),
+            spares: Arc::clone(spares),
         })
     }
 
@@ -333,10 +350,16 @@ impl TemporaryDirectory {
         holds.then(|| Error::new(ErrorCode::ServerFault, describe_full_disk(free)))
     }
 
-    /// Removes the directory. A slow removal continues after the end of the job.
-    pub(super) async fn remove(mut self) {
+    /// Removes the directory, or leaves it to the next job. A slow removal continues after the end
+    /// of the job.
+    pub(super) async fn remove(mut self, last_use: LastUse) {
         let path = std::mem::take(&mut self.path);
-        let removing = tokio::task::spawn_blocking(move || remove_by_thread(&path));
+        let spares = Arc::clone(&self.spares);
+        let removing = tokio::task::spawn_blocking(move || {
+            if last_use == LastUse::Uncertain || !spares.keep(&path) {
+                remove_by_thread(&path);
+            }
+        });
         let _ = tokio::time::timeout(REMOVAL_MAX, removing).await;
     }
 }
@@ -432,7 +455,8 @@ mod tests {
             memory_bytes: 0,
         };
         let id = ExecutionId(7);
-        let directory = TemporaryDirectory::create(parent.path(), id, "j", limit).unwrap();
+        let directory =
+            TemporaryDirectory::create(parent.path(), id, "j", limit, &Arc::default()).unwrap();
         fs::write(directory.path().join("f"), vec![1; 2_000_000]).unwrap();
         let nobody = UnlinkedFiles::of_agent(None, Vec::new());
         let error =
@@ -442,7 +466,7 @@ mod tests {
         for word in ["job 'j'", "/tmp", "may have 1 MB", "--tmp"] {
             assert!(error.detail.contains(word), "{error}");
         }
-        directory.remove().await;
+        directory.remove(LastUse::Over).await;
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 
@@ -455,7 +479,8 @@ mod tests {
             memory_bytes: 0,
         };
         let directory =
-            TemporaryDirectory::create(parent.path(), ExecutionId(8), "j", limit).unwrap();
+            TemporaryDirectory::create(parent.path(), ExecutionId(8), "j", limit, &Arc::default())
+                .unwrap();
         fs::write(directory.path().join("f"), "x").unwrap();
         let report = |outcome| JobReport {
             outcome,

@@ -337,6 +337,7 @@ impl Storage {
         if matches!(spec.kind, VolumeKind::Scratch { .. }) {
             let store = self.store.clone();
             run_blocking(move || store.commit(id).map_err(|e| volume_disk_error(id, &e))).await?;
+            self.trees.volume_tree(spec).note_new();
         }
         self.database
             .write(TableChange::PutVolume(VolumeRecord {

@@ -40,6 +40,7 @@
 //! reasons for the table.
 
 mod base_copy;
+mod bind_mounts;
 mod confined_directory;
 mod database;
 mod extraction;

@@ -26,6 +26,7 @@ use crate::tree_sessions::{TreeDirectory, TreeSessions};
 pub(super) struct ScratchTrees {
     store: Arc<Store>,
     sessions: TreeSessions,
+    counters: Counters,
     trees: Mutex<BTreeMap<VolumeId, Arc<VolumeTree>>>,
 }
 
@@ -33,7 +34,8 @@ impl ScratchTrees {
     pub(super) fn new(store: Arc<Store>, counters: Counters) -> Self {
         let directory = TreeDirectory(Some(store.volume_directory()));
         Self {
-            sessions: TreeSessions::in_directory(directory, store.incarnation(), counters),
+            sessions: TreeSessions::in_directory(directory, store.incarnation(), counters.clone()),
+            counters,
             store,
             trees: Mutex::default(),
         }
@@ -50,7 +52,8 @@ impl ScratchTrees {
             bytes: spec.size_bytes,
             files: spec.size_files,
         };
-        let tree = || Arc::new(VolumeTree::new(spec.id, root, limit, spec.limit));
+        let counters = self.counters.clone();
+        let tree = || Arc::new(VolumeTree::new(spec.id, root, limit, spec.limit, counters));
         self.trees().entry(spec.id).or_insert_with(tree).clone()
     }
 

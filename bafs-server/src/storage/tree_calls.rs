@@ -130,15 +130,19 @@ impl Storage {
         let id = volume_id(&call.tree)?;
         let sessions = &self.trees.sessions();
         let right = self.session_right(&call.tree, call.epoch, call.lifetime_ms_min);
+        let is_writer = sessions.right(&call.tree, call.epoch) == Some(Right::Write);
         if call.lifetime_ms_min == 0 || right == Right::Read {
             sessions.close(call, allow).await?;
-            return Ok(Done);
+        } else {
+            // First, and also without a session: what holds results may outlive it, and the call
+            // may be repeated.
+            allow(Right::Write)?;
+            self.extend_lifetime(id, call.lifetime_ms_min).await?;
+            sessions.close(call, |_| Ok(())).await?;
         }
-        // First, and also without a session: what holds results may outlive it, and the call may be
-        // repeated.
-        allow(Right::Write)?;
-        self.extend_lifetime(id, call.lifetime_ms_min).await?;
-        sessions.close(call, |_| Ok(())).await?;
+        if is_writer && let Ok(volume) = self.tree_of(id) {
+            volume.note_orderly_end(call.epoch);
+        }
         Ok(Done)
     }
 

@@ -15,9 +15,14 @@ impl Cli {
     /// volume command with `--json` goes to `print_json` first.
     pub(crate) fn from_process(print_json: fn(&str)) -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some();
+        let words: Vec<_> = std::env::args_os().collect();
+        let has_old_variables = RENAMED_VARIABLES.iter().any(|(_, old)| is_set(old));
+        if let (false, Some(cli)) = (has_old_variables, Self::parse_job_command(&words)) {
+            return cli;
+        }
         let command = accept_old_variables(Self::command(), &is_set);
-        let words: Vec<_> = std::env::args_os().skip(1).collect();
-        let files = match is_hidden_command(&command, &words) {
+        let words = words.get(1..).unwrap_or_default();
+        let files = match is_hidden_command(&command, words) {
             true => Configuration::default(),
             false => Configuration::load(&command)
                 .unwrap_or_else(|why| exit_without_files(command.clone(), &why)),

@@ -154,6 +154,11 @@ pub(crate) const TABLE: &[Metric] = &[
         "Hand-off connections that the node rejected",
     ),
     counter("handoff_tickets", "node", "Hand-off tickets issued"),
+    counter(
+        "mount_searches",
+        "node",
+        "Searches for processes that still have a volume mounted",
+    ),
     counter("home_requests", "home", "Calls that a home server received"),
     counter(
         "home_read_bytes",

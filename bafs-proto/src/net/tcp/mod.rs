@@ -8,8 +8,8 @@
 //! * [`TlsTcpDialer`] makes a TCP connection, sets up TLS and exchanges the hello. The result is a
 //!   [`Connection`] with one TCP connection.
 //! * `TcpConnections` holds the TCP connections to one server behind a mutex. A call takes the one
-//!   with the fewest calls. If all have calls, a background task adds one, up to four. An
-//!   additional connection ends when it has had no call for ten seconds. The first one stays.
+//!   with the fewest calls. If all have calls for a while, a background task adds one, up to four.
+//!   An additional connection ends when it has had no call for ten seconds. The first one stays.
 //! * `TcpConnection` (`connection.rs`) numbers the calls of one connection, and gives each reply to
 //!   its caller.
 //! * `chunks.rs` cuts frames into chunks of at most 256 KiB and mixes those of several calls. So a
@@ -58,6 +58,10 @@ use crate::time::Deadline;
 /// Most connections to one server. Several connections let several processors encrypt, and let
 /// small calls overtake a large answer.
 const CONNECTIONS_MAX: usize = 4;
+
+/// All connections have calls for so long before another one is made. It takes both ends a
+/// millisecond of a processor, and the calls by which a job opens six volumes take 5 ms.
+const ADD_CONNECTION_AFTER: Duration = Duration::from_millis(10);
 
 /// Time for a further connection, and pause after one that failed.
 const ADD_CONNECTION_PAUSE: Duration = Duration::from_secs(1);
@@ -230,6 +234,12 @@ impl TcpConnections {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn has_idle_connection(&self) -> bool {
+        let connections = self.lock();
+        let mut calls = connections.iter().filter_map(|it| it.calls_in_flight());
+        calls.any(|calls| calls == 0)
+    }
+
     /// The connection with the fewest calls; where all have some, another one is made meanwhile.
     fn least_busy(self: &Arc<Self>) -> Option<Arc<TcpConnection>> {
         let (best, more) = {
@@ -252,9 +262,14 @@ impl TcpConnections {
 }
 
 async fn add_connection(connections: Weak<TcpConnections>) {
+    tokio::time::sleep(ADD_CONNECTION_AFTER).await;
     let Some(connections) = connections.upgrade() else {
         return;
     };
+    if connections.has_idle_connection() {
+        connections.is_adding.store(false, Ordering::Relaxed);
+        return;
+    }
     let making = async {
         let stream = TcpStream::connect(connections.server.target)
             .await
