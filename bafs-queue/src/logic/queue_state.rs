@@ -148,8 +148,12 @@ impl QueueState {
     pub fn check_change(&self, id: WorkflowId, event: &QueueEvent) -> Result<(), QueueRefusal> {
         let record = self.workflows.get(&id);
         let record = record.ok_or(QueueRefusal::UnknownWorkflow(id))?;
+        let is_removal = matches!(event, QueueEvent::RemovalRequested(_));
+        if record.is_being_removed() && !is_removal {
+            return Err(QueueRefusal::BeingRemoved(id));
+        }
         let is_possible = match event {
-            QueueEvent::WorkflowHeld(_) => !record.state.is_over() && !record.is_unwanted,
+            QueueEvent::WorkflowHeld(_) => !record.state.is_over(),
             QueueEvent::WorkflowReleased(_) => {
                 matches!(record.state, WorkflowState::Held | WorkflowState::Queued)
             }
@@ -166,6 +170,9 @@ impl QueueState {
     /// Why a workflow waits; nothing if it does not.
     pub fn wait_reason(&self, id: WorkflowId) -> Option<WaitReason> {
         let record = self.workflows.get(&id)?;
+        if record.is_being_removed() {
+            return Some(WaitReason::BeingRemoved);
+        }
         match record.state {
             WorkflowState::Held => return Some(WaitReason::Held),
             WorkflowState::Queued => {}

@@ -70,6 +70,11 @@ impl WorkflowRecord {
     pub fn is_under_way(&self) -> bool {
         self.has_run && self.state == WorkflowState::Running && !self.is_cancelled
     }
+
+    /// Whether its user wants it gone, but its run has not ended.
+    pub fn is_being_removed(&self) -> bool {
+        self.is_unwanted && self.has_run
+    }
 }
 
 /// What a policy sees of the queue.

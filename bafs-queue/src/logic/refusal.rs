@@ -15,6 +15,8 @@ pub enum QueueRefusal {
     ForeignWorkflow(WorkflowId),
     /// Its state does not allow it.
     WrongState(WorkflowId, WorkflowState),
+    /// It was removed, and its run has not ended yet.
+    BeingRemoved(WorkflowId),
     /// There is no such user.
     UnknownUser(String),
     /// So many workflows are in the queue, which is the limit.
@@ -40,6 +42,10 @@ impl fmt::Display for QueueRefusal {
                     state.name()
                 )
             }
+            Self::BeingRemoved(id) => write!(
+                f,
+                "workflow {id} is being removed, so this is not possible; its run has not ended yet"
+            ),
             Self::UnknownUser(user) => write!(
                 f,
                 "the service knows no user '{user}'; ask its operator for `bafs user add {user}`"
@@ -66,7 +72,7 @@ impl From<QueueRefusal> for Error {
             QueueRefusal::ForeignWorkflow(_) | QueueRefusal::UnknownUser(_) => {
                 ErrorCode::RightMissing
             }
-            QueueRefusal::WrongState(..) => ErrorCode::WrongState,
+            QueueRefusal::WrongState(..) | QueueRefusal::BeingRemoved(_) => ErrorCode::WrongState,
             QueueRefusal::QueueFull(_) => ErrorCode::Busy,
             QueueRefusal::AboveQuota(_) => ErrorCode::NoSpaceBytes,
         };
@@ -74,7 +80,7 @@ impl From<QueueRefusal> for Error {
     }
 }
 
-/// Why a workflow does not start.
+/// Why a workflow does not start, or does not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitReason {
     /// Its user holds it.
@@ -93,6 +99,8 @@ pub enum WaitReason {
     NoRoom,
     /// Others go first.
     BehindOthers,
+    /// It was removed, and its run has not ended yet.
+    BeingRemoved,
 }
 
 impl fmt::Display for WaitReason {
@@ -111,6 +119,7 @@ impl fmt::Display for WaitReason {
             Self::RunsReached => "as many workflows run as the service allows",
             Self::NoRoom => "it starts next, when enough slots and space are free",
             Self::BehindOthers => "others go first",
+            Self::BeingRemoved => "it is being removed; its run has not ended yet",
         };
         f.write_str(text)
     }

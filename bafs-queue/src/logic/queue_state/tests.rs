@@ -205,6 +205,19 @@ fn shrunken_cluster_is_used_in_turns() {
 }
 
 #[test]
+fn removed_workflow_says_that_its_run_ends() {
+    let capacity = resources(8, 100);
+    let mut queue = TestQueue::new(QueueSettings::default(), &["alice"], capacity);
+    let id = queue.submit("alice", capacity, resources(1, 10));
+    queue.tell(QueueEvent::RemovalRequested(id));
+    assert_eq!(queue.state.wait_reason(id), Some(WaitReason::BeingRemoved));
+    let held = queue.state.check_change(id, &QueueEvent::WorkflowHeld(id));
+    assert_eq!(held, Err(QueueRefusal::BeingRemoved(id)));
+    queue.end(id);
+    assert_eq!(queue.state.wait_reason(id), None);
+}
+
+#[test]
 fn quota_limits_starts_and_parts() {
     let capacity = resources(8, 100);
     let mut queue = TestQueue::new(QueueSettings::default(), &["bob"], capacity);
