@@ -37,8 +37,8 @@ const LOG_BYTES_MAX: u64 = (REMEMBERED_MAX * size_of::<Digest>()) as u64;
 const LOG_FILE: &str = "digests";
 
 /// A file that changed less than so long ago, in nanoseconds, may change again within the same tick
-/// of its file system's clock, which is 10 ms at most, and 2 s on FAT. Then nothing tells its states
-/// apart, and the next start must not.
+/// of its file system's clock: 10 ms at most, and 2 s on FAT. Then nothing tells its states apart,
+/// and the next start must not.
 const SETTLED_NS: i64 = 3_000_000_000;
 
 /// The digests of what was read of files. They hold for a state of a file, also when the file is

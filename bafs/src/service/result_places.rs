@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Entries of ended workflows stay until there are so many entries in all.
 const PURGE_MIN: usize = 4_096;
 
-/// A place at a home: the first 8 bytes of the digest of its name. Two of a million places are equal
-/// by accident once in 40 million times, and then a workflow waits.
+/// A place at a home: the first 8 bytes of the digest of its name. Two of a million places are
+/// equal by accident once in 40 million times, and then a workflow waits.
 type PlaceNumber = u64;
 
 /// Where a workflow sends results: 8 bytes for each, as a service may hold millions.

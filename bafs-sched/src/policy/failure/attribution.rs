@@ -26,8 +26,8 @@ const REFUSALS_MAX: usize = 3;
 /// A failure of a job's environment is forgotten after so long without another, in milliseconds.
 const FORGET_MS: u64 = 3_600_000;
 
-/// Nodes give up a home that does not answer after two minutes at most, and jobs pause for less than
-/// that between two tries: tries further apart than this, in milliseconds, found it away twice.
+/// Nodes give up a home that does not answer after two minutes at most, and jobs pause for less
+/// between two tries: tries further apart than this, in milliseconds, found it away twice.
 const HOME_TRY_MS: u64 = 300_000;
 
 /// So many times as many failures of the environment as hold a job back do so although most were
