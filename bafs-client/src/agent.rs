@@ -411,8 +411,8 @@ fn explain_path(path: DataPath, durability: Option<Durability>) -> &'static str 
         (DataPath::BindMounted, _) => EXPLAIN_BIND_MOUNT,
         (DataPath::Inline, _) => EXPLAIN_INLINE,
         (DataPath::Cached, _) => EXPLAIN_BLOCKS,
-        (DataPath::Remote, _) | (DataPath::Delegated, None) => EXPLAIN_CALLS,
-        (DataPath::Delegated, Some(Durability::OnSync)) => EXPLAIN_DELEGATED,
-        (DataPath::Delegated, Some(Durability::OnClose)) => EXPLAIN_DELEGATED_CLOSE,
+        (DataPath::Remote, None) => EXPLAIN_CALLS,
+        (DataPath::Remote, Some(Durability::OnSync)) => EXPLAIN_DELEGATED,
+        (DataPath::Remote, Some(Durability::OnClose)) => EXPLAIN_DELEGATED_CLOSE,
     }
 }

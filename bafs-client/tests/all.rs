@@ -1,5 +1,6 @@
 //! The tests of this crate from outside as one program, for each program is linked with all again.
 
+mod delegated_messages;
 mod delegation;
 mod differential;
 mod early_listings;

@@ -566,8 +566,9 @@ pub struct RunFileOps {
     /// before is answered again from memory, so that a lost reply never runs an operation twice.
     pub sequence: u64,
     /// If given, the batch runs when the batch of this number has run; 0 for the first. Batches
-    /// that are given an order are each other's neighbours in one chain. A batch of [`FileOp::Fsync`]
-    /// alone is none of them: it waits for its predecessor, and no other waits for it.
+    /// that are given an order are each other's neighbours in one chain. A batch of
+    /// [`FileOp::Fsync`] alone is none of them: it waits for its predecessor, and no other waits
+    /// for it.
     pub after_sequence: Option<u64>,
     /// On whose behalf.
     pub caller: Caller,

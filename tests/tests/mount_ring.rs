@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_tests::exec_job::{self, ExecJob};
 use bafs_tests::mounted_volume::{DataPath, MountedVolume, RING_MESSAGE};
 use bafs_tests::printed_text;
@@ -211,32 +210,6 @@ fn mount_by_ring_ends_with_its_killed_process() -> Result<()> {
     wait_until("the mount is gone", || {
         bafs_tests::mounts_matching(&at).is_empty()
     })
-}
-
-#[test]
-fn mount_by_ring_serves_writers_over_the_network() -> Result<()> {
-    let name = "mount_by_ring_serves_writers_over_the_network";
-    if !uring::can_use_rings(name) {
-        return Ok(());
-    }
-    let Some(world) = exec_job::start_cluster(name, "300MB")? else {
-        return Ok(());
-    };
-    let create = ["volume", "create", "v", "--node", "n1", "--size", "200MB"];
-    world.run_json(&[&create[..], &["--limit", "exact"]].concat())?;
-    // As on another machine.
-    let store = world.cluster.directory().join("n1");
-    fs::remove_file(store.join(HANDOFF_SOCKET_NAME))?;
-    let _rings = RingSetting::enable()?;
-    exec_job::check_direct_appends(&world, RING_MESSAGE)?;
-    exec_job::check_name_races(&world, RING_MESSAGE)?;
-    // What a job finds of earlier ones: answers come from the agent and from the server.
-    let script = "cd /vol; mkdir many; for i in $(seq 300); do echo $i > many/$i; done; \
-        head -c 9M /dev/urandom > big; sync big; cp big copy; cmp big copy";
-    exec_job::check_job(&world, &[], RING_MESSAGE, script, "")?;
-    let script = "cd /vol; cmp big copy; ls many | wc -l; cat many/* | wc -l; rm -r many; ls many \
-        2>/dev/null || echo gone";
-    exec_job::check_job(&world, &[], RING_MESSAGE, script, "300\n300\ngone")
 }
 
 fn start_request_loop(at: &Path, number: u32) -> Result<Child> {

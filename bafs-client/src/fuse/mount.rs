@@ -446,11 +446,8 @@ fn prepare_rings(
     if slot.is_none() {
         return Err("volumes beyond the first share their readers".to_owned());
     }
-    match volume.data_path() {
-        DataPath::Inline | DataPath::Delegated => {}
-        DataPath::Remote | DataPath::Cached | DataPath::BindMounted => {
-            return Err("other threads answer most of its operations".to_owned());
-        }
+    if volume.data_path() != DataPath::Inline {
+        return Err("rings are not faster where a server or blocks give the answers".to_owned());
     }
     if volume.mode().file_reads == FileReads::Passthrough {
         return Err("it reads large files by itself, which are opened by the device".to_owned());

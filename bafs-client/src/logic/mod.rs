@@ -18,6 +18,7 @@ pub mod observed_names;
 pub mod operation_log;
 pub mod page_set;
 pub mod read_ahead_filter;
+pub mod reader_files;
 pub mod recovery_search;
 pub mod sibling_read_ahead;
 pub mod small_files;

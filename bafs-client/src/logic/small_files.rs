@@ -208,6 +208,25 @@ impl FilesToRead {
     }
 }
 
+/// What to fetch before a program asks for it.
+#[derive(Debug)]
+pub enum FetchAhead {
+    /// The content of these files.
+    Files(FilesToRead),
+    /// The names in these directories.
+    Directories(Vec<InodeNo>),
+}
+
+impl FetchAhead {
+    /// Whether that is nothing.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Files(files) => files.is_empty(),
+            Self::Directories(directories) => directories.is_empty(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bafs_proto::file_op::{FileTime, S_IFREG};

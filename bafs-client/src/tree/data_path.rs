@@ -8,9 +8,6 @@ pub enum DataPath {
     Inline,
     /// By calls to a server.
     Remote,
-    /// The same for the only writer of a volume: many operations end in the thread that began
-    /// them, because the answer is known here.
-    Delegated,
     /// By the kernel alone.
     BindMounted,
     /// Names from memory, data in blocks: of this machine, or by calls.

@@ -242,7 +242,6 @@ impl Tree {
     pub fn data_path(&self) -> DataPath {
         match self {
             Self::Local(_) | Self::Inline(_) => DataPath::Inline,
-            Self::Remote(tree) if tree.is_delegated() => DataPath::Delegated,
             Self::Remote(_) => DataPath::Remote,
             Self::Cache(_) => DataPath::Cached,
             Self::BindMount(_) => DataPath::BindMounted,

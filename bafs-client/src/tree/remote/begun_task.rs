@@ -6,12 +6,10 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Wake, Waker};
 
 use tokio::runtime::Handle;
-
-use super::lock;
 
 type StoredFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -34,7 +32,7 @@ impl std::fmt::Debug for BegunTask {
 /// Runs a future to its first wait in this thread, and further in the runtime.
 pub(super) fn begin_here(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
     let task = BegunTask::new(runtime.clone(), future);
-    task.run_here(lock(&task.future));
+    task.run_here(task.lock());
 }
 
 impl BegunTask {
@@ -81,10 +79,15 @@ impl BegunTask {
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Option<StoredFuture>> {
+        // A panic leaves nothing there.
+        self.future.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn run_in_runtime(self: &Arc<Self>) {
         let task = Arc::clone(self);
         self.runtime
-            .spawn(async move { task.run_here(lock(&task.future)) });
+            .spawn(async move { task.run_here(task.lock()) });
     }
 
     fn run_here(self: &Arc<Self>, mut slot: MutexGuard<'_, Option<StoredFuture>>) {
@@ -162,7 +165,7 @@ mod tests {
         });
         runtime.block_on(waited.notified());
         // Its thread may be about to leave it.
-        drop(lock(&task.future));
+        drop(task.lock());
         for _ in 0..3 {
             task.wake_here(|| wake.notify_one());
             assert_eq!(told.try_recv(), Ok(thread::current().id()));

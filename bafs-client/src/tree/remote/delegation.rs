@@ -12,7 +12,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::begun_task::BegunTask;
-use super::fetch_ahead::FetchAhead;
 use super::{RemoteSession, SessionFailure};
 use crate::clock;
 use crate::errno::errno_of;
@@ -21,7 +20,7 @@ use crate::logic::attribute_updates::is_change;
 use crate::logic::delegation::{Decision, DelegatedRequest, Delegation, can_block_opens};
 use crate::logic::inflight_queries::InflightQuery;
 use crate::logic::operation_log::Space;
-use crate::logic::small_files::FilesToRead;
+use crate::logic::small_files::{FetchAhead, FilesToRead};
 use crate::memory::{self, LogMemoryShare};
 use crate::tree::Completion;
 

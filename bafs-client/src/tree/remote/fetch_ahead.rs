@@ -3,29 +3,9 @@
 
 use std::sync::Arc;
 
-use bafs_proto::ids::InodeNo;
-
 use super::RemoteSession;
 use super::delegation::SessionDelegation;
-use crate::logic::small_files::FilesToRead;
-
-/// What to fetch.
-#[derive(Debug)]
-pub(super) enum FetchAhead {
-    /// The content of these files.
-    Files(FilesToRead),
-    /// The names in these directories.
-    Directories(Vec<InodeNo>),
-}
-
-impl FetchAhead {
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::Files(files) => files.is_empty(),
-            Self::Directories(directories) => directories.is_empty(),
-        }
-    }
-}
+use crate::logic::small_files::FetchAhead;
 
 impl RemoteSession {
     /// Fetches in the runtime.

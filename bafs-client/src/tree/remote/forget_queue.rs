@@ -31,7 +31,7 @@ impl RemoteSession {
         if let Some(files) = &self.reader_files
             && !self.inode_map().has_inode(ino)
         {
-            files.forget(ino);
+            lock(files).forget(ino);
         }
         queued
     }

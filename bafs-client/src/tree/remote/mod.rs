@@ -74,8 +74,6 @@ use tokio::task::JoinHandle;
 use self::begun_task::{BegunTask, begin_here};
 pub use self::delegation::Durability;
 use self::delegation::{EarlyAnswer, SessionDelegation, errno_of_failure};
-use self::fetch_ahead::FetchAhead;
-use self::reader_files::ReaderFiles;
 use self::session_recovery::InflightRename;
 use super::completion::Completion;
 use super::server::Server;
@@ -85,6 +83,8 @@ use crate::limits::{
 };
 use crate::logic::attribute_updates::is_change;
 use crate::logic::inode_map::InodeMap;
+use crate::logic::reader_files::ReaderFiles;
+use crate::logic::small_files::FetchAhead;
 use crate::volume_health::{VolumeHealth, is_fatal};
 
 /// A session with a tree of a server.
@@ -119,7 +119,7 @@ pub(super) struct RemoteSession {
     /// What the one writer of a volume may answer by itself.
     delegation: OnceLock<SessionDelegation>,
     /// Small files of a volume that is only read.
-    reader_files: Option<ReaderFiles>,
+    reader_files: Option<Mutex<ReaderFiles>>,
 }
 
 /// A session as one life of the server knows it.
@@ -194,7 +194,7 @@ impl RemoteTree {
         let mut known = InodeMap::new(opened.epoch);
         known.set_early_handles_max(opened.early_handles_max);
         let session = Arc::new(RemoteSession {
-            reader_files: ReaderFiles::of_session(&tree, writable),
+            reader_files: Self::reader_files(&tree, writable),
             server,
             tree,
             agent,
@@ -218,6 +218,13 @@ impl RemoteTree {
         })
     }
 
+    /// Those of a session that only reads a volume. In a home, only the server knows who may open a
+    /// file.
+    fn reader_files(tree: &TreeRef, is_writable: bool) -> Option<Mutex<ReaderFiles>> {
+        let is_reader = matches!(tree, TreeRef::Volume(_)) && !is_writable;
+        is_reader.then(Mutex::default)
+    }
+
     /// From now on answers what is sure to succeed before the server has run it, if this session
     /// is the one writer of a volume; an agent's death loses nothing that is promised. Must be
     /// called within a tokio runtime.
@@ -234,11 +241,6 @@ impl RemoteTree {
             let _ = own.shipping_task.set(Arc::downgrade(&shipping));
             let _ = self.shipping_task.set(shipping);
         }
-    }
-
-    /// Whether operations are answered before the server has run them.
-    pub(super) fn is_delegated(&self) -> bool {
-        self.session.delegation.get().is_some()
     }
 
     pub(super) fn session(&self) -> Arc<RemoteSession> {

@@ -1,12 +1,7 @@
 //! Small files of a scratch volume that a session only reads: opened without the server, and read
 //! whole by one call. Nothing is kept, so what another session writes meanwhile is seen.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-
-use bafs_proto::file_op::{Attr, FileOp, FileReply, FileResult};
-use bafs_proto::ids::InodeNo;
-use bafs_proto::message::TreeRef;
+use bafs_proto::file_op::{FileOp, FileReply, FileResult};
 use bytes::Bytes;
 use nix::libc;
 
@@ -14,45 +9,13 @@ use super::{RemoteSession, lock};
 use crate::logic::inode_map::OpenParameters;
 use crate::logic::small_files::SmallFile;
 
-/// What the server itself must be allowed to read a file.
-const OWNER_READ: u32 = 0o400;
-
-/// Attributes of small files that the kernel knows.
-#[derive(Debug, Default)]
-pub(super) struct ReaderFiles(Mutex<BTreeMap<InodeNo, Attr>>);
-
-impl ReaderFiles {
-    /// Those of a session, if it only reads a volume. In a home, only the server knows who may open
-    /// a file.
-    pub(super) fn of_session(tree: &TreeRef, is_writable: bool) -> Option<Self> {
-        let is_reader = matches!(tree, TreeRef::Volume(_)) && !is_writable;
-        is_reader.then(Self::default)
-    }
-
-    pub(super) fn forget(&self, ino: InodeNo) {
-        lock(&self.0).remove(&ino);
-    }
-
-    fn attr(&self, ino: InodeNo) -> Option<Attr> {
-        lock(&self.0).get(&ino).copied()
-    }
-
-    fn note(&self, attr: &Attr) {
-        let is_readable = attr.nlink > 0 && attr.mode & OWNER_READ != 0;
-        match SmallFile::from_attr(attr) {
-            Some(_) if is_readable => lock(&self.0).insert(attr.ino, *attr),
-            _ => lock(&self.0).remove(&attr.ino),
-        };
-    }
-}
-
 impl RemoteSession {
     /// Opens a small file that surely opens at the server, which then is not told of it.
     pub(super) fn open_small_file(&self, op: &FileOp) -> Option<FileReply> {
         let FileOp::Open { ino, flags } = *op else {
             return None;
         };
-        let attr = self.reader_files.as_ref()?.attr(ino)?;
+        let attr = lock(self.reader_files.as_ref()?).attr(ino)?;
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return None;
         }
@@ -82,7 +45,7 @@ impl RemoteSession {
             let opening = known.open_parameters(handle)?;
             known.is_deferred(handle).then_some(opening)?
         };
-        let file = SmallFile::from_attr(&files.attr(opening.ino)?)?;
+        let file = SmallFile::from_attr(&lock(files).attr(opening.ino)?)?;
         if file.bytes > length {
             return None;
         }
@@ -98,11 +61,11 @@ impl RemoteSession {
         };
         match (op, result) {
             (FileOp::Lookup { .. } | FileOp::GetAttr { .. }, Ok(FileReply::Attr(attr))) => {
-                files.note(attr);
+                lock(files).note(attr);
             }
             (FileOp::ReadDirectory { .. }, Ok(FileReply::Entries(entries))) => {
                 let attrs = entries.iter().filter_map(|entry| entry.attr.as_ref());
-                attrs.for_each(|attr| files.note(attr));
+                attrs.for_each(|attr| lock(files).note(attr));
             }
             _ => {}
         }

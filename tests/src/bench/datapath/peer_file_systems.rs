@@ -19,7 +19,6 @@ use super::mounted_scratch::{MountedScratch, start_remote_cluster};
 use crate::bench::measure::{BenchmarkVariant, Samples, format_number, run_interleaved};
 use crate::bench::shell::Shell;
 use crate::bench::{BenchmarkReport, Options};
-use crate::uring::RingSetting;
 use crate::{TestCluster, mounts_matching};
 
 /// A file system that we are compared with.
@@ -241,8 +240,6 @@ const OWN_DIRECTORIES: usize = 2;
 
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let (mib, files) = (options.choose(256, 64), options.choose(2_000, 500));
-    // As a node that root starts with `--enable-rings`. No peer requests rings.
-    let _rings = RingSetting::enable().ok();
     let shown = MountedScratch::start_remote("20GB")?;
     let world = start_remote_cluster("4GB")?;
     let mut peers = Vec::new();
