@@ -37,6 +37,7 @@ pub mod agent;
 pub mod agent_spawner;
 mod clock;
 pub mod connection_end;
+pub mod control_group;
 pub mod doctor;
 pub mod entry_points;
 mod errno;

@@ -15,6 +15,8 @@
 //!   job.
 //! * `agent_log.rs` keeps what agents and jobs print: at most 4,000 files and 128 MiB, for at most
 //!   30 days.
+//! * `control_groups.rs` makes the control group that holds a job to its memory, where the node may.
+//!   `job_limits.rs` watches the memory else.
 //! * `temporary_directory.rs` makes the directory for `/tmp` and `/var/tmp`. It kills a job that
 //!   takes more than its share.
 //!
@@ -33,6 +35,8 @@
 mod agent;
 mod agent_log;
 mod agent_process;
+mod control_groups;
+mod group_location;
 mod job_limits;
 mod job_processes;
 mod program_search;
@@ -58,6 +62,8 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use self::control_groups::ControlGroups;
+pub use self::group_location::{GroupLocation, GroupObstacle};
 use self::program_search::find_missing_programs;
 use self::started_executions::StartedExecutions;
 pub use self::temporary_directory::{DiskSpace, TemporaryQuota, machine_memory_bytes};
@@ -124,6 +130,8 @@ pub struct ExecutorConfig {
 pub struct Executor {
     config: ExecutorConfig,
     spawner: agent_process::AgentSpawner,
+    /// Where it can, the node holds jobs to their memory by these.
+    groups: Option<Arc<ControlGroups>>,
     state: Mutex<ExecutorState>,
     changed: watch::Sender<u64>,
     /// Whether a job failed on a full disk.
@@ -173,8 +181,10 @@ impl Executor {
             is_stopped: false,
         };
         let changed = watch::Sender::new(0);
+        let groups = open_groups(&config);
         Ok(Arc::new(Self {
             config,
+            groups,
             spawner: agent_process::AgentSpawner::default(),
             state: Mutex::new(state),
             changed,
@@ -235,9 +245,13 @@ impl Executor {
             let accompanying = this.clone();
             let report = errors::run_in_task("the supervision of a job", async move {
                 let Self {
-                    config, spawner, ..
+                    config,
+                    spawner,
+                    groups,
+                    ..
                 } = &*accompanying;
-                Ok(agent::run_job(config, spawner, &call, killed).await)
+                let means = (spawner, groups.as_ref());
+                Ok(agent::run_job(config, means, &call, killed).await)
             });
             let report = report.await;
             let report =
@@ -365,6 +379,14 @@ impl Executor {
         }
     }
 
+    /// Removes what jobs that [`Self::stop`] has killed leave in the kernel, as soon as they are
+    /// dead: two seconds later at most.
+    pub async fn remove_left_groups(&self) {
+        if let Some(groups) = &self.groups {
+            groups.remove_all().await;
+        }
+    }
+
     fn check_admission(&self, state: &ExecutorState, id: ExecutionId) -> Result<()> {
         let slots = self.config.slots as usize;
         if state.started.is_from_earlier_incarnation(id) {
@@ -477,6 +499,24 @@ impl ExecutorState {
             Execution::Ended { .. } | Execution::Running { .. } => Some(JobState::Running),
         };
         executions.iter().map(state).collect()
+    }
+}
+
+/// Finds out how the node holds jobs to their memory, and says so.
+fn open_groups(config: &ExecutorConfig) -> Option<Arc<ControlGroups>> {
+    if config.slots == 0 {
+        return None;
+    }
+    match ControlGroups::open() {
+        Ok(groups) => {
+            let place = groups.describe();
+            tracing::info!(place, "control groups hold jobs to their request_memory");
+            Some(groups)
+        }
+        Err(obstacle) => {
+            tracing::info!(%obstacle, "no control groups; the memory of jobs is watched");
+            None
+        }
     }
 }
 
