@@ -1,5 +1,5 @@
-//! The control group in which an agent starts its job: the node made it, with the limit of the job's
-//! memory. The agent stays outside. Sets no limit.
+//! The control group in which an agent starts its job: the node made it, with the limit of the
+//! job's memory. The agent stays outside. Sets no limit.
 
 use std::fs::{self, File};
 use std::io;

@@ -15,8 +15,8 @@
 //!   job.
 //! * `agent_log.rs` keeps what agents and jobs print: at most 4,000 files and 128 MiB, for at most
 //!   30 days.
-//! * `control_groups.rs` makes the control group that holds a job to its memory, where the node may.
-//!   `job_limits.rs` watches the memory else.
+//! * `control_groups.rs` makes the control group that holds a job to its memory, where the node
+//!   may. `job_limits.rs` watches the memory else.
 //! * `temporary_directory.rs` makes the directory for `/tmp` and `/var/tmp`. It kills a job that
 //!   takes more than its share.
 //!

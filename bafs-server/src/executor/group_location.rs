@@ -2,8 +2,8 @@
 //! version 2 or in the one for memory of version 1. Makes no group for a job.
 //!
 //! In version 2, a group with processes cannot divide its memory among groups below it. So a node
-//! that is alone in its group first moves itself into a group of its own below it. Systemd leaves it
-//! alone there (`Delegate=yes`), and a terminal does not.
+//! that is alone in its group first moves itself into a group of its own below it. Systemd leaves
+//! it alone there (`Delegate=yes`), and a terminal does not.
 
 use std::fs;
 use std::io;
