@@ -21,7 +21,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::agent::{AgentOptions, TemporaryLocation};
 use crate::entry_points::agent_main;
-use crate::kernel;
+use crate::{control_group, kernel};
 
 /// Standard input, output and error of an agent.
 const STREAMS: usize = 3;
@@ -105,6 +105,9 @@ fn run_agent(
         memory_bytes: order.shared_memory_bytes,
     };
     let prefix: PathBuf = order.output_prefix;
+    if let Some(group) = order.control_group {
+        control_group::set_job_group(group);
+    }
     // As `main` does: the allocator and the threads of the runtime end with the process.
     let code = agent_main(identity, Some(&prefix), options, Some(temporary));
     exit(i32::from(code != ExitCode::SUCCESS))

@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, watch};
 use crate::agent::{Agent, AgentOptions, TemporaryLocation};
 use crate::agent_input;
 use crate::connection_end::ConnectionEnd;
+use crate::control_group;
 use crate::doctor;
 use crate::fuse::{FuseMount, MountError, MountKind, open_device};
 use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
@@ -143,6 +144,7 @@ pub fn agent_main(
     {
         tracing::warn!(%error, "the job's output is not kept");
     }
+    control_group::remove_orphaned_group();
     let mut output = io::stdout().lock();
     let written = serde_json::to_writer(&mut output, &end.report)
         .map_err(io::Error::from)

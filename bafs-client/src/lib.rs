@@ -38,6 +38,7 @@ mod agent_input;
 pub mod agent_spawner;
 mod clock;
 pub mod connection_end;
+pub mod control_group;
 pub mod doctor;
 pub mod entry_points;
 mod errno;

@@ -13,6 +13,9 @@ pub struct AgentOrder {
     pub shared_memory_bytes: u64,
     /// How the names of the files with the job's output begin.
     pub output_prefix: PathBuf,
+    /// The control group in which the job starts, if the node has made one for it.
+    #[serde(default)]
+    pub control_group: Option<PathBuf>,
 }
 
 /// Spawner to node: the agent runs. A descriptor of its process comes with the packet.

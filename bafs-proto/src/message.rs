@@ -789,7 +789,8 @@ pub struct JobReport {
     pub wall_ms: u64,
     /// CPU time in milliseconds.
     pub cpu_ms: u64,
-    /// The largest resident memory of any of its processes, in bytes; 0 when that is not known.
+    /// The most memory that was seen of it, in bytes: of all its processes where a control group
+    /// holds them, else the resident memory of the largest one. 0 when that is not known.
     #[serde(default)]
     pub memory_bytes_max: u64,
     /// End of standard output and error, for messages.

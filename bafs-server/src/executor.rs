@@ -15,6 +15,8 @@
 //!   job.
 //! * `agent_log.rs` keeps what agents and jobs print: at most 4,000 files and 128 MiB, for at most
 //!   30 days.
+//! * `control_groups.rs` makes the control group that holds a job to its memory, where the node
+//!   may. `job_limits.rs` watches the memory else.
 //! * `temporary_directory.rs` makes the directory for `/tmp` and `/var/tmp`. It kills a job that
 //!   takes more than its share. `spare_directories.rs` keeps those that a job left empty.
 //!
@@ -33,6 +35,8 @@
 mod agent;
 mod agent_log;
 mod agent_process;
+mod control_groups;
+mod group_location;
 mod job_limits;
 mod job_processes;
 mod program_search;
@@ -59,6 +63,8 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use self::control_groups::ControlGroups;
+pub use self::group_location::{GroupLocation, GroupObstacle};
 use self::program_search::find_missing_programs;
 use self::started_executions::StartedExecutions;
 pub use self::temporary_directory::{DiskSpace, TemporaryQuota, machine_memory_bytes};
@@ -125,6 +131,8 @@ pub struct ExecutorConfig {
 pub struct Executor {
     config: ExecutorConfig,
     shared: agent::SharedParts,
+    /// Where it can, the node holds jobs to their memory by these.
+    groups: Option<Arc<ControlGroups>>,
     state: Mutex<ExecutorState>,
     changed: watch::Sender<u64>,
     /// Whether a job failed on a full disk.
@@ -174,9 +182,11 @@ impl Executor {
             is_stopped: false,
         };
         let changed = watch::Sender::new(0);
+        let groups = open_groups(&config);
         Ok(Arc::new(Self {
             config,
             shared: agent::SharedParts::default(),
+            groups,
             state: Mutex::new(state),
             changed,
             full_disk: DiskFullFlag::default(),
@@ -235,8 +245,14 @@ impl Executor {
         let task = tokio::spawn(async move {
             let accompanying = this.clone();
             let report = errors::run_in_task("the supervision of a job", async move {
-                let Self { config, shared, .. } = &*accompanying;
-                Ok(agent::run_job(config, shared, &call, killed).await)
+                let Self {
+                    config,
+                    shared,
+                    groups,
+                    ..
+                } = &*accompanying;
+                let means = (shared, groups.as_ref());
+                Ok(agent::run_job(config, means, &call, killed).await)
             });
             let report = report.await;
             let report =
@@ -364,6 +380,14 @@ impl Executor {
         }
     }
 
+    /// Removes what jobs that [`Self::stop`] has killed leave in the kernel, as soon as they are
+    /// dead: two seconds later at most.
+    pub async fn remove_left_groups(&self) {
+        if let Some(groups) = &self.groups {
+            groups.remove_all().await;
+        }
+    }
+
     fn check_admission(&self, state: &ExecutorState, id: ExecutionId) -> Result<()> {
         let slots = self.config.slots as usize;
         if state.started.is_from_earlier_incarnation(id) {
@@ -476,6 +500,24 @@ impl ExecutorState {
             Execution::Ended { .. } | Execution::Running { .. } => Some(JobState::Running),
         };
         executions.iter().map(state).collect()
+    }
+}
+
+/// Finds out how the node holds jobs to their memory, and says so.
+fn open_groups(config: &ExecutorConfig) -> Option<Arc<ControlGroups>> {
+    if config.slots == 0 {
+        return None;
+    }
+    match ControlGroups::open() {
+        Ok(groups) => {
+            let place = groups.describe();
+            tracing::info!(place, "control groups hold jobs to their request_memory");
+            Some(groups)
+        }
+        Err(obstacle) => {
+            tracing::info!(%obstacle, "no control groups; the memory of jobs is watched");
+            None
+        }
     }
 }
 

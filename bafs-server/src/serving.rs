@@ -43,6 +43,8 @@ pub struct RunningServer {
     departure: Option<ServerDeparture>,
     /// Tells the catalog that it is gone.
     withdrawal: Option<BoxFuture<'static, ()>>,
+    /// Removes what its tasks leave.
+    cleanup: Option<BoxFuture<'static, ()>>,
 }
 
 /// How a server leaves that others must not miss suddenly.
@@ -85,6 +87,7 @@ impl RunningServer {
             fatal_condition: None,
             departure: None,
             withdrawal: None,
+            cleanup: None,
         })
     }
 
@@ -166,6 +169,11 @@ impl RunningServer {
         self.withdrawal = Some(Box::pin(withdrawal));
     }
 
+    /// Says what removes the remains of its tasks, which have been aborted then.
+    pub(crate) fn set_cleanup(&mut self, cleanup: impl Future<Output = ()> + Send + 'static) {
+        self.cleanup = Some(Box::pin(cleanup));
+    }
+
     /// Stops a server that does not come back: the catalog forgets it at once.
     pub async fn leave(mut self) {
         for task in &self.tasks {
@@ -188,6 +196,9 @@ impl RunningServer {
             leaving.farewell.await;
         }
         self.listener.close().await;
+        if let Some(cleanup) = self.cleanup {
+            cleanup.await;
+        }
     }
 }
 

@@ -598,6 +598,9 @@ pub(crate) struct AgentArgs {
     /// Prefix of the files with the job's output.
     #[arg(long, alias = "printed", value_name = "PREFIX")]
     pub(crate) output_prefix: Option<PathBuf>,
+    /// Control group in which the job starts.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) control_group: Option<PathBuf>,
     /// Start agents on the request of a node, which standard input leads to.
     #[arg(long, conflicts_with_all = ["temporary_directory", "output_prefix"])]
     pub(crate) spawner: bool,

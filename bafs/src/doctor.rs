@@ -10,6 +10,7 @@ use bafs_client::sandbox::{Check, CheckStatus, check_host};
 use bafs_proto::message::{Advert, DeleteVolume, ReadCounters};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_server::clock;
+use bafs_server::executor::GroupLocation;
 use bafs_server::home_server::{UnfinishedUpload, list_unfinished_uploads};
 
 use crate::args::{DoctorArgs, UsageError};
@@ -39,6 +40,7 @@ pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
         ));
     }
     let mut checks = check_host();
+    checks.push(check_job_memory());
     checks.extend(check_mounts(treatment));
     if let Some(store) = &args.store {
         checks.extend(check_store(store, treatment));
@@ -61,6 +63,23 @@ pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
             (false, false) => ExitCode::SUCCESS,
         },
     )
+}
+
+/// How a node that is started here holds jobs to their memory.
+fn check_job_memory() -> Check {
+    let subject = "memory of jobs";
+    match GroupLocation::find() {
+        Ok(location) => {
+            let found = format!("held by control groups below {}", location.describe());
+            new_check(subject, CheckStatus::Fine, found, "")
+        }
+        Err(obstacle) => {
+            let found = format!("watched ten times a second by a node started here: {obstacle}");
+            let remedy = "for control groups, start the node by systemd with Delegate=yes, as the \
+                          unit bafs-node does";
+            new_check(subject, CheckStatus::Degraded, found, remedy)
+        }
+    }
 }
 
 fn examine_cluster(identity: &Path, catalog: &str, treatment: RepairMode) -> Result<Vec<Check>> {

@@ -208,6 +208,9 @@ pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
     if args.spawner {
         return bafs_client::agent_spawner::serve_agent_orders(&args.identity, choices);
     }
+    if let Some(group) = args.control_group.clone() {
+        bafs_client::control_group::set_job_group(group);
+    }
     let memory = args.shared_memory.as_deref().map(parse_bytes);
     let memory_bytes = match memory.transpose().context("--shared-memory") {
         Ok(bytes) => bytes.unwrap_or(0),

@@ -131,6 +131,11 @@ impl ReservedStage {
         Ok(Self { pid, control })
     }
 
+    /// Its number.
+    pub(super) fn id(&self) -> u32 {
+        self.pid.as_raw().unsigned_abs()
+    }
+
     /// Starts the process that keeps mount points, with these standard streams.
     pub(super) fn start_holder(&self, input: PipeReader, output: PipeWriter) -> io::Result<()> {
         let streams = [OwnedFd::from(input), OwnedFd::from(output)];

@@ -28,7 +28,7 @@ use super::outcome::{JobUsage, NotStarted, SandboxOutcome, SandboxReport};
 use super::plan::{InputSource, JobPlan, JobStreams, OutputTarget, PlanError};
 use super::privilege::{EnterError, Privilege, mount_refusal};
 use crate::own_process::{OUTER, OWN_EXECUTABLE, SUBCOMMAND};
-use crate::{clock, memory};
+use crate::{clock, control_group, memory};
 
 /// Directories that the private mount points may cover, in the agent's name space only. No
 /// agent needs them, and most are empty; one of them exists everywhere.
@@ -149,7 +149,10 @@ impl Sandbox {
                 let spawned = match reserved {
                     Some(stage) => {
                         let holder = hold(Some(&stage));
-                        let outer = stage.become_outer(theirs.into(), watched);
+                        // Whatever it starts later is in the same group.
+                        let entered = control_group::enter_job_group(stage.id());
+                        let outer =
+                            entered.and_then(|()| stage.become_outer(theirs.into(), watched));
                         outer.map(|outer| (outer, holder))
                     }
                     None => spawn_outer(&name, theirs, watched).map(|outer| (outer, hold(None))),

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bafs_proto::agent_order::AgentOrder;
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 
 use super::agent_log::LogDirectory;
 use super::agent_process::{AgentProcess, AgentSpawner, AgentStreams};
+use super::control_groups::{ControlGroups, JobGroup};
 use super::job_limits::JobWatch;
 use super::spare_directories::SpareDirectories;
 use super::temporary_directory::{LastUse, TemporaryDirectory};
@@ -59,17 +61,38 @@ pub(super) struct SharedParts {
 /// Runs a job in an agent to its end. Dropping the future kills the agent.
 pub(super) async fn run_job(
     config: &ExecutorConfig,
-    shared: &SharedParts,
+    (shared, groups): (&SharedParts, Option<&Arc<ControlGroups>>),
     call: &StartJob,
     mut killed: watch::Receiver<bool>,
 ) -> JobReport {
-    let result = run_agent(config, shared, call, &mut killed).await;
+    let group = create_group(groups, call).await;
+    let result = run_agent(config, (shared, group.clone()), call, &mut killed).await;
+    if let Some(group) = group {
+        group.remove().await;
+    }
     result.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)))
+}
+
+/// The control group of a job with a limit, where the node can make one.
+async fn create_group(
+    groups: Option<&Arc<ControlGroups>>,
+    call: &StartJob,
+) -> Option<Arc<JobGroup>> {
+    let (groups, limit) = (groups?.clone(), call.job.limits.memory_bytes?);
+    let execution = call.execution;
+    let making = tokio::task::spawn_blocking(move || groups.create(execution, limit));
+    match making.await.map_err(std::io::Error::other).flatten() {
+        Ok(group) => Some(Arc::new(group)),
+        Err(error) => {
+            tracing::warn!(%error, %execution, "no control group; the job's memory is watched");
+            None
+        }
+    }
 }
 
 async fn run_agent(
     config: &ExecutorConfig,
-    shared: &SharedParts,
+    (shared, group): (&SharedParts, Option<Arc<JobGroup>>),
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
@@ -85,6 +108,7 @@ async fn run_agent(
         temporary_directory: temporary.path().to_owned(),
         shared_memory_bytes: temporary.memory_bytes(),
         output_prefix: agent_log::output_path_prefix(&config.log_directory, call.execution),
+        control_group: group.as_ref().map(|group| group.path().to_owned()),
     };
     let started = shared.spawner.start(config, order).await;
     let (child, streams) = started.map_err(|error| not_started_error(config, &error))?;
@@ -105,10 +129,15 @@ async fn run_agent(
         job: name.clone(),
         limits: call.job.limits,
         agent: child.id(),
+        group,
+        seen_bytes_max: AtomicU64::new(0),
     };
     let running = run_spawned(child, input, output, call, &mut stopped);
-    let watched = (&temporary, unlinked, watch);
-    let result = run_within_quota(running, watched, killed, &stop).await;
+    let watched = (&temporary, unlinked, &watch);
+    let result = match run_within_quota(running, watched, killed, &stop).await {
+        Ok(report) => Ok(watch.complete_report(report).await),
+        Err(error) => Err(error),
+    };
     // The report's reader may read the log next.
     let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
     // An agent reports when no process of its job is left; one that was killed, earlier.
@@ -134,7 +163,7 @@ fn visible_paths(call: &StartJob) -> Vec<PathBuf> {
 /// that error, with what the job printed.
 async fn run_within_quota(
     running: impl Future<Output = Result<JobReport, Error>>,
-    (temporary, unlinked, watch): (&TemporaryDirectory, UnlinkedFiles, JobWatch),
+    (temporary, unlinked, watch): (&TemporaryDirectory, UnlinkedFiles, &JobWatch),
     killed: &mut watch::Receiver<bool>,
     stop: &watch::Sender<bool>,
 ) -> Result<JobReport, Error> {

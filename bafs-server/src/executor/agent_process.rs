@@ -211,7 +211,11 @@ fn start_program(
     order: &AgentOrder,
     own: OwnStreams,
 ) -> io::Result<AgentProcess> {
-    let child = agent_command(config)
+    let mut command = agent_command(config);
+    if let Some(group) = &order.control_group {
+        command.arg("--control-group").arg(group);
+    }
+    let child = command
         .arg("--temporary-directory")
         .arg(&order.temporary_directory)
         .arg("--shared-memory")

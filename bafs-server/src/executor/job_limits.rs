@@ -2,15 +2,20 @@
 //!
 //! The memory of a job is what its processes have for themselves, and what they share by name
 //! (`/dev/shm`). Pages of files do not count: the kernel can drop them. A page that several
-//! processes share counts once. Without a control group nobody stops a process in the moment when
-//! it exceeds the limit, so it is looked at several times a second.
+//! processes share counts once.
+//!
+//! In a control group, the kernel ends a process in the moment when it exceeds the limit; then the
+//! job is over. Without one nobody does, so the processes are looked at several times a second.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bafs_proto::message::JobLimits;
+use bafs_proto::message::{JobLimits, JobOutcome, JobReport};
 use bafs_proto::{Error, ErrorCode};
 
+use super::control_groups::{GroupUsage, JobGroup};
 use super::job_processes::find_descendants;
 use crate::clock;
 
@@ -22,12 +27,16 @@ const POLL: Duration = Duration::from_millis(100);
 const PAUSE_FACTOR: u64 = 20;
 
 /// The limits of one execution.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct JobWatch {
     pub(super) job: String,
     pub(super) limits: JobLimits,
     /// The agent, from which all processes of the job descend; `None` when it has ended.
     pub(super) agent: Option<u32>,
+    /// Holds the job to its memory; `None` where the node cannot make one.
+    pub(super) group: Option<Arc<JobGroup>>,
+    /// The most memory that was seen in its group, in bytes.
+    pub(super) seen_bytes_max: AtomicU64,
 }
 
 impl JobWatch {
@@ -53,6 +62,9 @@ impl JobWatch {
     }
 
     async fn wait_for_memory(&self) -> Error {
+        if self.group.is_some() {
+            return self.wait_for_full_group().await;
+        }
         let (Some(limit), Some(agent)) = (self.limits.memory_bytes, self.agent) else {
             return std::future::pending().await;
         };
@@ -66,6 +78,69 @@ impl JobWatch {
             let took = Duration::from_millis(clock::now().ms_since(start) * PAUSE_FACTOR);
             tokio::time::sleep(POLL.max(took)).await;
         }
+    }
+
+    /// Waits until the kernel has ended a process of the job: others may go on without it.
+    async fn wait_for_full_group(&self) -> Error {
+        loop {
+            tokio::time::sleep(POLL).await;
+            if self
+                .look_at_group()
+                .await
+                .is_some_and(|used| used.is_exceeded)
+            {
+                return self.full_group_error();
+            }
+        }
+    }
+
+    async fn look_at_group(&self) -> Option<GroupUsage> {
+        let group = self.group.clone()?;
+        let looking = tokio::task::spawn_blocking(move || group.read_usage());
+        match looking.await.map_err(std::io::Error::other).flatten() {
+            Ok(used) => {
+                self.seen_bytes_max.fetch_max(used.bytes, Ordering::Relaxed);
+                Some(used)
+            }
+            Err(error) => {
+                tracing::warn!(%error, job = self.job, "the control group of a job is unreadable");
+                None
+            }
+        }
+    }
+
+    /// Adds to a report what the job's group says, also that a process was ended there: then the
+    /// job has failed, whatever its main process made of it.
+    pub(super) async fn complete_report(&self, report: JobReport) -> JobReport {
+        let Some(used) = self.look_at_group().await else {
+            return report;
+        };
+        // A process may have pages of files, and others may have memory at the same time.
+        let largest = report.memory_bytes_max.min(used.bytes_max);
+        let memory_bytes_max = largest.max(self.seen_bytes_max.load(Ordering::Relaxed));
+        let is_own_end = match &report.outcome {
+            JobOutcome::Exited(_) | JobOutcome::Signaled(_) | JobOutcome::NotStarted(_) => true,
+            JobOutcome::EnvironmentFailed(error) => error.code == ErrorCode::ServerFault,
+            JobOutcome::Killed => false,
+        };
+        let outcome = match used.is_exceeded && is_own_end {
+            true => JobOutcome::EnvironmentFailed(self.full_group_error()),
+            false => report.outcome,
+        };
+        JobReport {
+            outcome,
+            memory_bytes_max,
+            ..report
+        }
+    }
+
+    fn full_group_error(&self) -> Error {
+        let text = format!(
+            "job '{}' wanted more memory than it asked for, and its request_memory is {} MB",
+            self.job,
+            self.limits.memory_bytes.unwrap_or(0) / 1_000_000
+        );
+        Error::new(ErrorCode::MemoryExceeded, text)
     }
 
     fn memory_exceeded_error(&self, used: u64, limit: u64) -> Error {
@@ -157,6 +232,8 @@ mod tests {
                 ..JobLimits::default()
             },
             agent: None,
+            group: None,
+            seen_bytes_max: AtomicU64::new(0),
         };
         let error = watch.wait_for_excess().await;
         assert_eq!(error.code, ErrorCode::RuntimeExceeded);

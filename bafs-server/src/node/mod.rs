@@ -145,6 +145,8 @@ pub async fn start(config: NodeConfig) -> Result<RunningServer, StartError> {
     let store = node.config.store.clone();
     let (departure, leaving) = (node.departure.clone(), node.clone());
     let mut running = RunningServer::start(listener, node.clone(), figures)?;
+    let executor = node.executor.clone();
+    running.set_cleanup(async move { executor.remove_left_groups().await });
     let farewell = node.clone();
     let farewell = async move { membership::withdraw_node(&farewell).await };
     running.set_departure(ServerDeparture {
