@@ -15,7 +15,7 @@ use bafs_proto::time::Time;
 use bafs_sched::earlier_work::{
     AdoptedVolume, EarlierWork, ExtractIndex, FoundResult, HomeState, JobDecisions, JobRecord,
     KeptVolume, NamedFiles, ProgramIdentity, ResultRecord, RunReason, SeenSource, SourceListing,
-    SourceRecord, SourceState, decide_jobs, describe_job_digest, find_changes,
+    SourceRecord, SourceState, decide_jobs, describe_job_digest, find_changes, written_volumes,
 };
 use bafs_sched::io::journal::JournalHeader;
 use bafs_sched::{Action, Event, NodeInfo, NullSelector, Settings, Space};
@@ -121,6 +121,9 @@ impl EarlierState {
             }),
             program: None,
             files: NamedFiles::default(),
+            sizes: written_volumes(&self.workflow, index)
+                .map(|(_, size)| size)
+                .collect(),
             sources,
             producers: producers
                 .map(|(name, id)| ((*name).to_owned(), ExecutionId(*id)))
@@ -267,9 +270,34 @@ fn edited_argument_runs_its_job_and_successors() {
 }
 
 #[test]
-fn sizes_and_priorities_change_nothing() {
+fn changed_size_runs_its_writer_and_successors() {
     let mut state = EarlierState::after_success();
-    state.workflow.volumes[1].size_bytes *= 2;
+    let name = state.workflow.volumes[1].name.clone();
+    assert_eq!(name, "aligned1");
+    for (bytes, files) in [(2, 1), (1, 2)] {
+        let mut state = state.clone();
+        state.workflow.volumes[1].size_bytes *= bytes;
+        state.workflow.volumes[1].size_files *= files;
+        let expected = [
+            "align1: the declared size of its volume aligned1 changed",
+            "sort1: job align1 runs again",
+        ];
+        assert_eq!(state.running(), expected);
+    }
+    // What `bafs sizes` proposes is a size for one that was unknown.
+    let record = state.records.get_mut("align1").expect("it ran");
+    record.sizes[0].bytes = 0;
+    assert_eq!(state.running(), [""; 0]);
+    // An older version noted none.
+    let record = state.records.get_mut("align1").expect("it ran");
+    record.sizes.clear();
+    assert_eq!(state.running(), [""; 0]);
+}
+
+#[test]
+fn cache_sizes_and_priorities_change_nothing() {
+    let mut state = EarlierState::after_success();
+    state.workflow.volumes[0].size_bytes *= 2;
     state.workflow.jobs[0].priority = 5;
     state.workflow.jobs[1].retries = 3;
     assert_eq!(state.running(), [""; 0]);

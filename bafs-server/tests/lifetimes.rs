@@ -4,7 +4,7 @@ use crate::test_nodes::{A, NodeCluster, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
 use bafs_proto::message::{
-    CloseTree, CreateVolume, DeleteVolume, GetVolume, OpenTree, RenewVolumes, TreeRef,
+    CloseTree, CreateVolume, DeleteVolume, DrainNode, GetVolume, OpenTree, RenewVolumes, TreeRef,
 };
 use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
@@ -119,6 +119,32 @@ async fn kept_volume_gives_way_also_after_a_restart() {
     assert!(!tree(after.path(), 1).exists());
     let lost = world.call(B, renew(1, false)).await.expect("renew");
     assert_eq!(lost.lost_volumes, [VolumeId(1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_node_deletes_kept_volumes_only() {
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    for id in [1, 2] {
+        world.create(A, spec(id, None)).await.expect("create");
+    }
+    let kept = RenewVolumes {
+        volumes: vec![VolumeId(1)],
+        lifetime_ms: 3_600_000,
+        gives_way: true,
+    };
+    world.call(A, kept).await.expect("renew");
+    world.call(A, DrainNode).await.expect("drain");
+    let mut found = world.call(A, get_volume(1)).await;
+    for _ in 0..50 {
+        if found.is_err() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        found = world.call(A, get_volume(1)).await;
+    }
+    assert!(found.is_err(), "{found:?}");
+    world.call(A, get_volume(2)).await.expect("a run wants it");
 }
 
 /// What a kill leaves behind at this moment.

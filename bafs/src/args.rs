@@ -45,9 +45,9 @@ pub(crate) use service::{
 pub(crate) use sizes::SizesArgs;
 pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 pub(crate) use volume::{
-    LimitEnforcement, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeExtractArgs,
-    VolumeGetArgs, VolumeLsArgs, VolumePutArgs, VolumeRenewArgs, VolumeReplicateArgs,
-    VolumeResizeArgs, VolumeWarmArgs,
+    LimitEnforcement, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeDeleteArgs,
+    VolumeExtractArgs, VolumeGetArgs, VolumeLsArgs, VolumePutArgs, VolumeRenewArgs,
+    VolumeReplicateArgs, VolumeResizeArgs, VolumeWarmArgs,
 };
 
 /// A distributed file system for batch jobs.

@@ -42,6 +42,9 @@ pub(crate) async fn drain_node(args: DrainArgs, output: Printer) -> Result<()> {
             ));
         }
         tokio::time::sleep(LOOK_PAUSE).await;
+        // Of a run that ended meanwhile it may keep volumes, which go as those before. A node that
+        // is gone is empty.
+        let _ = client.call(&node.address, DrainNode).await;
     }
     let json = serde_json::json!({ "node": name, "is_empty": true });
     output.print_result(&format!("{name} is empty and can be stopped"), &json)

@@ -60,6 +60,8 @@ pub(crate) enum LookupError {
     Missing,
     /// Something is there that the home may not read.
     Unreadable,
+    /// The home does not answer.
+    Away,
     /// The home cannot be asked, and why.
     Unknown(String),
 }
@@ -70,6 +72,14 @@ pub(crate) enum HomeView {
     Directory(PathBuf),
     /// The homes of a cluster.
     Cluster(Box<ClusterView>),
+    /// None: only what travels with the workflow is looked at. Patterns find what is in the
+    /// directory.
+    Beside {
+        /// That of the workflow.
+        directory: PathBuf,
+        /// What the workflow names of this machine.
+        files: BesideFiles,
+    },
 }
 
 /// Home servers with a runtime of their own: a command may ask from wherever it is.
@@ -90,6 +100,14 @@ impl HomeView {
     pub(crate) fn beside(workflow: &Path) -> Self {
         let directory = workflow.parent().map(Path::to_owned).unwrap_or_default();
         Self::Directory(directory)
+    }
+
+    /// No home.
+    pub(crate) fn without_homes(workflow: &Path) -> Self {
+        Self::Beside {
+            directory: workflow.parent().map(Path::to_owned).unwrap_or_default(),
+            files: BesideFiles::of_workflow(workflow),
+        }
     }
 
     /// The cluster that two variables name, else the directory of the workflow.
@@ -141,6 +159,7 @@ impl HomeView {
             }
             (Self::Directory(_), Scheme::File) => Some(PathBuf::from(&url.path)),
             (Self::Cluster(cluster), _) => cluster.beside.local_path(url),
+            (Self::Beside { files, .. }, _) => files.local_path(url),
             _ => None,
         }
     }
@@ -179,6 +198,7 @@ impl HomeView {
     pub(crate) fn locate(&self, path: &Path) -> Result<LocatedFile, String> {
         let export = match self {
             Self::Cluster(cluster) => return cluster.beside.locate(path),
+            Self::Beside { files, .. } => return files.locate(path),
             Self::Directory(export) => Path::new(".").join(export),
         };
         let (file, bytes) = find_file(path)?;
@@ -220,6 +240,7 @@ impl HomeView {
                 temporary_bytes: None,
             }),
             Self::Cluster(cluster) => cluster.largest_node(),
+            Self::Beside { .. } => None,
         }
     }
 
@@ -227,7 +248,7 @@ impl HomeView {
     /// directly.
     pub(crate) fn nodes_without(&self, programs: &[String]) -> BTreeMap<String, NodesWithout> {
         match self {
-            Self::Directory(_) => BTreeMap::new(),
+            Self::Directory(_) | Self::Beside { .. } => BTreeMap::new(),
             Self::Cluster(cluster) => cluster.nodes_without(programs),
         }
     }
@@ -249,7 +270,13 @@ impl HomeView {
             Self::Cluster(cluster) if url.scheme == Scheme::Bafs => {
                 cluster.list(url).map_err(|error| format!("{error:#}"))
             }
-            Self::Directory(_) if url.scheme == Scheme::Bafs => Err(format!(
+            Self::Beside { directory, .. }
+                if url.scheme == Scheme::Bafs && url.host == LOCAL_HOME =>
+            {
+                let path = directory.join(url.path.trim_start_matches('/'));
+                list_local(&Path::new(".").join(path), depth, enters)
+            }
+            _ if url.scheme == Scheme::Bafs => Err(format!(
                 "home '{}' is asked with --identity and --catalog",
                 url.host
             )),
@@ -270,8 +297,7 @@ impl ClusterView {
     }
 
     fn stat(&self, url: &Url) -> Result<FoundPath, LookupError> {
-        let unknown = |error: anyhow::Error| LookupError::Unknown(format!("{error:#}"));
-        let address = self.address(url).map_err(unknown)?;
+        let address = self.address(url).map_err(|_| LookupError::Away)?;
         let call = StatSource {
             path: url.path.trim_matches('/').to_owned(),
         };
@@ -288,7 +314,8 @@ impl ClusterView {
                 match error.downcast_ref::<Error>().map(|known| known.code) {
                     Some(ErrorCode::NotFound) => LookupError::Missing,
                     Some(ErrorCode::RightMissing) => LookupError::Unreadable,
-                    _ => unknown(error),
+                    Some(ErrorCode::Unreachable | ErrorCode::DeadlineExceeded) => LookupError::Away,
+                    _ => LookupError::Unknown(format!("{error:#}")),
                 },
             ),
         }

@@ -35,6 +35,7 @@ mod live_environment;
 mod locked_directory;
 mod logs;
 mod machine_check;
+mod machine_programs;
 mod metrics;
 mod mount_helper;
 mod output;

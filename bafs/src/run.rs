@@ -1,8 +1,11 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
 mod cluster_spec;
+mod fault_check;
+mod foreign_homes;
 mod home_state;
 mod host_files;
+mod kept_work;
 mod local_report;
 mod outcome_text;
 mod run_lock;
@@ -14,6 +17,7 @@ mod stop;
 mod strategy_plan;
 mod target_check;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,12 +35,13 @@ use bafs_sched::{
     AllocationRules, ClusterLifetime, IoMode, JobStartOrder, Outcome, Progress, RunLimit, Settings,
 };
 use bafs_sim::strategy_selector::ModelSelector;
-use bafs_workflow::{Workflow, parse_duration};
+use bafs_workflow::{CheckedWorkflow, JobIndex, Workflow, parse_duration};
 
 use self::cluster_spec::{build_cluster_spec, named_cluster};
+use self::fault_check::check_faults;
 pub(crate) use self::outcome_text::describe_outcome;
 pub(crate) use self::run_lock::is_run_locked;
-use self::run_start::{RunSetting, prepare_run, serve_programs, warn_of_missing_servers};
+use self::run_start::{RunSetting, prepare_run, serve_programs};
 use self::service_link::ServiceLink;
 use self::strategy_plan::{build_strategy_selector, plan_from_learned};
 use crate::args::{RunArgs, StartOrder, UsageError};
@@ -106,17 +111,17 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
         .as_deref()
         .map(parse_timeout_ms)
         .transpose()?;
-    run_plan::parse_keep_ms(&args)?;
+    kept_work::parse_keep_ms(&args)?;
     let homes = home_view(&args)?;
-    let workflow = workflow_file::load_workflow(&args.workflow, &homes)?;
+    let checked = workflow_file::load_checked(&args.workflow, &homes)?;
     let ended = match has_own_cluster(&args) {
-        true => run_on_throw_away_cluster(&args, workflow, output).await?,
+        true => run_on_throw_away_cluster(&args, checked, output).await?,
         false => {
-            let ended = run_on_existing_cluster(&args, workflow.clone(), &homes, output, false);
+            let ended = run_on_existing_cluster(&args, checked.clone(), &homes, output, false);
             let ended = ended.await?;
             // What it had done before the interruption may have changed since, and its inputs.
             match ended.as_ref().is_some_and(EndedRun::is_resumed_to_its_end) {
-                true => run_on_existing_cluster(&args, workflow, &homes, output, true)
+                true => run_on_existing_cluster(&args, checked, &homes, output, true)
                     .await?
                     .or(ended),
                 false => ended,
@@ -126,10 +131,9 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     let Some(EndedRun { report, .. }) = ended else {
         return Ok(ExitCode::SUCCESS);
     };
-    output.print_result(
-        &(describe_outcome(&report) + &logs_hint(&args, &report)),
-        &report,
-    )?;
+    let hints =
+        outcome_text::describe_logs(&args, &report) + &kept_work::describe_kept(&args, &report);
+    output.print_result(&(describe_outcome(&report) + &hints), &report)?;
     Ok(if report.outcome == Outcome::Complete {
         ExitCode::SUCCESS
     } else {
@@ -163,22 +167,6 @@ fn journal_path(args: &RunArgs) -> PathBuf {
     named.unwrap_or_else(|| logs::sibling_path(&args.workflow, "journal"))
 }
 
-/// How to see all that a job printed which failed.
-fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
-    let Outcome::Failed { jobs, .. } = &report.outcome else {
-        return String::new();
-    };
-    let run = args.journal.as_ref().unwrap_or(&args.workflow).display();
-    let directory = logs::logs_directory(&journal_path(args));
-    match jobs.first() {
-        Some(failure) if directory.is_dir() => {
-            let name = &failure.name;
-            format!("\nmore output of a job: bafs logs {run} {name}")
-        }
-        _ => String::new(),
-    }
-}
-
 fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
     let queue_timeout_ms = |usual_ms| {
@@ -205,7 +193,7 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         fleet_settle_ms: timeout_ms
             .map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
         space_timeout_ms: timeout_ms.unwrap_or_else(|| queue_timeout_ms(usual.space_timeout_ms)),
-        keep_ms: run_plan::parse_keep_ms(args)?,
+        keep_ms: kept_work::parse_keep_ms(args)?,
         extract_timeout_ms: timeout_ms.unwrap_or(usual.extract_timeout_ms),
         strategy_selector: args
             .plan
@@ -248,15 +236,20 @@ fn order_rules(order: StartOrder) -> Option<AllocationRules> {
 
 async fn run_on_throw_away_cluster(
     args: &RunArgs,
-    workflow: Workflow,
+    checked: CheckedWorkflow,
     output: Printer,
 ) -> Result<Option<EndedRun>> {
-    local_report::check_home_names(&workflow)?;
+    let workflow = &checked.workflow;
+    local_report::check_home_names(workflow)?;
     let spec = build_cluster_spec(args, args.local.unwrap_or(0))?;
     let homes = HomeView::Directory(spec.export.clone());
-    let journal = local_report::choose_journal(journal_path(args), &spec.export, &workflow);
+    let journal = local_report::choose_journal(journal_path(args), &spec.export, workflow);
     let start = match &journal {
-        None => None,
+        None => {
+            let all = (0u32..).take(workflow.jobs.len()).map(JobIndex).collect();
+            check_faults(args, &checked, &homes, &all, &BTreeMap::new())?;
+            None
+        }
         Some(journal) => {
             let setting = RunSetting {
                 journal,
@@ -264,7 +257,7 @@ async fn run_on_throw_away_cluster(
                 cluster: None,
                 follows_resumed: false,
             };
-            let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+            let Some(start) = prepare_run(args, &checked, setting, output).await? else {
                 return Ok(None);
             };
             Some(start)
@@ -283,9 +276,9 @@ async fn run_on_throw_away_cluster(
         logs: local_report::choose_logs_directory(
             logs::logs_directory(&journal_path(args)),
             &spec.export,
-            &workflow,
+            workflow,
         ),
-        settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
+        settings: tokio::task::block_in_place(|| build_settings(args, workflow))?,
         output,
         jobs_before_kill: None,
         published_progress: publish_progress(args)?,
@@ -294,8 +287,8 @@ async fn run_on_throw_away_cluster(
         earlier_work: start.as_ref().and_then(|start| start.work.clone()),
         page: args.page.page.clone(),
     };
-    way.pool = start_own_pool(args, &workflow, &cluster, &way.cancel).await?;
-    let run = run_on_cluster(workflow, &mut cluster, &way);
+    way.pool = start_own_pool(args, workflow, &cluster, &way.cancel).await?;
+    let run = run_on_cluster(checked.workflow, &mut cluster, &way);
     let hear = |_| {
         print_notice(
             "stopping the jobs and the temporary cluster; press Ctrl-C again to end at once and \
@@ -463,13 +456,13 @@ async fn plan_settings(
 /// that the same run went on before, and that this one is for what changed meanwhile.
 async fn run_on_existing_cluster(
     args: &RunArgs,
-    workflow: Workflow,
+    checked: CheckedWorkflow,
     homes: &HomeView,
     output: Printer,
     follows_resumed: bool,
 ) -> Result<Option<EndedRun>> {
     let programs = serve_programs(homes, args, named_cluster(args)?).await?;
-    let ended = run_with_programs(args, workflow, homes, output, follows_resumed).await;
+    let ended = run_with_programs(args, checked, homes, output, follows_resumed).await;
     if let Some(programs) = programs {
         programs.leave().await;
     }
@@ -478,7 +471,7 @@ async fn run_on_existing_cluster(
 
 async fn run_with_programs(
     args: &RunArgs,
-    workflow: Workflow,
+    checked: CheckedWorkflow,
     homes: &HomeView,
     output: Printer,
     follows_resumed: bool,
@@ -487,19 +480,19 @@ async fn run_with_programs(
     let (identity_dir, catalog) = cluster;
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
-    tokio::task::block_in_place(|| warn_of_missing_servers(&workflow, homes));
     let setting = RunSetting {
         journal: &journal,
         homes,
         cluster: Some(cluster),
         follows_resumed,
     };
-    let Some(start) = prepare_run(args, &workflow, setting, output).await? else {
+    let Some(start) = prepare_run(args, &checked, setting, output).await? else {
         if !args.dry_run {
             service_link::tell_nothing_to_run(args.service_directory.as_deref());
         }
         return Ok(None);
     };
+    let workflow = checked.workflow;
     let settings = plan_settings(args, &workflow, cluster, start.work.is_some()).await?;
     let asked = wait_for_stop_signal();
     let link = service_link::open_service_link(args.service_directory.as_deref())?;

@@ -6,6 +6,7 @@ mod description;
 mod download;
 mod extract;
 mod file_list;
+mod kept;
 mod server_view;
 mod upkeep;
 mod upload;
@@ -25,7 +26,9 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use serde_json::{Value, json};
 
-use crate::args::{ClientArgs, ServersArgs, UsageError, VolumeArgs, VolumeCommand};
+use crate::args::{
+    ClientArgs, ServersArgs, UsageError, VolumeArgs, VolumeCommand, VolumeDeleteArgs,
+};
 use crate::client::ClusterClient;
 use crate::failure::{ClassifiedError, FailureClass, class_of, failure_json};
 use crate::output::{Printer, StdoutClosed};
@@ -171,9 +174,13 @@ async fn describe_volume(
     Ok((text, described))
 }
 
-async fn delete_volume(args: VolumeArgs, output: Printer) -> Result<()> {
+async fn delete_volume(args: VolumeDeleteArgs, output: Printer) -> Result<()> {
+    let volume = match (&args.kept, &args.volume) {
+        (Some(run), _) => return kept::delete_kept_volumes(&args.client, run, output).await,
+        (None, volume) => volume.as_deref().unwrap_or_default(),
+    };
     let client = connect(&args.client)?;
-    let (node, status) = client.find_volume(&args.volume).await?;
+    let (node, status) = client.find_volume(volume).await?;
     client
         .call(
             &node.address,

@@ -16,7 +16,7 @@ use crate::home_view::{HomeView, list_local};
 use crate::input_file;
 use crate::output::Printer;
 use crate::terminal_text;
-use crate::workflow_findings::find_faults;
+use crate::workflow_findings::{JobMachine, find_faults};
 
 /// What a workflow names: files of this machine, and listings of homes.
 struct WorkflowSources<'h> {
@@ -49,11 +49,16 @@ impl Sources for WorkflowSources<'_> {
 
 /// Reads and checks a workflow; its warnings go to standard error.
 pub(crate) fn load_workflow(path: &Path, homes: &HomeView) -> Result<Workflow> {
+    Ok(load_checked(path, homes)?.workflow)
+}
+
+/// The same with what the check found out.
+pub(crate) fn load_checked(path: &Path, homes: &HomeView) -> Result<CheckedWorkflow> {
     let (file, text, parsed) = parse_file(path, homes)?;
     match parsed {
         Ok(checked) => {
             print_diagnostics(&checked.warnings, &file, &text);
-            Ok(checked.workflow)
+            Ok(checked)
         }
         Err(rejected) => {
             print_lines(&format_rejection(&rejected, &file, &text));
@@ -115,15 +120,16 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
     let path = &args.workflow;
     let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
     let export = args.export.as_ref().map(|export| export.to_owned());
-    let (homes, looks) = match (args.local || export.is_some(), cluster) {
+    let (homes, machine) = match (args.local || export.is_some(), cluster) {
         (true, _) => (
             export.map_or_else(|| HomeView::beside(path), HomeView::Directory),
-            true,
+            JobMachine::This,
         ),
-        (false, Some((identity, catalog))) => {
-            (HomeView::of_cluster(identity, catalog, path)?, true)
-        }
-        (false, None) => (HomeView::beside(path), false),
+        (false, Some((identity, catalog))) => (
+            HomeView::of_cluster(identity, catalog, path)?,
+            JobMachine::Nodes,
+        ),
+        (false, None) => (HomeView::without_homes(path), JobMachine::Unknown),
     };
     let (file, text, parsed) = match parse_file(path, &homes) {
         Ok(read) => read,
@@ -152,10 +158,7 @@ pub(crate) fn check_workflow(args: &CheckArgs, output: Printer) -> Result<ExitCo
     if !output.is_json() {
         print_diagnostics(&checked.warnings, &file, &text);
     }
-    let findings = match looks {
-        true => find_faults(&checked, &homes, args.local || args.export.is_some()),
-        false => Vec::new(),
-    };
+    let findings = find_faults(&checked, &homes, machine);
     report_check(&checked, &findings, output)?;
     Ok(match findings.iter().any(|finding| finding.is_error) {
         true => ExitCode::FAILURE,
@@ -237,6 +240,31 @@ mod tests {
         let message = diagnostic["message"].as_str().expect("a text");
         assert!(message.contains("line 2 is not text in UTF-8"), "{told}");
         assert_eq!(diagnostic["severity"], "error");
+    }
+
+    #[test]
+    fn plain_check_looks_beside_the_workflow() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("w.bafs");
+        std::fs::write(directory.path().join("tool.sh"), "#!/bin/sh\n").expect("write");
+        let text = "volume v cache bafs://home/none 1 MB\nmount v a /v\n\
+                    program tool from tool.sh\njob a {\nexecutable = tool\n}\n\
+                    job b {\nexecutable = no-such-program-9\n}\n";
+        std::fs::write(&path, text).expect("write");
+        let homes = HomeView::without_homes(&path);
+        let (_, _, parsed) = parse_file(&path, &homes).expect("a text");
+        let checked = parsed.expect("it is right");
+        let found = find_faults(&checked, &homes, JobMachine::Unknown);
+        let told: Vec<String> = found.iter().map(Finding::describe).collect();
+        let starts = [
+            "error: 1 program has no permission to run\n  tool (job a)\n",
+            "warning: 1 program is not on this machine\n  no-such-program-9 (job b)\n",
+            "note: 1 place was not looked at\n  bafs://home\n",
+        ];
+        assert_eq!(told.len(), starts.len(), "{told:?}");
+        for (told, start) in told.iter().zip(starts) {
+            assert!(told.starts_with(start), "{told}");
+        }
     }
 
     #[test]

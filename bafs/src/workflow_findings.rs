@@ -2,23 +2,21 @@
 //! at home, results that have no place there. It reads, and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 use bafs_proto::path::{PROGRAM_DIRECTORY, is_program_place};
-use bafs_workflow::{CheckedWorkflow, Job, JobIndex, Mount, Url, Volume, VolumeKind, Workflow};
+use bafs_proto::source::{SourceEntry, SourceKind};
+use bafs_sched::earlier_work::{ListedPath, SourceState};
+use bafs_workflow::{
+    CheckedWorkflow, Job, JobIndex, Mount, Scheme, Url, Volume, VolumeKind, Workflow,
+};
 
 use crate::finding::{Finding, FindingKind};
 use crate::home_view::{FoundPath, HomeView, LookupError, NodesWithout};
+use crate::machine_programs::{find_missing_interpreter, find_on_machine};
 use crate::units::format_bytes;
 
 /// Places that are looked at: a call for each takes a millisecond, and nobody waits minutes.
 const LOOKUPS_MAX: usize = 20_000;
-
-/// Bytes of a script that are read for its `#!` line: what the kernel reads.
-const SHEBANG_BYTES: usize = 256;
 
 /// What a conda environment has at its top, and no system has.
 const ENVIRONMENT_MARK: &str = "conda-meta";
@@ -26,57 +24,103 @@ const ENVIRONMENT_MARK: &str = "conda-meta";
 /// What an environment lacks that programs need: where the loader is, and the rest of a system.
 const SYSTEM_DIRECTORIES: [&str; 2] = ["usr", "lib64"];
 
-/// Looks at all places that a workflow names. With `runs_here`, its jobs run on this machine.
+/// Where the jobs of a workflow would run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JobMachine {
+    /// On this one.
+    This,
+    /// On nodes, which have their own programs.
+    Nodes,
+    /// Nobody has said.
+    Unknown,
+}
+
+/// What is to run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlannedJobs<'p> {
+    /// Those that run, of all of the workflow.
+    pub(crate) running: &'p BTreeSet<JobIndex>,
+    /// What homes have at the sources of volumes.
+    pub(crate) sources: &'p BTreeMap<Url, SourceState>,
+}
+
+/// Looks at all places that a workflow names.
 pub(crate) fn find_faults(
     checked: &CheckedWorkflow,
     homes: &HomeView,
-    runs_here: bool,
+    machine: JobMachine,
 ) -> Vec<Finding> {
     let workflow = &checked.workflow;
-    let mut search = FaultSearch {
-        workflow,
-        homes,
-        known: BTreeMap::new(),
-        found: BTreeMap::new(),
-    };
-    search.check_sources();
-    search.check_roots();
-    if !runs_here {
-        search.check_nodes();
-    }
+    let mut search = FaultSearch::new(workflow, homes, machine);
+    search.check_places(&checked.interpreters);
     for job in &workflow.jobs {
-        search.check_program(job, runs_here);
-        search.check_files(job);
-    }
-    if runs_here {
-        search.check_interpreters(&checked.interpreters);
+        search.check_arguments(job);
     }
     search.check_targets();
     search.check_resources();
     search.into_findings()
 }
 
-/// Looks for the homes that a workflow names, and for the programs that jobs expect on their nodes.
-pub(crate) fn find_missing_servers(workflow: &Workflow, homes: &HomeView) -> Vec<Finding> {
-    let mut search = FaultSearch {
-        workflow,
-        homes,
-        known: BTreeMap::new(),
-        found: BTreeMap::new(),
-    };
+/// Looks at what the jobs need that are to run. It asks no home again for what it listed.
+pub(crate) fn find_run_faults(
+    checked: &CheckedWorkflow,
+    homes: &HomeView,
+    machine: JobMachine,
+    planned: PlannedJobs<'_>,
+) -> Vec<Finding> {
+    let mut search = FaultSearch::new(&checked.workflow, homes, machine);
+    search.planned = Some(planned);
     search.check_homes();
-    search.check_nodes();
+    search.check_places(&checked.interpreters);
     search.into_findings()
 }
 
 struct FaultSearch<'w> {
     workflow: &'w Workflow,
     homes: &'w HomeView,
+    machine: JobMachine,
+    /// All jobs when there is none.
+    planned: Option<PlannedJobs<'w>>,
     known: BTreeMap<Url, Result<FoundPath, LookupError>>,
     found: BTreeMap<FindingKind, Vec<String>>,
 }
 
-impl FaultSearch<'_> {
+impl<'w> FaultSearch<'w> {
+    fn new(workflow: &'w Workflow, homes: &'w HomeView, machine: JobMachine) -> Self {
+        Self {
+            workflow,
+            homes,
+            machine,
+            planned: None,
+            known: BTreeMap::new(),
+            found: BTreeMap::new(),
+        }
+    }
+
+    /// The jobs that are looked at.
+    fn jobs(&self) -> impl Iterator<Item = (JobIndex, &'w Job)> + use<'w> {
+        let planned = self.planned;
+        let jobs = self.workflow.jobs.iter().zip(0u32..);
+        let jobs = jobs.map(|(job, index)| (JobIndex(index), job));
+        jobs.filter(move |(index, _)| planned.is_none_or(|it| it.running.contains(index)))
+    }
+
+    /// What jobs need before they start.
+    fn check_places(&mut self, interpreters: &'w [(JobIndex, String)]) {
+        self.check_sources();
+        self.check_roots();
+        if self.machine == JobMachine::Nodes {
+            self.check_nodes(interpreters);
+        }
+        for (_, job) in self.jobs() {
+            self.check_program(job);
+            self.check_required_files(job);
+        }
+        if self.machine != JobMachine::Nodes {
+            self.check_interpreters(interpreters);
+        }
+    }
+
     fn into_findings(self) -> Vec<Finding> {
         let findings = self.found.into_iter();
         findings
@@ -86,7 +130,7 @@ impl FaultSearch<'_> {
 
     /// Roots that no program could start in.
     fn check_roots(&mut self) {
-        let roots = self.workflow.jobs.iter().filter_map(Job::root);
+        let roots = self.jobs().filter_map(|(_, job)| job.root());
         let roots: BTreeSet<_> = roots.map(|mount| mount.volume).collect();
         for volume in roots {
             let volume = self.workflow.volume(volume);
@@ -128,15 +172,28 @@ impl FaultSearch<'_> {
 
     /// Programs outside of volumes, which jobs expect on their nodes.
     fn check_nodes(&mut self) {
+    /// The interpreters of those jobs that are looked at.
+    fn scripts<'i>(
+        &self,
+        interpreters: &'i [(JobIndex, String)],
+    ) -> impl Iterator<Item = (&'w Job, &'i str)> + use<'w, 'i> {
+        let (planned, workflow) = (self.planned, self.workflow);
+        let is_planned =
+            move |index: &JobIndex| planned.is_none_or(|it| it.running.contains(index));
+        let started = interpreters
+            .iter()
+            .filter(move |(index, _)| is_planned(index));
+        started.map(move |(index, program)| (workflow.job(*index), program.as_str()))
+    }
+
+    /// Programs outside of volumes, which jobs expect on their nodes, and interpreters of scripts.
+    fn check_nodes(&mut self, interpreters: &'w [(JobIndex, String)]) {
         let mut users: BTreeMap<&str, &str> = BTreeMap::new();
-        for job in &self.workflow.jobs {
-            let program = job.command.executable.as_str();
-            let variables = &job.command.environment;
-            let has_own_path = variables.iter().any(|(name, _)| name == "PATH");
-            let is_name = !program.contains('/');
-            let is_path = program.starts_with('/') && !is_in_volume(job, program);
-            let is_expected = is_path || is_name && !has_own_path && !is_brought(job, program);
-            if job.root().is_none() && is_expected {
+        let own = self.jobs();
+        let own = own.map(|(_, job)| (job, job.command.executable.as_str()));
+        let started = self.scripts(interpreters);
+        for (job, program) in own.chain(started) {
+            if is_expected(job, program) {
                 users.entry(program).or_insert(&job.name);
             }
         }
@@ -167,7 +224,7 @@ impl FaultSearch<'_> {
                 self.add(FindingKind::NotLookedAt, text);
                 return None;
             }
-            let found = self.homes.stat(url);
+            let found = self.find(url);
             self.known.insert(url.clone(), found);
         }
         match self.known.get(url)?.clone() {
@@ -175,21 +232,43 @@ impl FaultSearch<'_> {
                 self.add(FindingKind::HomeUnknown, format!("bafs://{}/", url.host));
                 None
             }
-            Err(LookupError::Unknown(_)) if self.homes.is_unlisted(url) => {
+            Err(LookupError::Unknown(_) | LookupError::Away) if self.homes.is_unlisted(url) => {
                 self.add(FindingKind::HomeNotListed, format!("bafs://{}/", url.host));
                 None
             }
             Err(LookupError::Unknown(_)) => {
-                let home = format!("{}://{}", url.scheme.name(), url.host);
-                self.add(FindingKind::NotLookedAt, home);
+                self.add(FindingKind::NotLookedAt, home_name(url));
+                None
+            }
+            Err(LookupError::Away) => {
+                self.add(FindingKind::HomeAway, home_name(url));
                 None
             }
             found => Some(found),
         }
     }
 
+    /// What is at a place that was not looked for yet.
+    fn find(&self, url: &Url) -> Result<FoundPath, LookupError> {
+        // Nobody waits for it again and again.
+        let away = self.found.get(&FindingKind::HomeAway);
+        if away.is_some_and(|homes| homes.contains(&home_name(url))) {
+            return Err(LookupError::Away);
+        }
+        let listed = self.planned.map(|planned| planned.sources);
+        // This machine also says what may be read.
+        let listed = listed.filter(|_| self.homes.local_path(url).is_none());
+        let found = listed.and_then(|sources| find_listed(sources, url));
+        found.unwrap_or_else(|| self.homes.stat(url))
+    }
+
     fn check_sources(&mut self) {
-        for volume in &self.workflow.volumes {
+        let planned = self.planned;
+        let is_read = |volume: &&Volume| {
+            let mut users = volume.users.iter();
+            planned.is_none_or(|it| users.any(|user| it.running.contains(user)))
+        };
+        for volume in self.workflow.volumes.iter().filter(is_read) {
             let Some(source) = source_of(volume) else {
                 continue;
             };
@@ -202,7 +281,7 @@ impl FaultSearch<'_> {
         }
     }
 
-    fn check_program(&mut self, job: &Job, runs_here: bool) {
+    fn check_program(&mut self, job: &Job) {
         let place = format!("{} (job {})", job.command.executable, job.name);
         let brought = brought_place(&job.command.executable);
         let program = match job.mounts.iter().any(|mount| mount.path == brought) {
@@ -225,8 +304,14 @@ impl FaultSearch<'_> {
                 is_directory: true,
                 mode: 0,
             })),
-            None if runs_here && !is_in_volume(job, program) => find_on_machine(job, program),
-            None => None,
+            None if self.machine == JobMachine::Nodes || is_in_volume(job, program) => None,
+            None => match (find_on_machine(job, program), self.machine) {
+                (Some(Err(LookupError::Missing)), JobMachine::Unknown) => {
+                    self.add(FindingKind::ProgramNotHere, place);
+                    return;
+                }
+                (found, _) => found,
+            },
         };
         let kind = match found {
             Some(Err(LookupError::Missing)) => FindingKind::ProgramMissing,
@@ -239,17 +324,20 @@ impl FaultSearch<'_> {
 
     /// Interpreters of scripts that a shell starts on this machine.
     fn check_interpreters(&mut self, interpreters: &[(JobIndex, String)]) {
-        for (index, interpreter) in interpreters {
-            let job = self.workflow.job(*index);
+        let kind = match self.machine {
+            JobMachine::Unknown => FindingKind::ProgramNotHere,
+            JobMachine::This | JobMachine::Nodes => FindingKind::ProgramMissing,
+        };
+        for (job, interpreter) in self.scripts(interpreters) {
             let is_here = !is_in_volume(job, interpreter);
             if is_here && find_on_machine(job, interpreter) == Some(Err(LookupError::Missing)) {
                 let place = format!("{interpreter} (interpreter of job {})", job.name);
-                self.add(FindingKind::ProgramMissing, place);
+                self.add(kind, place);
             }
         }
     }
 
-    fn check_files(&mut self, job: &Job) {
+    fn check_required_files(&mut self, job: &Job) {
         for path in &job.command.required_files {
             if let Some(url) = self.place_at_home(job, path)
                 && self.look_up(&url) == Some(Err(LookupError::Missing))
@@ -258,6 +346,9 @@ impl FaultSearch<'_> {
                 self.add(FindingKind::RequiredFileMissing, place);
             }
         }
+    }
+
+    fn check_arguments(&mut self, job: &Job) {
         for word in job
             .command
             .arguments
@@ -382,11 +473,64 @@ impl FaultSearch<'_> {
     }
 }
 
+/// What a home listed at a place, if it listed that.
+fn find_listed(
+    sources: &BTreeMap<Url, SourceState>,
+    url: &Url,
+) -> Option<Result<FoundPath, LookupError>> {
+    let found = |entry: &SourceEntry| match entry.kind {
+        SourceKind::UnreadableDirectory => Err(LookupError::Unreadable),
+        _ => Ok(FoundPath {
+            is_directory: entry.kind == SourceKind::Directory,
+            mode: entry.mode,
+        }),
+    };
+    let is_bafs = url.scheme == Scheme::Bafs;
+    let (mut source, mut below) = (url.clone(), String::new());
+    loop {
+        match sources.get(&source) {
+            Some(SourceState::Listed(listing)) => {
+                return match listing.find_path(&below) {
+                    ListedPath::Entry(entry) => Some(found(entry)),
+                    ListedPath::Missing => Some(Err(LookupError::Missing)),
+                    ListedPath::Unlisted => None,
+                };
+            }
+            Some(SourceState::Missing) => return Some(Err(LookupError::Missing)),
+            Some(SourceState::Unreadable(_)) if is_bafs => {
+                return Some(Err(LookupError::Unreadable));
+            }
+            Some(SourceState::Unknown(_)) if is_bafs => return Some(Err(LookupError::Away)),
+            // Nodes may have other rights there than this machine.
+            Some(SourceState::Unreadable(why) | SourceState::Unknown(why)) => {
+                return Some(Err(LookupError::Unknown(why.clone())));
+            }
+            None => {}
+        }
+        let (above, name) = source.path.rsplit_once('/')?;
+        if name.is_empty() {
+            return None;
+        }
+        below = match below.is_empty() {
+            true => name.to_owned(),
+            false => format!("{name}/{below}"),
+        };
+        source.path = match above {
+            "" => "/".to_owned(),
+            above => above.to_owned(),
+        };
+    }
+}
+
 fn source_of(volume: &Volume) -> Option<&Url> {
     match &volume.kind {
         VolumeKind::Cache { source, .. } => Some(source),
         VolumeKind::Scratch { fill } => fill.as_ref(),
     }
+}
+
+fn home_name(url: &Url) -> String {
+    format!("{}://{}", url.scheme.name(), url.host)
 }
 
 /// The mount that a path lies in, and the path below it.
@@ -402,9 +546,19 @@ fn brought_place(program: &str) -> String {
 }
 
 /// Whether the workflow brings a program of this name to the job.
-fn is_brought(job: &Job, program: &str) -> bool {
+pub(crate) fn is_brought(job: &Job, program: &str) -> bool {
     let place = brought_place(program);
     job.mounts.iter().any(|mount| mount.path == place)
+}
+
+/// Whether a job finds a program of this name on its node, or nowhere.
+fn is_expected(job: &Job, program: &str) -> bool {
+    let mut variables = job.command.environment.iter();
+    let has_own_path = variables.any(|(name, _)| name == "PATH");
+    let is_name = !program.contains('/');
+    let is_path = program.starts_with('/') && !is_in_volume(job, program);
+    let is_here = is_path || is_name && !has_own_path && !is_brought(job, program);
+    job.root().is_none() && is_here
 }
 
 /// Whether a path is where a volume is mounted, which is a directory.
@@ -417,62 +571,11 @@ fn is_in_volume(job: &Job, path: &str) -> bool {
     mount_of(job, path).is_some()
 }
 
-/// A program of this machine: by its path, or on the `PATH` that the job inherits.
-fn find_on_machine(job: &Job, program: &str) -> Option<Result<FoundPath, LookupError>> {
-    let stat = |path: &Path| {
-        let found = path.metadata().ok()?;
-        Some(FoundPath {
-            is_directory: found.is_dir(),
-            mode: found.permissions().mode() & 0o7777,
-        })
-    };
-    if program.starts_with('/') {
-        return Some(stat(Path::new(program)).ok_or(LookupError::Missing));
-    }
-    let has_own_path = job
-        .command
-        .environment
-        .iter()
-        .any(|(name, _)| name == "PATH");
-    // Another system has its own programs, and a volume may bring this one.
-    let is_elsewhere = job.root().is_some() || is_brought(job, program);
-    if program.contains('/') || has_own_path || is_elsewhere {
-        return None;
-    }
-    let path = std::env::var_os("PATH")?;
-    let mut found = std::env::split_paths(&path).filter_map(|directory| {
-        let found = stat(&directory.join(program))?;
-        (!found.is_directory && found.mode & 0o111 != 0).then_some(found)
-    });
-    Some(found.next().ok_or(LookupError::Missing))
-}
-
-/// The interpreter of a script's `#!` line that is not on this machine.
-fn find_missing_interpreter(script: &Path) -> Option<String> {
-    let mut start = Vec::new();
-    let file = File::open(script).ok()?;
-    file.take(SHEBANG_BYTES as u64)
-        .read_to_end(&mut start)
-        .ok()?;
-    let line = start.strip_prefix(b"#!")?;
-    let line = line.split(|byte| *byte == b'\n').next()?;
-    let mut words = std::str::from_utf8(line).ok()?.split_whitespace();
-    let interpreter = words.next()?;
-    if interpreter.starts_with('/') && !Path::new(interpreter).exists() {
-        return Some(interpreter.to_owned());
-    }
-    // `env` looks for the next word that is neither an option nor a variable.
-    let is_env = interpreter.rsplit('/').next() == Some("env");
-    let named = words.find(|word| !word.starts_with('-') && !word.contains('='));
-    let named = named.filter(|_| is_env)?;
-    let path = std::env::var_os("PATH")?;
-    let is_missing = !std::env::split_paths(&path).any(|it| it.join(named).is_file());
-    is_missing.then(|| named.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     use bafs_workflow::parse_workflow;
 
@@ -482,7 +585,7 @@ mod tests {
         let none = |path: &str| Err(path.to_owned());
         let checked = parse_workflow("w.bafs", text, &none).expect("it is right");
         let homes = HomeView::Directory(directory.to_owned());
-        find_faults(&checked, &homes, true)
+        find_faults(&checked, &homes, JobMachine::This)
     }
 
     fn kinds(findings: &[Finding]) -> Vec<FindingKind> {

@@ -143,16 +143,33 @@ fn cluster_keeps_volumes_of_a_failed_run() -> Result<()> {
     );
     write_workflow(&world, &text)?;
     let path = workflow_path(&world);
-    let run = ["run", &path, "--json", "--keep", "1h"];
-    let output = world.bafs_command(&run).output()?;
-    ensure!(!output.status.success(), printed_text(&output));
-    let kept = world.run_json(&["volume", "list"])?;
-    ensure!(kept.as_array().is_some_and(|all| all.len() == 2), "{kept}");
+    let count_kept = || -> Result<usize> {
+        let kept = world.run_json(&["volume", "list"])?;
+        Ok(kept.as_array().context("a list")?.len())
+    };
+    let fail = |options: &[&str]| -> Result<String> {
+        let run = [&["run", &path], options].concat();
+        let output = world.bafs_command(&run).output()?;
+        ensure!(!output.status.success(), printed_text(&output));
+        Ok(printed_text(&output))
+    };
+    let told = fail(&["--keep", "0"])?;
+    ensure!(count_kept()? == 0 && !told.contains("kept for"), "{told}");
+    let told = fail(&[])?;
+    let command = format!("bafs volume delete --kept {path}");
+    let is_told = told.contains("kept for the next run: 2 finished volumes (");
+    ensure!(is_told && told.contains("), for 2 d, or"), "{told}");
+    ensure!(told.contains(&command), "{told}");
+    ensure!(count_kept()? == 2);
+    let deleted = world.run_json(&["volume", "delete", "--kept", &path])?;
+    let ids = deleted["deleted"].as_array().context("ids")?;
+    ensure!(ids.len() == 2 && count_kept()? == 0, "{deleted}");
+    fail(&[])?;
+    ensure!(count_kept()? == 2);
     std::fs::write(&flag, b"")?;
-    let ran = run_jobs(&world, &["--keep", "1h"])?;
+    let ran = run_jobs(&world, &[])?;
     ensure!(ran == ["sum1", "sum2"], "{ran:?}");
-    let left = world.run_json(&["volume", "list"])?;
-    ensure!(left.as_array().is_some_and(Vec::is_empty), "left: {left}");
+    ensure!(count_kept()? == 0, "a complete run keeps nothing");
     ensure!(run_jobs(&world, &[])?.is_empty());
     Ok(())
 }
@@ -181,9 +198,7 @@ fn kept_volumes_give_way_to_another_workflow() -> Result<()> {
     let fails = format!("test -e {} &&", flag.display());
     write_workflow(&world, &text("first", &fails))?;
     let path = workflow_path(&world);
-    let output = world
-        .bafs_command(&["run", &path, "--json", "--keep", "1h"])
-        .output()?;
+    let output = world.bafs_command(&["run", &path, "--json"]).output()?;
     ensure!(!output.status.success(), printed_text(&output));
     let kept = world.run_json(&["volume", "list"])?;
     ensure!(kept.as_array().is_some_and(|all| all.len() == 1), "{kept}");
@@ -209,7 +224,7 @@ fn kept_volumes_give_way_to_another_workflow() -> Result<()> {
     ensure!(left.as_array().is_some_and(Vec::is_empty), "left: {left}");
 
     std::fs::write(&flag, b"")?;
-    let ran = run_jobs(&world, &["--keep", "1h"])?;
+    let ran = run_jobs(&world, &[])?;
     ensure!(ran == ["make", "use"], "what was kept is gone: {ran:?}");
     Ok(())
 }
@@ -285,7 +300,7 @@ fn run_is_refused_where_a_target_is_a_directory() -> Result<()> {
         .output()?;
     let told = printed_text(&output);
     ensure!(!output.status.success(), "{told}");
-    let expected = "1 extracts would replace directories\n  bafs://home/out/2\n  to do: ";
+    let expected = "1 extract would replace a directory\n  bafs://home/out/2\n  to do: ";
     ensure!(told.contains(expected), "{told}");
     ensure!(world.read_home("out/1").is_err(), "no job ran");
     std::fs::remove_dir(world.home.path().join("out/2"))?;

@@ -75,6 +75,16 @@ fn cluster_runs_scripts_for_files_of_a_home() -> Result<()> {
     let said = printed_text(&output);
     ensure!(output.status.code() == Some(1), "{said}");
     ensure!(said.contains(r#""kind":"source_missing""#), "{said}");
+    let output = world
+        .bafs_command(&["run", &gone.to_string_lossy()])
+        .output()?;
+    let said = printed_text(&output);
+    ensure!(output.status.code() == Some(1), "{said}");
+    let expected = "nothing was run: jobs lack what they need\n\
+                    error: 1 source of a volume is not at its home\n  bafs://home/none (volume v)";
+    ensure!(said.contains(expected), "{said}");
+    let journal = directory.path().join("gone.bafs.journal");
+    ensure!(!journal.exists(), "a run began");
     Ok(())
 }
 

@@ -348,7 +348,7 @@ fn cluster_reports_failed_jobs_and_keeps_finished_work() -> Result<()> {
     );
     let path = world.write_workflow(&text)?;
     let output = world
-        .bafs_command(&["run", &path.to_string_lossy()])
+        .bafs_command(&["run", &path.to_string_lossy(), "--keep-going"])
         .output()?;
     let text = printed_text(&output);
     ensure!(

@@ -32,6 +32,8 @@ pub struct EarlierRun {
     pub failed: BTreeSet<String>,
     /// Volumes that outlived it.
     pub kept: Vec<KeptVolume>,
+    /// How long they do, in milliseconds.
+    pub keep_ms: u64,
     /// Which home servers the names of its workflow were, and where they listened.
     pub homes: BTreeMap<String, (ServerId, String)>,
 }
@@ -60,6 +62,7 @@ impl EarlierRun {
             records: records.map(|it| (it.job.clone(), it)).collect(),
             failed: failed.collect(),
             kept: scheduler.kept_volumes(),
+            keep_ms: tail.header.settings.keep_ms,
             homes,
             workflow: tail.header.workflow,
         }))

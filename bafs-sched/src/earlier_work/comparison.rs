@@ -11,10 +11,11 @@ use bafs_proto::job_report::{
 use bafs_proto::source::{SourceEntry, SourceIdentity, SourceKind};
 use bafs_workflow::{JobIndex, Url, VolumeIndex, VolumeKind, Workflow};
 
-use super::description::{ExtractIndex, describe_job_digest};
+use super::description::{ExtractIndex, describe_job_digest, written_volumes};
 use super::propagation::{last_writers, producers_of};
 use super::reason::RunReason;
 use super::record::{JobRecord, NamedFiles, ProgramIdentity, SeenSource, SourceRecord};
+use crate::space::Space;
 
 /// What homes have now of all that records name.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +37,8 @@ pub enum SourceState {
     Listed(SourceListing),
     /// Nothing.
     Missing,
+    /// Its home may not read it, and how it says so.
+    Unreadable(String),
     /// It cannot be listed, and why.
     Unknown(String),
 }
@@ -51,6 +54,17 @@ pub enum FoundResult {
     SetChanged(String),
     /// It cannot be looked at, and why.
     Unknown(String),
+}
+
+/// What a listing says of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListedPath<'l> {
+    /// This is there.
+    Entry(&'l SourceEntry),
+    /// Nothing is there.
+    Missing,
+    /// It says nothing: a link is there, or on the way, or a directory that cannot be read.
+    Unlisted,
 }
 
 /// All that is at a source and below.
@@ -74,6 +88,26 @@ impl SourceListing {
     /// The digest of all.
     pub fn digest(&self) -> Option<Digest> {
         self.digest
+    }
+
+    /// What is at a path below the source; the source itself is the empty one.
+    pub fn find_path(&self, path: &str) -> ListedPath<'_> {
+        let ends = path.match_indices('/').map(|(end, _)| end);
+        let above = ends.filter_map(|end| self.entries.get(&path[..end]));
+        let top = self.entries.get("").filter(|_| !path.is_empty());
+        let is_closed = |entry: &SourceEntry| {
+            matches!(
+                entry.kind,
+                SourceKind::Symlink(_) | SourceKind::UnreadableDirectory
+            )
+        };
+        let is_behind = above.chain(top).any(is_closed);
+        match self.entries.get(path) {
+            _ if is_behind => ListedPath::Unlisted,
+            Some(entry) if matches!(entry.kind, SourceKind::Symlink(_)) => ListedPath::Unlisted,
+            Some(entry) => ListedPath::Entry(entry),
+            None => ListedPath::Missing,
+        }
     }
 
     /// Whether the source is one file.
@@ -252,6 +286,9 @@ impl JobComparison<'_> {
         if description != self.record.description {
             return Some(RunReason::DescriptionChanged);
         }
+        if let Some(volume) = self.find_resized() {
+            return Some(RunReason::SizeChanged { volume });
+        }
         if let Some(program) = self.home.programs.get(&self.job)
             && !(self.record.program.as_ref()).is_some_and(|known| known.is_same(program))
         {
@@ -265,6 +302,19 @@ impl JobComparison<'_> {
         sources
             .find_map(|source| self.compare_source(source))
             .or_else(|| self.compare_results())
+    }
+
+    /// A volume that it writes and whose declared size is another one. A size that is declared for
+    /// the first time, as `bafs sizes` proposes, is none.
+    fn find_resized(&self) -> Option<String> {
+        let known = self.record.sizes.iter();
+        let mut now = written_volumes(self.workflow, self.job).zip(known);
+        let is_resized = |size: Space, known: Space| {
+            let is_declared = size.bytes > 0 && known.bytes > 0;
+            is_declared && size != known
+        };
+        let found = now.find(|((_, size), known)| is_resized(*size, **known));
+        found.map(|((volume, _), _)| volume.name.clone())
     }
 
     /// A file of this machine that the job names, and that is not as it was. One that was not there
@@ -288,7 +338,7 @@ impl JobComparison<'_> {
         let listing = match self.home.sources.get(&record.source) {
             Some(SourceState::Listed(listing)) => listing,
             Some(SourceState::Missing) => return Some(RunReason::InputChanged { path: source }),
-            Some(SourceState::Unknown(why)) => return unknown(why),
+            Some(SourceState::Unreadable(why) | SourceState::Unknown(why)) => return unknown(why),
             None => return unknown("nobody has looked at it"),
         };
         let seen = match &record.seen {
@@ -307,8 +357,10 @@ impl JobComparison<'_> {
         }
         match &record.seen {
             SeenSource::Exactly(seen) => {
-                let name = record.source.path.trim_end_matches('/');
-                let name = name.rsplit('/').next().unwrap_or_default();
+                // The web has other names for files than volumes.
+                let (_, path) = record.source.foreign_location().unwrap_or_default();
+                let path = path.trim_end_matches('/');
+                let name = path.rsplit('/').next().unwrap_or_default();
                 let of_file = listing.as_volume_of_file(name);
                 let below = of_file.as_ref().unwrap_or(listing).find_difference(seen)?;
                 let path = match below.is_empty() || of_file.is_some() {

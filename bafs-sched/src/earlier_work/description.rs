@@ -1,10 +1,12 @@
-//! What of a workflow decides what a job makes. Sizes do not: a job that ran in a volume of another
-//! size wrote the same. Neither do names of volumes, priorities, retries and estimates: a scratch
-//! volume is known by who writes it, and where.
+//! What of a workflow decides what a job makes. Names of volumes, priorities, retries and estimates
+//! do not: a scratch volume is known by who writes it, and where. Declared sizes are compared
+//! apart, since to declare one that was unknown changes nothing.
 
 use bafs_proto::file_set::FileSelection;
 use bafs_proto::hash::Digest;
-use bafs_workflow::{Extract, Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
+use bafs_workflow::{Extract, Job, JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
+
+use crate::space::Space;
 
 /// Most descriptions have fewer bytes.
 const PARTS_BYTES: usize = 1_024;
@@ -63,6 +65,23 @@ pub fn describe_job_digest<'e>(
         }
     }
     Digest::of(&parts.0)
+}
+
+/// The scratch volumes that a job writes, in the order of its mounts.
+pub fn written_volumes(
+    workflow: &Workflow,
+    job: JobIndex,
+) -> impl Iterator<Item = (&Volume, Space)> {
+    let written = workflow
+        .job(job)
+        .mounts
+        .iter()
+        .filter(|mount| mount.writable);
+    let volumes = written.map(move |mount| workflow.volume(mount.volume));
+    volumes.map(|volume| {
+        let (bytes, files) = (volume.size_bytes, volume.size_files);
+        (volume, Space { bytes, files })
+    })
 }
 
 /// Texts with their lengths, so that none runs into the next. They are hashed at once: they are

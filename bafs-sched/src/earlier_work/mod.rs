@@ -13,8 +13,10 @@ mod propagation;
 mod reason;
 mod record;
 
-pub use comparison::{FoundResult, HomeState, SourceListing, SourceState, find_changes, source_of};
-pub use description::{ExtractIndex, describe_job_digest};
+pub use comparison::{
+    FoundResult, HomeState, ListedPath, SourceListing, SourceState, find_changes, source_of,
+};
+pub use description::{ExtractIndex, describe_job_digest, written_volumes};
 pub use propagation::{JobDecisions, decide_jobs};
 pub use reason::{RunReason, summarise};
 pub use record::{

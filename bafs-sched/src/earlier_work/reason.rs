@@ -16,6 +16,11 @@ pub enum RunReason {
     Forced,
     /// Its command, its mounts or its results are declared otherwise.
     DescriptionChanged,
+    /// The declared size of a volume that it writes is another one.
+    SizeChanged {
+        /// Which volume.
+        volume: String,
+    },
     /// Its program is another one.
     ProgramChanged {
         /// Where it is.
@@ -86,6 +91,9 @@ impl fmt::Display for RunReason {
             Self::Failed => write!(f, "it failed"),
             Self::Forced => write!(f, "you force it"),
             Self::DescriptionChanged => write!(f, "its description changed"),
+            Self::SizeChanged { volume } => {
+                write!(f, "the declared size of its volume {volume} changed")
+            }
             Self::ProgramChanged { program } => write!(f, "its program {program} changed"),
             Self::FileChanged { file } => write!(f, "{file}, which it names, changed"),
             Self::InputChanged { path } => write!(f, "its input {path} changed"),
@@ -143,6 +151,7 @@ fn kind_of(reason: &RunReason) -> &'static str {
         RunReason::Failed => "failed",
         RunReason::Forced => "forced",
         RunReason::DescriptionChanged => "with a changed description",
+        RunReason::SizeChanged { .. } => "with a changed size",
         RunReason::ProgramChanged { .. } => "with a changed program",
         RunReason::FileChanged { .. } => "with a changed file",
         RunReason::InputChanged { .. } => "with a changed input",

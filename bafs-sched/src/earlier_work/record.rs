@@ -25,6 +25,10 @@ pub struct JobRecord {
     /// Other files that its description names, as the machine of the scheduler had them.
     #[serde(default)]
     pub files: NamedFiles,
+    /// Declared sizes of the scratch volumes that it wrote, in the order of its mounts; nothing in
+    /// records that are older than this field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<Space>,
     /// What it saw of home.
     #[serde(default)]
     pub sources: Vec<SourceRecord>,

@@ -8,6 +8,7 @@ use bafs_workflow::{JobIndex, VolumeIndex, VolumeKind};
 
 use crate::earlier_work::{
     JobRecord, KeptVolume, ResultRecord, SeenSource, SourceRecord, describe_job_digest,
+    written_volumes,
 };
 use crate::policy::View;
 use crate::state::jobs::JobState;
@@ -52,11 +53,15 @@ impl State {
             }),
             program: self.records.programs.get(&job).cloned(),
             files: self.records.files.get(&job).cloned().unwrap_or_default(),
+            sizes: written_volumes(workflow, job)
+                .map(|(_, size)| size)
+                .collect(),
             sources: sources.collect(),
             producers: producers.collect(),
             results: Vec::new(),
         };
         // A million jobs have a record, and each list has room for four without this.
+        record.sizes.shrink_to_fit();
         record.sources.shrink_to_fit();
         record.producers.shrink_to_fit();
         self.records.of_job.insert(record.job.clone(), record);

@@ -136,6 +136,7 @@ fn decision_equals_a_naive_model() {
                 description: Digest([0; 32]),
                 program: None,
                 files: NamedFiles::default(),
+                sizes: Vec::new(),
                 sources: Vec::new(),
                 producers: Vec::new(),
                 results: Vec::new(),

@@ -39,6 +39,7 @@
 mod directory_home;
 mod ftp;
 mod home_backend;
+mod home_lister;
 mod home_locations;
 mod home_upload;
 mod host;
@@ -51,6 +52,7 @@ mod sftp;
 #[cfg(test)]
 pub(crate) mod slow_home;
 
+pub use home_lister::HomeLister;
 pub(crate) use home_locations::HomeAddress;
 pub(crate) use home_upload::{CALL_TIMEOUT_MS, HomeUpload, ReplacedFile, transfer_ms_max};
 pub use settings::HomeSettings;
@@ -389,33 +391,12 @@ impl HomeClients {
             let place = HomeServerLocation::new(self.pool.clone(), address, id);
             return Ok(Arc::new(ServerHome::new(place)));
         };
-        let setting = self.settings.for_address(address);
         match scheme {
             "file" => Ok(Arc::new(DirectoryHomes::new(
                 &self.settings,
                 self.access(address)?,
             )?)),
-            "ftp" | "ftps" => Ok(Arc::new(HostHome::new(
-                address,
-                FtpHost::new(address, setting)?,
-            ))),
-            "http" | "https" => Ok(Arc::new(WebHome::new(address, setting)?)),
-            "s3" => {
-                let setting = self.settings.required_for(address, "region and keys")?;
-                Ok(Arc::new(BucketHome::new(address, setting)?))
-            }
-            "sftp" => {
-                let setting = self.settings.required_for(address, "user and key")?;
-                let host = SftpHost::new(address, setting)?;
-                Ok(Arc::new(HostHome::new(address, host)))
-            }
-            _ => {
-                let text = format!(
-                    "{address}: unknown scheme '{scheme}'; use bafs, file, ftp, ftps, http, https, \
-                     s3 or sftp"
-                );
-                Err(Error::new(ErrorCode::Unsupported, text))
-            }
+            _ => make_foreign_backend(address, &self.settings),
         }
     }
 
@@ -437,6 +418,35 @@ impl HomeClients {
             );
             Error::new(ErrorCode::Unsupported, text)
         })
+    }
+}
+
+/// The backend of a home that is neither a home server nor a directory.
+fn make_foreign_backend(address: &str, settings: &HomeSettings) -> Result<Arc<dyn HomeBackend>> {
+    let setting = settings.for_address(address);
+    let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
+    match scheme {
+        "ftp" | "ftps" => Ok(Arc::new(HostHome::new(
+            address,
+            FtpHost::new(address, setting)?,
+        ))),
+        "http" | "https" => Ok(Arc::new(WebHome::new(address, setting)?)),
+        "s3" => {
+            let setting = settings.required_for(address, "region and keys")?;
+            Ok(Arc::new(BucketHome::new(address, setting)?))
+        }
+        "sftp" => {
+            let setting = settings.required_for(address, "user and key")?;
+            let host = SftpHost::new(address, setting)?;
+            Ok(Arc::new(HostHome::new(address, host)))
+        }
+        _ => {
+            let text = format!(
+                "{address}: unknown scheme '{scheme}'; use bafs, file, ftp, ftps, http, https, s3 \
+                 or sftp"
+            );
+            Err(Error::new(ErrorCode::Unsupported, text))
+        }
     }
 }
 

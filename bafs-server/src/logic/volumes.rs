@@ -273,6 +273,11 @@ impl VolumeTable {
         amounts.fold(self.space.free(), Amount::saturating_add)
     }
 
+    /// Volumes whose space goes to whoever wants it.
+    pub fn giving_way(&self) -> impl Iterator<Item = VolumeId> {
+        self.giving_way.keys().copied()
+    }
+
     /// Whether the space of a ready volume goes to whoever wants it. True when that is new, and is
     /// to be written down.
     pub fn set_giving_way(&mut self, now: Time, id: VolumeId, gives_way: bool) -> bool {
@@ -633,6 +638,8 @@ mod tests {
         assert!(table.set_giving_way(Time(6), VolumeId(1), true));
         assert!(table.set_giving_way(Time(5), VolumeId(2), true));
         assert!(!table.set_giving_way(Time(7), VolumeId(2), true), "it did");
+        let giving_way: Vec<VolumeId> = table.giving_way().collect();
+        assert_eq!(giving_way, [VolumeId(1), VolumeId(2)]);
         assert_eq!(table.offered().bytes, 90);
         assert_eq!(want(&mut table, 91), (refusal(90, false), vec![]));
         let both = vec![VolumeId(2), VolumeId(1)];

@@ -53,7 +53,6 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -336,11 +335,10 @@ impl Node {
         }
     }
 
-    /// Whether nothing of the node's own would be lost with it: no job runs, and no scratch volume
-    /// is here. Blocks of caches are at home.
+    /// Whether nothing of the node's own would be lost with it that anybody waits for: no job runs,
+    /// and no scratch volume is here but kept ones. Blocks of caches are at home.
     fn is_empty(&self) -> bool {
-        let is_scratch = |kind: &VolumeKind| matches!(kind, VolumeKind::Scratch { .. });
-        self.executor.running_jobs() == 0 && !self.storage.has_volume(is_scratch)
+        self.executor.running_jobs() == 0 && !self.storage.has_wanted_scratch()
     }
 
     /// Waits until the node has to end.

@@ -275,6 +275,7 @@ impl Node {
             }
             Request::DrainNode(_) => {
                 self.departure.begin_drain();
+                self.storage.evict_kept();
                 Reply::DrainNode(Done)
             }
             Request::InvalidateVolume(call) => {

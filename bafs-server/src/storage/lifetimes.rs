@@ -1,10 +1,11 @@
 //! How long volumes live: whose interest puts off their end, and which give way to others.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{RenewVolumes, RenewVolumesReply};
-use bafs_proto::volume::VolumeSpec;
+use bafs_proto::volume::{VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::Storage;
@@ -20,6 +21,25 @@ impl Storage {
             tracing::info!(volume = %id, "a kept volume gives way");
             tokio::spawn(self.clone().end_volume(id));
         }
+    }
+
+    /// Deletes all volumes that give way: the node is to be empty soon.
+    pub(crate) fn evict_kept(self: &Arc<Self>) {
+        let evicted: Vec<VolumeId> = self.volumes().giving_way().collect();
+        for id in evicted {
+            tracing::info!(volume = %id, "a kept volume is deleted, as the node drains");
+            tokio::spawn(self.clone().end_volume(id));
+        }
+    }
+
+    /// Whether there is a scratch volume that does not give way.
+    pub(crate) fn has_wanted_scratch(&self) -> bool {
+        let volumes = self.volumes();
+        let kept: BTreeSet<VolumeId> = volumes.giving_way().collect();
+        volumes.rows().any(|row| {
+            let is_scratch = matches!(row.spec.kind, VolumeKind::Scratch { .. });
+            is_scratch && !kept.contains(&row.spec.id)
+        })
     }
 
     /// Puts off the end of life of volumes, and names those that are gone.

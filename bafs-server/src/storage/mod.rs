@@ -226,11 +226,6 @@ impl Storage {
         (volumes.space().capacity(), volumes.offered())
     }
 
-    /// Whether there is a volume of such a kind.
-    pub(crate) fn has_volume(&self, is_such: impl Fn(&VolumeKind) -> bool) -> bool {
-        self.volumes().rows().any(|row| is_such(&row.spec.kind))
-    }
-
     /// A page of the volumes by id, and where the next one begins.
     pub(crate) fn volume_page(
         &self,

@@ -11,7 +11,8 @@ Exit codes: 0 no errors (warnings are possible); 1 errors, or the file cannot be
 pub(crate) struct CheckArgs {
     /// The workflow file.
     pub(crate) workflow: PathBuf,
-    /// Look at files and programs of this machine, as `bafs run --local` uses them.
+    /// Look at all files and programs of this machine, as `bafs run --local` uses them. Without it
+    /// and without a cluster, only what is beside the workflow is looked at.
     #[arg(long)]
     pub(crate) local: bool,
     /// The same with this directory as `bafs://home/` in place of the workflow's.

@@ -65,11 +65,12 @@ pub(crate) struct RunArgs {
     /// Run this job again, with all jobs that depend on it; repeatable.
     #[arg(long, value_name = "JOB")]
     pub(crate) from: Vec<String>,
-    /// Run all jobs that do not depend on a failed one. This is the default.
+    /// Start even if jobs lack sources, required files or programs, which fail then. Jobs that do
+    /// not depend on a failed one run in any case.
     #[arg(long)]
     pub(crate) keep_going: bool,
     /// If the run fails or is cancelled, keep volumes that spare the next run work this long on
-    /// their nodes, such as 2d. Has no effect with --local.
+    /// their nodes; defaults to 2d. 0 keeps none. Has no effect with --local.
     #[arg(long, value_name = "TIME")]
     pub(crate) keep: Option<String>,
     /// Publish metrics for Prometheus at this address during the run.

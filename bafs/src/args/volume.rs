@@ -22,9 +22,10 @@ bafs volume create ref --node n1 --size 10GB --cache s3://genomes/hg38"
     /// Show a volume, or all volumes with a given name.
     #[command(after_help = "Example:\n  bafs volume show work\n  bafs volume show data --json")]
     Show(VolumeArgs),
-    /// Delete a volume.
-    #[command(after_help = "Example:\n  bafs volume delete work")]
-    Delete(VolumeArgs),
+    /// Delete a volume, or those that a failed run keeps.
+    #[command(after_help = "Example:\n  bafs volume delete work\n  \
+bafs volume delete --kept blast.bafs")]
+    Delete(VolumeDeleteArgs),
     /// Put off the end of life of volumes, as each use of them does.
     #[command(after_help = "Example:\n  bafs volume renew work\n  \
 bafs volume renew work data --lifetime-hours 72")]
@@ -175,6 +176,18 @@ pub(crate) struct VolumeArgs {
     pub(crate) client: ClientArgs,
     /// Id or name of the volume.
     pub(crate) volume: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeDeleteArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Id or name of the volume.
+    #[arg(required_unless_present = "kept")]
+    pub(crate) volume: Option<String>,
+    /// All volumes that the last run of this workflow, or with this journal, keeps for the next.
+    #[arg(long, value_name = "WORKFLOW", conflicts_with = "volume")]
+    pub(crate) kept: Option<PathBuf>,
 }
 
 /// How a node enforces the limits of a scratch volume.

@@ -17,6 +17,7 @@ use bafs_workflow::{Scheme, Url, Workflow};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::foreign_homes;
 use super::host_files::find_host_files;
 use super::sent_set::{MANIFEST_BYTES_MAX, find_manifest, find_set};
 use crate::beside_files::BesideFiles;
@@ -59,8 +60,13 @@ pub(super) fn look_at_homes(
         target,
     });
     let results = results.collect();
-    let (sources, results) = match view {
-        HomeView::Directory(export) => look_at_directory(export, sources, results),
+    let is_foreign = |url: &Url| !matches!(url.scheme, Scheme::Bafs | Scheme::File);
+    let (foreign, sources): (BTreeSet<Url>, BTreeSet<Url>) =
+        sources.into_iter().partition(is_foreign);
+    let (mut sources, results) = match view {
+        HomeView::Directory(directory) | HomeView::Beside { directory, .. } => {
+            look_at_directory(directory, sources, results)
+        }
         HomeView::Cluster(cluster) => {
             let (copied, others) = sources
                 .into_iter()
@@ -70,9 +76,10 @@ pub(super) fn look_at_homes(
             (listed, found)
         }
     };
+    sources.extend(foreign_homes::look_at_foreign_homes(foreign)?);
     // Of a home that is away nobody knows what changed; of one that no record names it may do.
     for (url, state) in &sources {
-        if let SourceState::Unknown(why) = state
+        if let SourceState::Unreadable(why) | SourceState::Unknown(why) = state
             && seen.contains(url)
             && url.scheme == Scheme::Bafs
         {
@@ -100,11 +107,14 @@ struct SentResult {
 
 type Found = (BTreeMap<Url, SourceState>, BTreeMap<Url, FoundResult>);
 
-fn to_source(listed: Result<Vec<SourceEntry>, Error>) -> SourceState {
+pub(super) fn to_source(listed: Result<Vec<SourceEntry>, Error>) -> SourceState {
     match listed {
         Ok(entries) => SourceState::Listed(SourceListing::new(entries)),
-        Err(error) if error.code == ErrorCode::NotFound => SourceState::Missing,
-        Err(error) => SourceState::Unknown(error.to_string()),
+        Err(error) => match error.code {
+            ErrorCode::NotFound => SourceState::Missing,
+            ErrorCode::RightMissing => SourceState::Unreadable(error.to_string()),
+            _ => SourceState::Unknown(error.to_string()),
+        },
     }
 }
 

@@ -6,7 +6,10 @@ use std::time::Duration;
 use bafs_sched::Outcome;
 use bafs_sched::report::RunReport;
 
+use super::journal_path;
+use crate::args::RunArgs;
 use crate::failure_groups::describe_failures;
+use crate::logs;
 
 /// Most warnings about declarations that a report shows.
 const WARNINGS_SHOWN_MAX: usize = 20;
@@ -79,4 +82,20 @@ pub(crate) fn describe_outcome(report: &RunReport) -> String {
         }
     }
     text
+}
+
+/// How to see all that a job printed which failed.
+pub(super) fn describe_logs(args: &RunArgs, report: &RunReport) -> String {
+    let Outcome::Failed { jobs, .. } = &report.outcome else {
+        return String::new();
+    };
+    let run = args.journal.as_ref().unwrap_or(&args.workflow).display();
+    let directory = logs::logs_directory(&journal_path(args));
+    match jobs.first() {
+        Some(failure) if directory.is_dir() => {
+            let name = &failure.name;
+            format!("\nmore output of a job: bafs logs {run} {name}")
+        }
+        _ => String::new(),
+    }
 }

@@ -16,9 +16,10 @@ use bafs_sched::earlier_work::{
 use bafs_sched::io::listing_tracker::{CacheNames, ListingTracker};
 use bafs_sched::report::RunReport;
 use bafs_sched::{Event, NodeInfo, Outcome, Progress, Scheduler, Settings};
-use bafs_workflow::{JobIndex, VolumeIndex, Workflow};
+use bafs_workflow::{CheckedWorkflow, JobIndex, VolumeIndex, Workflow};
 use serde_json::json;
 
+use super::fault_check::check_faults;
 use super::home_state::look_at_homes;
 use super::target_check::check_targets;
 use crate::args::{RunArgs, UsageError};
@@ -66,12 +67,14 @@ pub(super) struct RunPlace<'p> {
 /// Decides what a run does.
 ///
 /// # Errors
-/// The journal cannot be read, a home cannot be reached, or the command names an unknown job.
+/// The journal cannot be read, a home cannot be reached, the command names an unknown job, or jobs
+/// lack what they need.
 pub(super) fn plan_run(
     args: &RunArgs,
-    workflow: &Workflow,
+    checked: &CheckedWorkflow,
     place: RunPlace<'_>,
 ) -> Result<RunPlan> {
+    let workflow = &checked.workflow;
     let forced = find_forced(args, workflow)?;
     let earlier = read_earlier(args, place.journal)?;
     let is_open = |run: &&EarlierRun| {
@@ -106,7 +109,9 @@ pub(super) fn plan_run(
         _ => FoundVolumes::default(),
     };
     let decisions = decide_jobs(workflow, records, own, &kept.volumes);
-    check_targets(place.homes, workflow, &decisions.running().collect())?;
+    let running = decisions.running().collect();
+    check_faults(args, checked, place.homes, &running, &home.sources)?;
+    check_targets(place.homes, workflow, &running)?;
     let names: BTreeSet<&str> = workflow.jobs.iter().map(|job| job.name.as_str()).collect();
     let removed = records.keys().filter(|name| !names.contains(name.as_str()));
     Ok(RunPlan::Begin(Box::new(PlannedRun {
@@ -412,21 +417,6 @@ pub(super) fn describe_resumed(open: &EarlierRun) -> (String, serde_json::Value)
     (text, value)
 }
 
-/// Parses how long volumes are kept.
-///
-/// # Errors
-/// It is no time.
-pub(super) fn parse_keep_ms(args: &RunArgs) -> Result<u64> {
-    let Some(text) = &args.keep else {
-        return Ok(0);
-    };
-    let seconds = bafs_workflow::parse_duration(text);
-    let seconds = seconds.map_err(|error| UsageError::from_reason(format!("--keep: {error}")));
-    seconds
-        .map(|seconds| seconds.saturating_mul(1000))
-        .context("how long volumes are kept")
-}
-
 #[cfg(test)]
 mod tests {
     use bafs_proto::attributes::Attributes;
@@ -471,6 +461,7 @@ mod tests {
             records: BTreeMap::new(),
             failed: BTreeSet::new(),
             kept: Vec::new(),
+            keep_ms: 0,
             homes: BTreeMap::from([("home".to_owned(), (ServerId(1), "a:1".to_owned()))]),
         };
         let find = |adverts: &[Advert]| find_other_home(&open, adverts);

@@ -11,7 +11,7 @@ use bafs_sched::driver::{self, CancelHandle, EarlierRun, RunOptions};
 use bafs_sched::earlier_work::EarlierWork;
 use bafs_sched::{NullSelector, RunLimit, Settings};
 use bafs_server::serving::RunningServer;
-use bafs_workflow::Workflow;
+use bafs_workflow::{CheckedWorkflow, Workflow};
 
 use super::run_lock::{RunLock, journals_to_lock};
 use super::run_plan::{PlannedRun, RunPlace, RunPlan, describe_resumed, plan_run};
@@ -19,7 +19,6 @@ use crate::args::RunArgs;
 use crate::home_view::HomeView;
 use crate::init;
 use crate::output::{Printer, print_notice};
-use crate::workflow_findings::find_missing_servers;
 
 /// A run that begins, or goes on.
 #[derive(Debug)]
@@ -48,7 +47,7 @@ pub(super) struct RunSetting<'s> {
 /// Another process runs the workflow; see also [`plan_run`].
 pub(super) async fn prepare_run(
     args: &RunArgs,
-    workflow: &Workflow,
+    checked: &CheckedWorkflow,
     setting: RunSetting<'_>,
     output: Printer,
 ) -> Result<Option<RunStart>> {
@@ -59,7 +58,8 @@ pub(super) async fn prepare_run(
         is_temporary: setting.cluster.is_none(),
         ignores_open_runs: false,
     };
-    let look = |place| tokio::task::block_in_place(|| plan_run(args, workflow, place));
+    let workflow = &checked.workflow;
+    let look = |place| tokio::task::block_in_place(|| plan_run(args, checked, place));
     let mut plan = look(place)?;
     if let RunPlan::CancelFirst(open, why) = plan {
         if let (Some(cluster), false) = (setting.cluster, args.dry_run) {
@@ -135,13 +135,6 @@ fn describe_open_run(open: &EarlierRun, holder: Option<String>) -> (String, serd
         value["running"] = holder.into();
     }
     (text, value)
-}
-
-/// Tells of homes that are not there, and of programs that nodes lack.
-pub(super) fn warn_of_missing_servers(workflow: &Workflow, homes: &HomeView) {
-    for finding in find_missing_servers(workflow, homes) {
-        print_notice(&finding.describe());
-    }
 }
 
 /// The home of the programs beside the workflow, if it names any. A dry run needs their copies

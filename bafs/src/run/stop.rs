@@ -51,5 +51,8 @@ pub(super) fn tell_of_stop(asked: StopSignal, left_ms: u64) {
         ));
         std::process::exit(asked.exit_code());
     }
-    print_notice("stopping the jobs and deleting the volumes; press Ctrl-C again to leave at once");
+    print_notice(
+        "stopping the jobs, and deleting the volumes that save no work; press Ctrl-C again to leave \
+         at once",
+    );
 }

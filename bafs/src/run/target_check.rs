@@ -41,7 +41,7 @@ pub(super) fn check_targets(
         .filter_map(|extract| parent_of(&extract.target));
     let places: BTreeSet<Url> = targets.chain(above).take(PLACES_MAX).collect();
     let found = match view {
-        HomeView::Directory(_) => {
+        HomeView::Directory(_) | HomeView::Beside { .. } => {
             let stat = |url: Url| {
                 let found = view.stat(&url).ok()?;
                 Some((url, found.is_directory))
@@ -143,7 +143,7 @@ mod tests {
         };
         let told = check("bafs://home/r", &[0]).expect_err("a directory");
         assert!(
-            told.contains("1 extracts would replace directories\n  bafs://home/r\n  to do: "),
+            told.contains("1 extract would replace a directory\n  bafs://home/r\n  to do: "),
             "{told}"
         );
         assert!(

@@ -114,7 +114,7 @@ fn list(names: &BTreeSet<String>) -> String {
 /// Runs the pipeline; the jobs that ended well, and how long all took.
 fn run_bafs(world: &TestCluster, is_fine: bool) -> Result<(BTreeSet<String>, f64)> {
     let path = world.home.path().join("test.bafs");
-    let args = ["run", &path.to_string_lossy(), "--json", "--keep", "1h"];
+    let args = ["run", &path.to_string_lossy(), "--json"];
     let began = Stopwatch::start();
     let output = world.bafs_command(&args).output()?;
     let took_s = began.elapsed().as_secs_f64();
