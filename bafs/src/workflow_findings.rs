@@ -170,8 +170,6 @@ impl<'w> FaultSearch<'w> {
         }
     }
 
-    /// Programs outside of volumes, which jobs expect on their nodes.
-    fn check_nodes(&mut self) {
     /// The interpreters of those jobs that are looked at.
     fn scripts<'i>(
         &self,
