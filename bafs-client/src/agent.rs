@@ -32,6 +32,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bafs_proto::Result;
 use bafs_proto::file_op::{Caller, FileOp, FileReply};
@@ -44,6 +45,7 @@ use nix::unistd::{getegid, geteuid};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fd_passing::HandoffError;
+use crate::limits::SILENCE_TIMEOUT_MIN;
 use crate::logic::manifest_tree::Owner;
 use crate::sandbox::{Access, Privilege, is_root_of_machine};
 use crate::tree::{
@@ -179,6 +181,11 @@ async fn owner_on_host(tree: &Tree) -> Ownership {
 }
 
 impl Agent {
+    /// How long its process may be silent until it is taken for stuck.
+    pub(crate) fn silence_timeout(&self) -> Duration {
+        Duration::from_millis(self.op_deadline_ms).max(SILENCE_TIMEOUT_MIN)
+    }
+
     /// An agent that mounts by this right. A deadline of 0 means the default.
     pub fn new(pool: Pool, privilege: Privilege, op_deadline_ms: u64) -> Self {
         let ownership = match privilege {

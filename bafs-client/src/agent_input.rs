@@ -1,5 +1,5 @@
-//! Standard input of an agent that a node starts: the job in one line, then nothing until the job is
-//! to be killed, which the end says. Runs no job.
+//! Standard input of an agent that a node starts: the job in one line, then nothing until the job
+//! is to be killed, which the end tells. Runs no job.
 
 use std::io::{self, BufRead, BufReader, Read, Stdin};
 use std::os::fd::{AsFd, OwnedFd};

@@ -28,7 +28,7 @@ use crate::connection_end::ConnectionEnd;
 use crate::control_group;
 use crate::doctor;
 use crate::fuse::{FuseMount, MountError, MountKind, open_device};
-use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
+use crate::job::{JobEnd, JobIo, StopRequest, run_job};
 use crate::memory;
 use crate::mount_watchdog::MountWatchdog;
 use crate::sandbox::{
@@ -298,7 +298,7 @@ async fn serve_mount(
     agent.mount_location = tree::MountLocation::Host;
     let volume = Arc::new(agent.open_volume(&mount, losses).await?);
     let directory = std::path::absolute(directory).map_err(|error| unsupported_error(&error))?;
-    let (shown, silence) = (Arc::clone(&volume), silence_timeout(&agent));
+    let (shown, silence) = (Arc::clone(&volume), agent.silence_timeout());
     let mounting = tokio::task::spawn_blocking(move || mount_on_host(shown, &directory, silence));
     let (mounted, mut kept) = mounting
         .await

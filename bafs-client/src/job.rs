@@ -50,7 +50,7 @@ use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec, MountSpec}
 use bafs_proto::path::is_program_place;
 use bafs_proto::{Error, ErrorCode};
 use futures_util::future::try_join_all;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use job_end::{classify_end, environment_code, interrupted_error};
@@ -60,7 +60,7 @@ use crate::agent::{Agent, TemporaryLocation};
 use crate::fuse::{FuseMount, MountKind};
 use crate::heartbeat::Heartbeat;
 use crate::job_environment::{build_environment, collect_temporary_directories};
-use crate::limits::{SILENCE_TIMEOUT_MIN, TERMINATION_GRACE};
+use crate::limits::TERMINATION_GRACE;
 use crate::logic::manifest_tree::SINGLE_FILE_NAME;
 use crate::memory;
 use crate::output::{CapturedOutput, OutputCollector, OutputFile};
@@ -183,9 +183,7 @@ pub async fn run_job(
         None => None,
     };
     let (volumes, unsent) = release_volumes(mounts, is_success(&ended)).await;
-    if let Some(cleanup) = cleanup {
-        let _ = cleanup.await;
-    }
+    cleanup.wait().await;
     let loss = lost.try_recv().ok().or(unsent);
     let mut end = classify_end(ended, loss);
     end.report.volumes = volumes;
@@ -211,7 +209,8 @@ type JobNews<'l> = (
 );
 
 /// Starts the program of a job whose volumes are mounted and waits for its end, with what collects
-/// its output, and with what ends when nothing of it is left on the host. The files that the job declares are looked for before and after.
+/// its output, and what ends when nothing of it is left on the host. The files that the job declares
+/// are looked for before and after.
 async fn execute_job(
     agent: &Agent,
     sandbox: &Sandbox,
@@ -222,7 +221,7 @@ async fn execute_job(
 ) -> (
     Result<sandbox::SandboxReport, JobInterruption>,
     Option<OutputCollector>,
-    Option<oneshot::Receiver<()>>,
+    sandbox::Cleanup,
 ) {
     // What was asked before the job could hear it.
     let (lost, request) = news;
@@ -231,14 +230,14 @@ async fn execute_job(
         StopRequest::None => request,
         asked => watch::channel(asked.without_grace()).1,
     };
-    let silence = silence_timeout(agent);
-    let temporary = agent.temporary.as_ref();
+    let (silence, temporary) = (agent.silence_timeout(), agent.temporary.as_ref());
     let required = &spec.command.required_files;
     let missing = find_missing(required, volume_places(mounts)).await;
     let started = match missing.is_empty() {
         true => Some(start_job(sandbox, spec, mounts, temporary, io, silence)),
         false => None,
     };
+    let unstarted = |ended| (ended, None, sandbox::Cleanup::default());
     let (mut ended, collector, cleanup) = match started {
         Some(Ok((mut running, collector, beating))) => {
             let cleanup = running.take_cleanup();
@@ -257,8 +256,8 @@ async fn execute_job(
             }
             (ended, collector, cleanup)
         }
-        Some(Err(error)) => (Err(JobInterruption::Environment(error)), None, None),
-        None => (Ok(refuse_start(&missing)), None, None),
+        Some(Err(error)) => unstarted(Err(JobInterruption::Environment(error))),
+        None => unstarted(Ok(refuse_start(&missing))),
     };
     check_produced_files(&mut ended, &spec.command, mounts).await;
     (ended, collector, cleanup)
@@ -424,11 +423,6 @@ fn start_heartbeat(io: JobIo) -> std::io::Result<Option<(Heartbeat, UnixStream)>
         return Ok(None);
     }
     Heartbeat::pair().map(Some)
-}
-
-/// How long this process may be silent until it is taken for stuck.
-pub(crate) fn silence_timeout(agent: &Agent) -> Duration {
-    Duration::from_millis(agent.op_deadline_ms).max(SILENCE_TIMEOUT_MIN)
 }
 
 fn job_streams(

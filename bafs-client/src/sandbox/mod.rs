@@ -76,6 +76,6 @@ pub use plan::{
     VolumeBind, job_environment,
 };
 pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
-pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
+pub use running::{Cleanup, JobControl, RunningJob, Sandbox, StartError, StillAlive};
 pub use stages::{dispatch_job_init, job_init_main, reserve_stage};
 pub use temporary_directories::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};

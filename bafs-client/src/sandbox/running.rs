@@ -179,7 +179,7 @@ impl Sandbox {
         Ok(RunningJob {
             control: JobControl(shared),
             report,
-            cleanup: Some(cleanup),
+            cleanup: Cleanup(Some(cleanup)),
         })
     }
 }
@@ -244,8 +244,20 @@ fn pass_streams(streams: JobStreams, passed: &mut Vec<OwnedFd>) -> io::Result<[S
 pub struct RunningJob {
     control: JobControl,
     report: oneshot::Receiver<SandboxReport>,
-    /// Ends when the mount points of the job are removed, which comes after its report.
-    cleanup: Option<oneshot::Receiver<()>>,
+    cleanup: Cleanup,
+}
+
+/// The removal of a job's mount points, which comes after its report.
+#[derive(Debug, Default)]
+pub struct Cleanup(Option<oneshot::Receiver<()>>);
+
+impl Cleanup {
+    /// Waits for its end.
+    pub async fn wait(self) {
+        if let Some(end) = self.0 {
+            let _ = end.await;
+        }
+    }
 }
 
 impl RunningJob {
@@ -254,17 +266,17 @@ impl RunningJob {
         self.control.clone()
     }
 
-    /// What ends when the mount points of the job are removed. Whoever takes it can do something
-    /// else after the report, and must wait for it before this process ends.
-    pub(crate) fn take_cleanup(&mut self) -> Option<oneshot::Receiver<()>> {
-        self.cleanup.take()
+    /// Whoever takes this can do something else after the report, and must wait for it before this
+    /// process ends.
+    pub fn take_cleanup(&mut self) -> Cleanup {
+        std::mem::take(&mut self.cleanup)
     }
 
     /// Waits for the end, blocking; not for use inside an async runtime.
     pub fn wait(self) -> SandboxReport {
         let report = self.report.blocking_recv();
-        if let Some(cleanup) = self.cleanup {
-            let _ = cleanup.blocking_recv();
+        if let Some(end) = self.cleanup.0 {
+            let _ = end.blocking_recv();
         }
         report.unwrap_or_else(|_| watcher_panic_report())
     }
@@ -272,9 +284,7 @@ impl RunningJob {
     /// Waits for the end.
     pub async fn wait_async(self) -> SandboxReport {
         let report = self.report.await;
-        if let Some(cleanup) = self.cleanup {
-            let _ = cleanup.await;
-        }
+        self.cleanup.wait().await;
         report.unwrap_or_else(|_| watcher_panic_report())
     }
 }

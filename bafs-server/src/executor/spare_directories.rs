@@ -24,6 +24,9 @@ const DIRECTORY_BYTES_MAX: i64 = 4096;
 /// The flag of a file whose blocks are in extents, which ext4 gives each (`EXT4_EXTENTS_FL`).
 const EXTENTS_FLAG: u32 = 0x8_0000;
 
+/// Room for names of attributes. More than that is an error, and that is as good as one name.
+const NAMES_BYTES: usize = 256;
+
 /// What was left by jobs that made no temporary files.
 #[derive(Debug, Default)]
 pub(super) struct SpareDirectories(Mutex<Vec<PathBuf>>);
@@ -78,7 +81,7 @@ fn list_plain_directory(path: &Path, mode: u32) -> io::Result<Option<Vec<PathBuf
         && found.st_uid == geteuid().as_raw()
         && found.st_size <= DIRECTORY_BYTES_MAX
         && ioctl_getflags(&directory)?.bits() & !EXTENTS_FLAG == 0
-        && flistxattr(&directory, &mut [0_u8; 0])? == 0;
+        && flistxattr(&directory, &mut [0_u8; NAMES_BYTES])? == 0;
     if !is_plain {
         return Ok(None);
     }
