@@ -1,17 +1,29 @@
-//! Programs and interpreters of this machine, as jobs find them that run here.
+//! Programs and interpreters of this machine, as jobs find them that run here, and those that a
+//! workflow brings.
 
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use bafs_proto::path::PROGRAM_DIRECTORY;
 use bafs_workflow::Job;
 
 use crate::home_view::{FoundPath, LookupError};
-use crate::workflow_findings::is_brought;
 
 /// Bytes of a script that are read for its `#!` line: what the kernel reads.
 const SHEBANG_BYTES: usize = 256;
+
+/// Where a job has a program of this name that its workflow brings.
+pub(crate) fn brought_place(program: &str) -> String {
+    format!("{PROGRAM_DIRECTORY}/{program}")
+}
+
+/// Whether the workflow brings a program of this name to the job.
+pub(crate) fn is_brought(job: &Job, program: &str) -> bool {
+    let place = brought_place(program);
+    job.mounts.iter().any(|mount| mount.path == place)
+}
 
 /// A program of this machine: by its path, or on the `PATH` that the job inherits.
 pub(crate) fn find_on_machine(job: &Job, program: &str) -> Option<Result<FoundPath, LookupError>> {

@@ -114,7 +114,7 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     kept_work::parse_keep_ms(&args)?;
     let homes = home_view(&args)?;
     let checked = workflow_file::load_checked(&args.workflow, &homes)?;
-    let ended = match has_own_cluster(&args) {
+    let ended = match args.has_own_cluster() {
         true => run_on_throw_away_cluster(&args, checked, output).await?,
         false => {
             let ended = run_on_existing_cluster(&args, checked.clone(), &homes, output, false);
@@ -141,16 +141,10 @@ pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitC
     })
 }
 
-/// Whether the run starts a cluster that ends with it.
-fn has_own_cluster(args: &RunArgs) -> bool {
-    let names_cluster = args.identity.is_some() && args.catalog.is_some();
-    args.local.is_some() || args.pool.is_some() && !names_cluster
-}
-
 /// Where the workflow's patterns of paths look.
 fn home_view(args: &RunArgs) -> Result<HomeView> {
     let cluster = args.identity.as_ref().zip(args.catalog.as_ref());
-    match (has_own_cluster(args), &args.export, cluster) {
+    match (args.has_own_cluster(), &args.export, cluster) {
         (true, Some(export), _) => Ok(HomeView::Directory(serve::resolve_export(export)?)),
         // What is wrong with the cluster is told when the run connects.
         (false, _, Some((identity, catalog))) => {
@@ -159,12 +153,6 @@ fn home_view(args: &RunArgs) -> Result<HomeView> {
         }
         _ => Ok(HomeView::beside(&args.workflow)),
     }
-}
-
-/// The journal of the workflow.
-fn journal_path(args: &RunArgs) -> PathBuf {
-    let named = args.journal.clone();
-    named.unwrap_or_else(|| logs::sibling_path(&args.workflow, "journal"))
 }
 
 fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
@@ -243,7 +231,7 @@ async fn run_on_throw_away_cluster(
     local_report::check_home_names(workflow)?;
     let spec = build_cluster_spec(args, args.local.unwrap_or(0))?;
     let homes = HomeView::Directory(spec.export.clone());
-    let journal = local_report::choose_journal(journal_path(args), &spec.export, workflow);
+    let journal = local_report::choose_journal(args.journal_path(), &spec.export, workflow);
     let start = match &journal {
         None => {
             let all = (0u32..).take(workflow.jobs.len()).map(JobIndex).collect();
@@ -274,7 +262,7 @@ async fn run_on_throw_away_cluster(
     let mut way = ThrowAwayRun {
         journal: journal.unwrap_or_else(|| cluster.directory().join("journal")),
         logs: local_report::choose_logs_directory(
-            logs::logs_directory(&journal_path(args)),
+            logs::logs_directory(&args.journal_path()),
             &spec.export,
             workflow,
         ),
@@ -445,7 +433,7 @@ async fn plan_settings(
         true => plan_from_learned(args, workflow, cluster).await,
         // A run that goes on keeps its plan.
         false => {
-            let header = journal::read_header(&journal_path(args))?;
+            let header = journal::read_header(&args.journal_path())?;
             header.settings.strategy_selector
         }
     };
@@ -479,7 +467,7 @@ async fn run_with_programs(
     let cluster = named_cluster(args)?;
     let (identity_dir, catalog) = cluster;
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
-    let journal = journal_path(args);
+    let journal = args.journal_path();
     let setting = RunSetting {
         journal: &journal,
         homes,
@@ -550,7 +538,7 @@ fn tell_end(
     ended: &EndedRun,
 ) -> Result<()> {
     let report = &ended.report;
-    learned::learn_from_run(&args.learned, Some(catalog), &journal_path(args), report);
+    learned::learn_from_run(&args.learned, Some(catalog), &args.journal_path(), report);
     // After a run that went on another one may follow, for what changed meanwhile.
     match link.filter(|_| !ended.is_resumed_to_its_end()) {
         Some(link) => link.report_outcome(report),

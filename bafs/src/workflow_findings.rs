@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::path::{PROGRAM_DIRECTORY, is_program_place};
+use bafs_proto::path::is_program_place;
 use bafs_proto::source::{SourceEntry, SourceKind};
 use bafs_sched::earlier_work::{ListedPath, SourceState};
 use bafs_workflow::{
@@ -12,7 +12,9 @@ use bafs_workflow::{
 
 use crate::finding::{Finding, FindingKind};
 use crate::home_view::{FoundPath, HomeView, LookupError, NodesWithout};
-use crate::machine_programs::{find_missing_interpreter, find_on_machine};
+use crate::machine_programs::{
+    brought_place, find_missing_interpreter, find_on_machine, is_brought,
+};
 use crate::units::format_bytes;
 
 /// Places that are looked at: a call for each takes a millisecond, and nobody waits minutes.
@@ -536,17 +538,6 @@ fn mount_of<'j>(job: &'j Job, path: &'j str) -> Option<(&'j Mount, &'j str)> {
     let mount = job.mount_at(path)?;
     let below = path.strip_prefix(&mount.path)?;
     Some((mount, below.trim_matches('/')))
-}
-
-/// Where a job has a program of this name that its workflow brings.
-fn brought_place(program: &str) -> String {
-    format!("{PROGRAM_DIRECTORY}/{program}")
-}
-
-/// Whether the workflow brings a program of this name to the job.
-pub(crate) fn is_brought(job: &Job, program: &str) -> bool {
-    let place = brought_place(program);
-    job.mounts.iter().any(|mount| mount.path == place)
 }
 
 /// Whether a job finds a program of this name on its node, or nowhere.

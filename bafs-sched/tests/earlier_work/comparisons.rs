@@ -3,6 +3,31 @@
 use super::*;
 
 #[test]
+fn changed_size_runs_its_writer_and_successors() {
+    let mut state = EarlierState::after_success();
+    let name = state.workflow.volumes[1].name.clone();
+    assert_eq!(name, "aligned1");
+    for (bytes, files) in [(2, 1), (1, 2)] {
+        let mut state = state.clone();
+        state.workflow.volumes[1].size_bytes *= bytes;
+        state.workflow.volumes[1].size_files *= files;
+        let expected = [
+            "align1: the declared size of its volume aligned1 changed",
+            "sort1: job align1 runs again",
+        ];
+        assert_eq!(state.running(), expected);
+    }
+    // What `bafs sizes` proposes is a size for one that was unknown.
+    let record = state.records.get_mut("align1").expect("it ran");
+    record.sizes[0].bytes = 0;
+    assert_eq!(state.running(), [""; 0]);
+    // An older version noted none.
+    let record = state.records.get_mut("align1").expect("it ran");
+    record.sizes.clear();
+    assert_eq!(state.running(), [""; 0]);
+}
+
+#[test]
 fn volumes_swapped_between_mounts_run_their_reader() {
     let text = |first: &str, second: &str| {
         parse(&format!(

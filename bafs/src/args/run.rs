@@ -111,6 +111,24 @@ pub(crate) struct RunArgs {
     pub(crate) plan: Option<PathBuf>,
 }
 
+impl RunArgs {
+    /// Whether the run starts a cluster that ends with it.
+    pub(crate) fn has_own_cluster(&self) -> bool {
+        let names_cluster = self.identity.is_some() && self.catalog.is_some();
+        self.local.is_some() || self.pool.is_some() && !names_cluster
+    }
+
+    /// The journal of the workflow.
+    pub(crate) fn journal_path(&self) -> PathBuf {
+        let beside = || {
+            let mut name = self.workflow.clone().into_os_string();
+            name.push(".journal");
+            PathBuf::from(name)
+        };
+        self.journal.clone().unwrap_or_else(beside)
+    }
+}
+
 /// Order in which jobs start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StartOrder {

@@ -6,7 +6,6 @@ use bafs_sched::Outcome;
 use bafs_sched::driver::EarlierRun;
 use bafs_sched::report::RunReport;
 
-use super::{has_own_cluster, journal_path};
 use crate::args::{RunArgs, UsageError};
 use crate::units::format_bytes;
 
@@ -21,7 +20,7 @@ const KEEP_MS_DEFAULT: u64 = 2 * 24 * 3_600_000;
 pub(super) fn parse_keep_ms(args: &RunArgs) -> Result<u64> {
     let Some(text) = &args.keep else {
         // Nodes of a temporary cluster or of a pool end with the run.
-        let nodes_end = has_own_cluster(args) || args.pool.is_some();
+        let nodes_end = args.has_own_cluster() || args.pool.is_some();
         return Ok(if nodes_end { 0 } else { KEEP_MS_DEFAULT });
     };
     let seconds = bafs_workflow::parse_duration(text);
@@ -33,10 +32,10 @@ pub(super) fn parse_keep_ms(args: &RunArgs) -> Result<u64> {
 
 /// The lines on what a run kept, how long, and how to be rid of it; nothing if it kept nothing.
 pub(super) fn describe_kept(args: &RunArgs, report: &RunReport) -> String {
-    if has_own_cluster(args) || report.outcome == Outcome::Complete {
+    if args.has_own_cluster() || report.outcome == Outcome::Complete {
         return String::new();
     }
-    let Ok(Some(run)) = EarlierRun::read(&journal_path(args)) else {
+    let Ok(Some(run)) = EarlierRun::read(&args.journal_path()) else {
         return String::new();
     };
     let bytes: u128 = run

@@ -6,7 +6,6 @@ use std::time::Duration;
 use bafs_sched::Outcome;
 use bafs_sched::report::RunReport;
 
-use super::journal_path;
 use crate::args::RunArgs;
 use crate::failure_groups::describe_failures;
 use crate::logs;
@@ -90,7 +89,7 @@ pub(super) fn describe_logs(args: &RunArgs, report: &RunReport) -> String {
         return String::new();
     };
     let run = args.journal.as_ref().unwrap_or(&args.workflow).display();
-    let directory = logs::logs_directory(&journal_path(args));
+    let directory = logs::logs_directory(&args.journal_path());
     match jobs.first() {
         Some(failure) if directory.is_dir() => {
             let name = &failure.name;

@@ -52,7 +52,7 @@ pub(super) fn tell_of_stop(asked: StopSignal, left_ms: u64) {
         std::process::exit(asked.exit_code());
     }
     print_notice(
-        "stopping the jobs, and deleting the volumes that save no work; press Ctrl-C again to leave \
-         at once",
+        "stopping the jobs, and deleting the volumes that save no work; press Ctrl-C again to \
+         leave at once",
     );
 }
