@@ -394,7 +394,7 @@ fn run_to_its_end(workflow: Workflow, sent: SourceIdentity) -> BTreeMap<String, 
         }
     }
     assert!(scheduler.outcome().is_some(), "the run is over");
-    let records = scheduler.job_records().cloned();
+    let records = scheduler.job_records();
     records.map(|it| (it.job.clone(), it)).collect()
 }
 
@@ -490,7 +490,7 @@ fn run_begins_with_what_is_up_to_date() {
     let progress = scheduler.progress();
     assert_eq!((progress.jobs_done, progress.extracts_done), (3, 1));
     // It runs again, so what it made before is not taken for done if this run is interrupted.
-    let noted: Vec<&str> = scheduler.job_records().map(|it| it.job.as_str()).collect();
+    let noted: Vec<String> = scheduler.job_records().map(|it| it.job).collect();
     assert_eq!(noted, ["align1", "align2", "sort1"]);
     let report = JobReport {
         outcome: JobOutcome::Exited(0),

@@ -68,7 +68,7 @@ fn golden_journal_is_written() {
                 state: scheduler.snapshot(),
                 ..Snapshot::default()
             };
-            journal.append_snapshot(&snapshot).expect("written");
+            journal.append_snapshot(snapshot).expect("written");
         }
         scheduler.redo(&step.changes);
         journal.append(std::slice::from_ref(step)).expect("written");

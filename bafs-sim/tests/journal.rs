@@ -98,7 +98,7 @@ fn write_journal(path: &Path, steps: &[RecordedStep], snapshot_after: Option<usi
     for (at, step) in steps.iter().enumerate() {
         if snapshot_after == Some(at) {
             let snapshot = snapshot_of(&steps[..at]);
-            journal.append_snapshot(&snapshot).expect("append");
+            journal.append_snapshot(snapshot).expect("append");
         }
         journal.append(std::slice::from_ref(step)).expect("append");
     }

@@ -52,7 +52,7 @@ impl EarlierRun {
         let homes = named_homes(&tail)?;
         let mut scheduler = tail.header.new_scheduler(&NullSelector);
         tail.restore(&mut scheduler)?;
-        let records = scheduler.job_records().cloned();
+        let records = scheduler.job_records();
         let failed = scheduler.failures.iter().map(|failed| failed.name.clone());
         Ok(Some(Self {
             run: tail.header.run,

@@ -64,9 +64,9 @@ pub(crate) use self::creation::{OWNER_ONLY, restrict_to_owner};
 use self::creation::{create_journal, lock_error, lock_file};
 pub use self::follower::{JournalFollower, JournalNews};
 use self::format::{
-    FRAME_HEAD_BYTES, FrameBuffer, FrameContent, Layout, PayloadForm, begin_journal,
-    check_torn_end, damaged, decode_content, decode_frame, decode_payload, encode_frame,
-    epoch_fields, payload_bytes, read_layout,
+    FRAME_HEAD_BYTES, FrameBuffer, Layout, PayloadForm, StepsFrame, begin_journal, check_torn_end,
+    damaged, decode_content, decode_frame, decode_payload, encode_frame, epoch_fields,
+    payload_bytes, read_layout,
 };
 pub use self::format::{JOURNAL_MAGIC, JOURNAL_VERSION};
 use self::header::io_error;
@@ -247,8 +247,10 @@ impl Journal {
     /// # Errors
     /// `ServerFault` when the file cannot be written; the scheduler must stop then.
     pub fn append(&mut self, steps: &[RecordedStep]) -> Result<()> {
-        let snapshot = None;
-        let bytes = self.write_frame(&FrameContent { steps, snapshot })?;
+        let frame = self.buffer.encode_frame(&StepsFrame { steps }, self.form)?;
+        let bytes = frame.len() as u64;
+        write_synced(&mut self.file, frame).map_err(|e| write_error(&self.path, &e))?;
+        self.end += bytes;
         self.bytes_since += bytes;
         Ok(())
     }
@@ -267,29 +269,26 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the file cannot be written; the scheduler must stop then.
-    pub fn append_snapshot(&mut self, snapshot: &Snapshot) -> Result<()> {
+    pub fn append_snapshot(&mut self, snapshot: Snapshot) -> Result<()> {
         let at = self.end;
-        let steps = &[];
-        let snapshot = Some(snapshot);
-        self.snapshot_bytes = self.write_frame(&FrameContent { steps, snapshot })?;
-        self.bytes_since = 0;
+        let frame = self.buffer.encode_snapshot(snapshot, self.form)?;
+        let bytes = frame.len() as u64;
+        write_synced(&mut self.file, frame).map_err(|e| write_error(&self.path, &e))?;
         // A snapshot is far larger than what is written else.
         self.buffer = FrameBuffer::default();
+        self.end += bytes;
+        self.snapshot_bytes = bytes;
+        self.bytes_since = 0;
         self.file
             .write_all_at(&at.to_le_bytes(), self.snapshot_field)
             .and_then(|()| self.file.sync_data())
             .map_err(|e| write_error(&self.path, &e))
     }
+}
 
-    fn write_frame(&mut self, content: &FrameContent<'_>) -> Result<u64> {
-        let frame = self.buffer.encode_frame(content, self.form)?;
-        self.file
-            .write_all(frame)
-            .and_then(|()| self.file.sync_data())
-            .map_err(|e| write_error(&self.path, &e))?;
-        self.end += frame.len() as u64;
-        Ok(frame.len() as u64)
-    }
+fn write_synced(file: &mut File, frame: &[u8]) -> std::io::Result<()> {
+    file.write_all(frame)?;
+    file.sync_data()
 }
 
 /// Reads all of a journal without opening it for writing, however its end looks.

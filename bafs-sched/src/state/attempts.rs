@@ -9,7 +9,7 @@ use bafs_workflow::VolumeIndex;
 use serde::{Deserialize, Serialize};
 
 use crate::action::MountedVolume;
-use crate::state::recorded::whole_rows;
+use crate::state::recorded::{is_default, whole_rows};
 
 /// Where an attempt is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub(crate) struct Attempt {
     pub(crate) server: ServerId,
     pub(crate) slots: u32,
     /// Memory that it asked for, in bytes; 0 if it did not.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) memory_bytes: u64,
     /// When it took its slots.
     pub(crate) since: Time,
@@ -50,14 +50,6 @@ pub(crate) struct Attempt {
     /// Volumes that it surely left as they were, once its report is there.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) unchanged: BTreeSet<VolumeIndex>,
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 whole_rows!(Attempt);

@@ -89,9 +89,9 @@ const NONE: Failures = Failures {
 pub(crate) struct FailureHistory(Option<Box<Failures>>);
 
 impl FailureHistory {
-    /// Whether there may have been any.
-    pub(crate) fn are_any(&self) -> bool {
-        self.0.is_some()
+    /// Whether there surely were none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 
     /// Whether it runs there again only where it must: it failed, its environment did so twice, or
@@ -131,13 +131,13 @@ mod tests {
     fn failure_history_is_empty_until_one_is_noted() {
         let mut failure_history = FailureHistory::default();
         assert!(
-            !failure_history.are_any()
+            failure_history.is_empty()
                 && !failure_history.avoids_any()
                 && failure_history.own_faults == 0
         );
         failure_history.full_on.insert(ServerId(7));
         assert!(
-            failure_history.are_any()
+            !failure_history.is_empty()
                 && failure_history.avoids(ServerId(7))
                 && !failure_history.avoids(ServerId(8))
         );

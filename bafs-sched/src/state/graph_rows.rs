@@ -9,19 +9,23 @@ use serde::{Deserialize, Serialize};
 use crate::state::failure_history::FailureHistory;
 use crate::state::jobs::{Graph, JobNode, JobState, VolumeNode};
 use crate::state::pipeline_status::Standing;
-use crate::state::recorded::{Row, RowChanges};
+use crate::state::recorded::{Row, RowChanges, is_default};
 
 /// What the journal keeps of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobRow {
     state: JobState,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     took_ms: u64,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     last_server: Option<ServerId>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     ended: u32,
-    #[serde(default, rename = "troubles")]
+    #[serde(
+        default,
+        rename = "troubles",
+        skip_serializing_if = "FailureHistory::is_empty"
+    )]
     failure_history: FailureHistory,
 }
 
@@ -42,9 +46,9 @@ impl Row for JobNode {
 /// What the journal keeps of a volume of the workflow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct VolumeRow {
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     writer: Option<JobIndex>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     extracts_left: u32,
 }
 

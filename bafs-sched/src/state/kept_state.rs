@@ -134,6 +134,11 @@ impl StateChanges {
         }
     }
 
+    /// The bytes of a journal that has them, which are not copied unless others have them too.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0.into()
+    }
+
     /// Whether this version reads them; else why not.
     ///
     /// # Errors

@@ -136,6 +136,11 @@ impl<K, V> ChangeSet for RowChanges<K, V> {
     }
 }
 
+/// Whether a field of a row need not be written, as it has a default: there are millions of rows.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// A row of which something is kept.
 pub(crate) trait Row {
     /// What of it is kept.

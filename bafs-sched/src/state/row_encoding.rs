@@ -9,6 +9,9 @@ use serde::de::DeserializeOwned;
 const MAP_16: u8 = 0xde;
 /// First byte of a list whose length has four bytes.
 const LIST_32: u8 = 0xdd;
+/// First byte of a text with fewer than 32 bytes, without its length.
+const SHORT_TEXT: u8 = 0xa0;
+const SHORT_TEXT_BYTES_MAX: u8 = 31;
 
 /// Writes a map of fields by name. Those without content are left out.
 pub(crate) struct FieldWriter<'b> {
@@ -50,7 +53,7 @@ pub(crate) fn read_rows<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> 
 impl FieldWriter<'_> {
     /// A field with this value.
     pub(crate) fn write_field<T: Serialize + ?Sized>(&mut self, name: &str, value: &T) {
-        write_value(self.bytes, name);
+        write_name(self.bytes, name);
         write_value(self.bytes, value);
         self.fields += 1;
     }
@@ -58,7 +61,7 @@ impl FieldWriter<'_> {
     /// A field that is a map, unless that has no field.
     pub(crate) fn write_part(&mut self, name: &str, write: impl FnOnce(&mut FieldWriter<'_>)) {
         let start = self.bytes.len();
-        write_value(self.bytes, name);
+        write_name(self.bytes, name);
         match write_map(self.bytes, write) {
             true => self.fields += 1,
             false => self.bytes.truncate(start),
@@ -68,7 +71,7 @@ impl FieldWriter<'_> {
     /// A field that is a list, unless that is empty.
     pub(crate) fn write_list(&mut self, name: &str, write: impl FnOnce(&mut ListWriter<'_>)) {
         let before = self.bytes.len();
-        write_value(self.bytes, name);
+        write_name(self.bytes, name);
         let start = self.bytes.len();
         self.bytes.extend([LIST_32, 0, 0, 0, 0]);
         let mut list = ListWriter {
@@ -90,6 +93,17 @@ impl ListWriter<'_> {
     pub(crate) fn push<T: Serialize + ?Sized>(&mut self, element: &T) {
         write_value(self.bytes, element);
         self.length += 1;
+    }
+}
+
+/// Each step writes the names of all parts, and takes those back in which nothing changed.
+fn write_name(bytes: &mut Vec<u8>, name: &str) {
+    match u8::try_from(name.len()) {
+        Ok(length) if length <= SHORT_TEXT_BYTES_MAX => {
+            bytes.push(SHORT_TEXT | length);
+            bytes.extend_from_slice(name.as_bytes());
+        }
+        _ => write_value(bytes, name),
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::Space;
 use crate::state::changes::Changed;
-use crate::state::recorded::{RowChanges, kept, whole_rows};
+use crate::state::recorded::{RowChanges, is_default, kept, whole_rows};
 use crate::state::tracked::Table;
 use crate::state::work_counter::WorkCounter;
 
@@ -58,10 +58,10 @@ pub(crate) struct Instance {
     #[serde(skip)]
     pub(crate) waiters: Vec<JobIndex>,
     /// Deletions that failed.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) delete_faults: u32,
     /// It holds results that could not be sent home, and outlives the run.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) is_kept: bool,
 }
 

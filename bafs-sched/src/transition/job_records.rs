@@ -11,6 +11,7 @@ use crate::earlier_work::{
     written_volumes,
 };
 use crate::policy::View;
+use crate::state::job_records::FinishedJob;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
 
@@ -37,18 +38,76 @@ impl State {
             return;
         }
         let workflow = &self.graph.workflow;
-        let mounts = workflow.job(job).mounts.iter();
-        let sources = mounts.filter_map(|mount| self.seen_source(mount.volume, report));
-        let before = self.producers(job);
-        let producers = before.iter().filter_map(|producer| {
-            let name = &workflow.job(*producer).name;
-            let record = self.records.of_job.get(name)?;
-            Some((name.clone(), record.execution))
+        let before = self.producers(job).into_iter();
+        let producers = before.filter_map(|producer| {
+            let name = &workflow.job(producer).name;
+            Some((producer, self.records.execution(producer, name)?))
         });
-        let mut record = JobRecord {
-            job: workflow.job(job).name.clone(),
+        let mounted = self.graph.mounted(job).into_iter();
+        let inputs = mounted.filter_map(|(volume, _)| {
+            let inputs = self.counted_inputs(volume, report)?;
+            Some((volume, inputs))
+        });
+        let mut finished = FinishedJob {
             execution,
-            description: describe_job_digest(workflow, job, &before, |volume| {
+            producers: producers.collect(),
+            inputs: inputs.collect(),
+            results: Vec::new(),
+        };
+        // A million jobs are noted, and each list has room for four without this.
+        finished.producers.shrink_to_fit();
+        finished.inputs.shrink_to_fit();
+        self.records.note(job, &workflow.job(job).name, finished);
+    }
+
+    /// What a job read of a cache volume; nothing where nobody counted it.
+    fn counted_inputs(&self, volume: VolumeIndex, report: &JobReport) -> Option<ObservedInputs> {
+        let spec = self.graph.workflow.volume(volume);
+        if matches!(spec.kind, VolumeKind::Scratch { .. }) {
+            return None;
+        }
+        let used = report.volumes.iter();
+        let used = used.filter(|used| used.name == spec.name);
+        unite_inputs(used.map(|used| used.inputs.as_ref()))
+    }
+
+    /// What a job saw of the source of a volume, if that has one. Where nobody counted it may be
+    /// all of it, as it was before the volume was made.
+    fn seen_source(&self, volume: VolumeIndex, finished: &FinishedJob) -> Option<SourceRecord> {
+        let source = match &self.graph.workflow.volume(volume).kind {
+            VolumeKind::Scratch { fill } => fill.as_ref()?,
+            VolumeKind::Cache { source, .. } => source,
+        };
+        let counted = finished.inputs.iter().find(|(cache, _)| *cache == volume);
+        let whole = || match self.records.sources.get(&volume) {
+            Some(digest) => SeenSource::Whole(*digest),
+            None => SeenSource::Unknown,
+        };
+        let exactly =
+            |(_, inputs): &(_, ObservedInputs)| SeenSource::Exactly(Box::new(inputs.clone()));
+        Some(SourceRecord {
+            source: source.clone(),
+            seen: counted.map_or_else(whole, exactly),
+        })
+    }
+
+    /// The whole record of a job of this run.
+    fn complete_record(&self, job: JobIndex, finished: &FinishedJob) -> JobRecord {
+        let workflow = &self.graph.workflow;
+        let spec = workflow.job(job);
+        let mounts = spec.mounts.iter();
+        let sources = mounts.filter_map(|mount| self.seen_source(mount.volume, finished));
+        let named = |(job, execution): &(JobIndex, ExecutionId)| {
+            (workflow.job(*job).name.clone(), *execution)
+        };
+        let sent = |(index, identity): &(u32, SourceIdentity)| ResultRecord {
+            target: workflow.extracts[*index as usize].target.clone(),
+            identity: *identity,
+        };
+        JobRecord {
+            job: spec.name.clone(),
+            execution: finished.execution,
+            description: describe_job_digest(workflow, job, &self.producers(job), |volume| {
                 self.graph.volume(volume).extracts.as_slice()
             }),
             program: self.records.programs.get(&job).cloned(),
@@ -57,36 +116,9 @@ impl State {
                 .map(|(_, size)| size)
                 .collect(),
             sources: sources.collect(),
-            producers: producers.collect(),
-            results: Vec::new(),
-        };
-        // A million jobs have a record, and each list has room for four without this.
-        record.sizes.shrink_to_fit();
-        record.sources.shrink_to_fit();
-        record.producers.shrink_to_fit();
-        self.records.of_job.insert(record.job.clone(), record);
-    }
-
-    /// What a job saw of the source of a volume, if that has one. Where nobody counted it may be
-    /// all of it, as it was before the volume was made.
-    fn seen_source(&self, volume: VolumeIndex, report: &JobReport) -> Option<SourceRecord> {
-        let spec = self.graph.workflow.volume(volume);
-        let whole = || match self.records.sources.get(&volume) {
-            Some(digest) => SeenSource::Whole(*digest),
-            None => SeenSource::Unknown,
-        };
-        let (source, seen) = match &spec.kind {
-            VolumeKind::Scratch { fill } => (fill.as_ref()?, whole()),
-            VolumeKind::Cache { source, .. } => {
-                let used = report.volumes.iter();
-                let used = used.filter(|used| used.name == spec.name);
-                let seen = unite_inputs(used.map(|used| used.inputs.as_ref()));
-                let exactly = |seen| SeenSource::Exactly(Box::new(seen));
-                (source, seen.map_or_else(whole, exactly))
-            }
-        };
-        let source = source.clone();
-        Some(SourceRecord { source, seen })
+            producers: finished.producers.iter().map(named).collect(),
+            results: finished.results.iter().map(sent).collect(),
+        }
     }
 
     /// Jobs whose execution that of a job depends on: parents, and writers before it of its
@@ -108,25 +140,32 @@ impl State {
 
     /// What a job wrote is gone, or was wrong.
     pub(crate) fn forget_record(&mut self, job: JobIndex) {
-        let name = self.graph.workflow.job(job).name.clone();
-        self.records.of_job.remove(&name);
+        let name = &self.graph.workflow.job(job).name;
+        self.records.forget(job, name);
     }
 
     /// A result is at home, and is this there. Its last writer made it what it is: without that job
     /// in the workflow the result is another, so the writers before have none of it.
     pub(crate) fn result_identified(&mut self, index: u32, identity: SourceIdentity) {
-        let extract = &self.graph.workflow.extracts[index as usize];
-        let (volume, target) = (extract.volume, extract.target.clone());
-        let writers = self.graph.volume(volume).writers.clone();
-        let last = writers.iter().copied();
-        let last = last.max_by_key(|writer| self.graph.rank(*writer));
+        let workflow = &self.graph.workflow;
+        let extract = &workflow.extracts[index as usize];
+        let writers = &self.graph.volume(extract.volume).writers;
+        let last = writers
+            .iter()
+            .max_by_key(|writer| self.graph.rank(**writer));
         for writer in writers {
-            let name = &self.graph.workflow.job(writer).name;
-            if let Some(record) = self.records.of_job.get_mut(name) {
-                record.results.retain(|result| result.target != target);
-                if last == Some(writer) {
+            let is_last = last == Some(writer);
+            if let Some(finished) = self.records.finished.get_mut(writer) {
+                finished.results.retain(|(other, _)| *other != index);
+                if is_last {
+                    finished.results.reserve_exact(1);
+                    finished.results.push((index, identity));
+                }
+            } else if let Some(record) = self.records.of_job.get_mut(&workflow.job(*writer).name) {
+                let target = &extract.target;
+                record.results.retain(|result| result.target != *target);
+                if is_last {
                     let target = target.clone();
-                    record.results.reserve_exact(1);
                     record.results.push(ResultRecord { target, identity });
                 }
             }
@@ -134,8 +173,10 @@ impl State {
     }
 
     /// Records of jobs that are done, of this run and of earlier ones.
-    pub fn job_records(&self) -> impl Iterator<Item = &JobRecord> {
-        self.records.of_job.values()
+    pub fn job_records(&self) -> impl Iterator<Item = JobRecord> {
+        let earlier = self.records.of_job.values().cloned();
+        let finished = self.records.finished.iter();
+        earlier.chain(finished.map(|(job, finished)| self.complete_record(*job, finished)))
     }
 
     /// Whether the nodes end with the run.
@@ -154,7 +195,7 @@ impl State {
             let done = writers.filter(|writer| self.graph.state(*writer) == JobState::Done);
             let written = done.filter_map(|writer| {
                 let name = self.graph.workflow.job(writer).name.clone();
-                let execution = self.records.of_job.get(&name)?.execution;
+                let execution = self.records.execution(writer, &name)?;
                 Some((name, execution))
             });
             is_worth.then(|| KeptVolume {

@@ -14,7 +14,7 @@ impl State {
     /// blame.
     pub(crate) fn blame_nodes(&mut self, job: JobIndex) {
         let node = self.graph.job_mut(job);
-        if !node.failure_history.are_any() {
+        if node.failure_history.is_empty() {
             return;
         }
         node.failure_history.killed.clear();

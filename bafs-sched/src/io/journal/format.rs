@@ -39,16 +39,18 @@ const EPOCHS_SINCE: u32 = 26;
 const CHECKSUM_BYTES: usize = 16;
 pub(super) const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
 
+/// First bytes of a map with so many fields, and of bytes whose length has four bytes.
+const MAP_WITH_1_FIELD: u8 = 0x81;
+const MAP_WITH_3_FIELDS: u8 = 0x83;
+const BYTES_32: u8 = 0xc6;
+
 /// Largest payload: the workflow of a million jobs has some 400 MB.
 const PAYLOAD_BYTES_MAX: u32 = 1 << 30;
 
-/// A frame after the header, as it is written.
+/// A frame with steps, as it is written.
 #[derive(Serialize)]
-pub(super) struct FrameContent<'a> {
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+pub(super) struct StepsFrame<'a> {
     pub(super) steps: &'a [RecordedStep],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) snapshot: Option<&'a Snapshot>,
 }
 
 /// A frame after the header, as it is read.
@@ -216,29 +218,67 @@ impl FrameBuffer {
         form: PayloadForm,
     ) -> Result<&[u8]> {
         self.plain.clear();
-        rmp_serde::encode::write_named(&mut self.plain, value).map_err(|e| {
-            Error::new(ErrorCode::Malformed, format!("record does not encode: {e}"))
-        })?;
+        write_value(&mut self.plain, value)?;
+        self.close_frame(form)
+    }
+
+    /// Makes a frame with a snapshot, in the memory of its rows: they are most of the state of a
+    /// run, and a copy of them would be the most memory that the run ever needs.
+    pub(super) fn encode_snapshot(
+        &mut self,
+        snapshot: Snapshot,
+        form: PayloadForm,
+    ) -> Result<&[u8]> {
+        let Snapshot {
+            state,
+            homes,
+            ended_attempts,
+        } = snapshot;
+        self.plain = state.into_bytes();
+        let rows = u32::try_from(self.plain.len()).map_err(|_| too_large())?;
+        let mut start = vec![MAP_WITH_1_FIELD];
+        write_value(&mut start, "snapshot")?;
+        start.push(MAP_WITH_3_FIELDS);
+        write_value(&mut start, "state")?;
+        start.push(BYTES_32);
+        start.extend(rows.to_be_bytes());
+        drop(self.plain.splice(0..0, start));
+        write_value(&mut self.plain, "homes")?;
+        write_value(&mut self.plain, &homes)?;
+        write_value(&mut self.plain, "ended_attempts")?;
+        write_value(&mut self.plain, &ended_attempts)?;
+        self.close_frame(form)
+    }
+
+    /// Makes the frame of what is in `plain`.
+    fn close_frame(&mut self, form: PayloadForm) -> Result<&[u8]> {
         let longest = FRAME_HEAD_BYTES + form.payload_bytes_max(self.plain.len());
         if self.frame.len() < longest {
-            self.frame.resize(longest, 0);
+            // Of zeroed memory only what is written to takes room.
+            self.frame = vec![0; longest];
         }
         let length = form.encode(&self.plain, &mut self.frame[FRAME_HEAD_BYTES..]);
         let is_allowed = |length: &usize| {
             let longest = self.plain.len().max(*length);
             longest <= PAYLOAD_BYTES_MAX as usize
         };
-        let length = length.filter(is_allowed);
-        let Some(length) = length else {
-            let text = "the workflow is too large for a journal";
-            return Err(Error::new(ErrorCode::Malformed, text));
-        };
+        let length = length.filter(is_allowed).ok_or_else(too_large)?;
         let (head, payload) = self.frame.split_at_mut(FRAME_HEAD_BYTES);
         let payload = &payload[..length];
         head[..4].copy_from_slice(&(length as u32).to_le_bytes());
         head[4..].copy_from_slice(&Digest::of(payload).0[..CHECKSUM_BYTES]);
         Ok(&self.frame[..FRAME_HEAD_BYTES + length])
     }
+}
+
+fn write_value<T: Serialize + ?Sized>(bytes: &mut Vec<u8>, value: &T) -> Result<()> {
+    rmp_serde::encode::write_named(bytes, value)
+        .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))
+}
+
+fn too_large() -> Error {
+    let text = "the workflow is too large for a journal";
+    Error::new(ErrorCode::Malformed, text)
 }
 
 /// The payload of the frame at the start of `bytes`, if it is whole.
@@ -339,6 +379,26 @@ mod tests {
         scheduler.finish_redo();
         assert_eq!(scheduler.job_state(JobIndex(0)), JobState::Done);
         assert_eq!(scheduler.now(), Time(7));
+    }
+
+    #[test]
+    fn snapshot_is_read_as_it_was_written() {
+        let mut scheduler = scheduler();
+        scheduler.start_recording();
+        let step = scheduler.record_step(Time(5), Event::Tick);
+        let snapshot = Snapshot {
+            state: scheduler.snapshot(),
+            homes: vec![step.event],
+            ended_attempts: Vec::new(),
+        };
+        for form in [PayloadForm::Plain, PayloadForm::Compressed] {
+            let mut buffer = FrameBuffer::default();
+            let frame = buffer.encode_snapshot(snapshot.clone(), form);
+            let frame = frame.expect("it encodes").to_vec();
+            let payload = decode_frame(&frame).expect("it is whole");
+            let read = decode_content(payload, form, 0).expect("it decodes");
+            assert_eq!(read.snapshot, Some(snapshot.clone()));
+        }
     }
 
     #[test]

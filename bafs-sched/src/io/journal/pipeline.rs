@@ -80,7 +80,7 @@ impl PipelinedJournal {
         let mut journal = self.idle.take().ok_or_else(unusable)?;
         self.is_snapshot_due = false;
         self.write = Some(tokio::task::spawn_blocking(move || {
-            journal.append_snapshot(&snapshot)?;
+            journal.append_snapshot(snapshot)?;
             Ok((journal, Vec::new()))
         }));
         Ok(())

@@ -30,6 +30,9 @@ const MAKESPAN_RATIO_MAX: f64 = 1.02;
 /// Of so many cases one is run by the strategy selector, which simulates strategies itself.
 const CASES_PER_ADAPTIVE: u64 = 8;
 
+/// So many of the runs that became slowest are told one by one.
+const SLOWEST_SHOWN: usize = 20;
+
 /// Run times vary so much where a workflow file says nothing, in millionths: the default of
 /// `bafs sim --variability`.
 const VARIABILITY_PPM: u64 = 100_000;
@@ -65,6 +68,7 @@ impl SimulatedRun {
 
 /// A run as both simulate it.
 struct ComparedRun {
+    seed: u64,
     class: String,
     old: SimulatedRun,
     new: SimulatedRun,
@@ -100,6 +104,7 @@ pub(super) fn compare_programs(
             };
             match (old.is_complete, new.is_complete) {
                 (true, true) => compared.push(ComparedRun {
+                    seed,
                     class: case.class(&policy),
                     old,
                     new,
@@ -111,6 +116,7 @@ pub(super) fn compare_programs(
         }
     }
     report_classes(&compared, report);
+    report_slowest(&compared, report);
     report.add_figure("scenarios_compared", compared.len() as f64);
     report.add_figure("complete_before_alone", old_alone as f64);
     report.add_figure("complete_now_alone", new_alone as f64);
@@ -269,6 +275,27 @@ fn report_classes(compared: &[ComparedRun], report: &BenchmarkReport) {
         ]);
     }
     report.print_section("runs of both programs, new over old");
+    report.print_table(&rows);
+}
+
+/// Tells which runs became slowest, so that each can be looked into.
+fn report_slowest(compared: &[ComparedRun], report: &BenchmarkReport) {
+    let head = ["seed", "policy", "class", "time", "executions", "home"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut slowest: Vec<&ComparedRun> = compared.iter().collect();
+    slowest.sort_by(|one, other| other.makespan_ratio().total_cmp(&one.makespan_ratio()));
+    for run in slowest.into_iter().take(SLOWEST_SHOWN) {
+        let ratio = |new: f64, old: f64| format!("{:.3}", new / old.max(1.0));
+        rows.push(vec![
+            run.seed.to_string(),
+            run.old.policy.clone(),
+            run.class.clone(),
+            format!("{:.3}", run.makespan_ratio()),
+            ratio(run.new.executions, run.old.executions),
+            ratio(run.new.home_bytes, run.old.home_bytes),
+        ]);
+    }
+    report.print_section("runs that became slowest, new over old");
     report.print_table(&rows);
 }
 
