@@ -169,7 +169,6 @@ impl FindingKind {
                 | Self::ProgramOnNoNode
                 | Self::ProgramOnSomeNodes
                 | Self::ProgramNotHere
-                | Self::HomeNotListed
                 | Self::HomeAway
                 | Self::NotLookedAt
         )
