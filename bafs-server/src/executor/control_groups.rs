@@ -183,13 +183,14 @@ impl JobGroup {
                 let control = read("memory.oom_control")?;
                 let ended = find_value(&control, "oom_kill");
                 let ended = ended.ok_or(io::ErrorKind::Unsupported)?;
-                let with_swap = number("memory.memsw.failcnt").unwrap_or(0);
-                let refused = number("memory.failcnt")? + with_swap;
+                let bytes_max = number("memory.max_usage_in_bytes")?;
+                let room = number("memory.limit_in_bytes")?.saturating_sub(bytes_max);
                 let bytes = ["total_rss", "total_shmem"].map(|key| find_value(&statistics, key));
                 Ok(GroupUsage {
                     bytes: bytes.iter().flatten().sum(),
-                    bytes_max: number("memory.max_usage_in_bytes")?,
-                    is_exceeded: ended > 0 && refused > 0,
+                    bytes_max,
+                    // Linux 6.18 does not count refusals (`memory.failcnt`).
+                    is_exceeded: ended > 0 && room < room_of_full_group(),
                 })
             }
         }
@@ -213,6 +214,12 @@ impl Drop for JobGroup {
         // Where it has processes yet, the end of the node removes it, or the next node.
         self.groups.try_remove(&self.path);
     }
+}
+
+/// A full group had less room than this once, in bytes: the kernel ends processes only for requests
+/// of up to eight pages (`PAGE_ALLOC_COSTLY_ORDER`).
+fn room_of_full_group() -> u64 {
+    8 * rustix::param::page_size() as u64
 }
 
 /// Makes a group, and locks it.
