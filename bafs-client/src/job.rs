@@ -209,8 +209,8 @@ type JobNews<'l> = (
 );
 
 /// Starts the program of a job whose volumes are mounted and waits for its end, with what collects
-/// its output, and what ends when nothing of it is left on the host. The files that the job declares
-/// are looked for before and after.
+/// its output, and what ends when nothing of it is left on the host. The files that the job
+/// declares are looked for before and after.
 async fn execute_job(
     agent: &Agent,
     sandbox: &Sandbox,

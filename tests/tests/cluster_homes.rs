@@ -125,7 +125,7 @@ fn cluster_run_names_a_home_that_nobody_lists() -> Result<()> {
          mount s j /s\n",
     )?;
     let workflow = workflow.to_string_lossy();
-    let told = "1 homes are not in the catalog\n  bafs://hom/\n  to do: correct the names";
+    let told = "1 home is not in the catalog\n  bafs://hom/\n  to do: correct the names";
     let checked = world.bafs_command(&["check", &workflow]).output()?;
     ensure!(
         printed_text(&checked).contains(told),

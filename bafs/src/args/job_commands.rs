@@ -65,7 +65,8 @@ mod tests {
             let alone = Cli::parse_job_command(&words(text)).expect(text);
             assert_eq!(format!("{alone:?}"), format!("{whole:?}"));
         }
-        let text = "bafs exec --channel tcp --mount v:/a --mount w:/b:ro -- true --json";
+        let text = "bafs exec --identity /i --catalog h:1 --channel tcp --mount v:/a \
+                    --mount w:/b:ro -- true --json";
         let whole = Cli::try_parse_from(words(text)).expect(text);
         // A file of this user may have options.
         if let Some(alone) = Cli::parse_job_command(&words(text)) {

@@ -64,7 +64,9 @@ fn describe_volumes(count: usize, bytes: u128, keep_ms: u64, run: &str) -> Strin
 /// A time in the largest unit that it is a whole number of.
 fn describe_time(ms: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("d", 24 * 3_600_000), ("h", 3_600_000), ("min", 60_000)];
-    let unit = UNITS.iter().find(|(_, unit)| ms >= *unit && ms.is_multiple_of(*unit));
+    let unit = UNITS
+        .iter()
+        .find(|(_, unit)| ms >= *unit && ms.is_multiple_of(*unit));
     unit.map_or_else(
         || format!("{} s", ms / 1_000),
         |(name, unit)| format!("{} {name}", ms / unit),
