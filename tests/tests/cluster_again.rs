@@ -231,6 +231,27 @@ fn kept_volumes_give_way_to_another_workflow() -> Result<()> {
 
 /// Runs without volumes, or with caches only, are followed by ordinary ones.
 #[test]
+fn declaring_a_measured_size_runs_nothing() -> Result<()> {
+    let Some(world) = start_cluster("declaring_a_measured_size_runs_nothing")? else {
+        return Ok(());
+    };
+    let workflow = |size: &str| {
+        format!(
+            "volume u scratch {size}\njob j {{\nexecutable = /bin/sh\n\
+             arguments = -c \"echo result > /u/out\"\n}}\nmount u j /u\n\
+             extract u out bafs://home/out\n"
+        )
+    };
+    write_workflow(&world, &workflow("unknown"))?;
+    ensure!(run_jobs(&world, &[])? == ["j"]);
+    write_workflow(&world, &workflow("2 MB"))?;
+    ensure!(run_jobs(&world, &[])?.is_empty());
+    write_workflow(&world, &workflow("3 MB"))?;
+    ensure!(run_jobs(&world, &[])?.is_empty(), "no size was noted yet");
+    Ok(())
+}
+
+#[test]
 fn runs_without_volumes_leave_records() -> Result<()> {
     let Some(world) = start_cluster("runs_without_volumes_leave_records")? else {
         return Ok(());

@@ -19,6 +19,11 @@ impl Graph {
         self.sizes.insert(volume, size);
     }
 
+    /// Whether another size is reserved for a volume than the workflow file says.
+    pub(crate) fn is_resized(&self, volume: VolumeIndex) -> bool {
+        self.sizes.contains_key(&volume)
+    }
+
     /// Sizes of one pipeline changed: what it needs at once is counted anew.
     pub(crate) fn measure_course(&mut self, pipeline: u32) {
         let mut members: Vec<JobIndex> = self.members(pipeline).collect();

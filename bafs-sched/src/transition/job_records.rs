@@ -11,6 +11,7 @@ use crate::earlier_work::{
     written_volumes,
 };
 use crate::policy::View;
+use crate::space::Space;
 use crate::state::job_records::FinishedJob;
 use crate::state::jobs::JobState;
 use crate::state::scheduler_state::State;
@@ -112,13 +113,23 @@ impl State {
             }),
             program: self.records.programs.get(&job).cloned(),
             files: self.records.files.get(&job).cloned().unwrap_or_default(),
-            sizes: written_volumes(workflow, job)
-                .map(|(_, size)| size)
-                .collect(),
+            sizes: self.declared_sizes(job),
             sources: sources.collect(),
             producers: finished.producers.iter().map(named).collect(),
             results: finished.results.iter().map(sent).collect(),
         }
+    }
+
+    /// Declared sizes of the volumes that a job writes. The run may have changed one that was
+    /// unknown or too small: it counts as not declared.
+    fn declared_sizes(&self, job: JobIndex) -> Vec<Space> {
+        let mounts = self.graph.workflow.job(job).mounts.iter();
+        let written = mounts.filter(|mount| mount.writable);
+        let is_declared = written.map(|mount| !self.graph.is_resized(mount.volume));
+        let sizes = written_volumes(&self.graph.workflow, job).zip(is_declared);
+        sizes
+            .map(|((_, size), is_declared)| is_declared.then_some(size).unwrap_or_default())
+            .collect()
     }
 
     /// Jobs whose execution that of a job depends on: parents, and writers before it of its

@@ -125,7 +125,7 @@ impl ControlGroups {
 
     /// Removes an empty group; answers whether it is gone.
     fn try_remove(&self, path: &Path) -> bool {
-        let is_gone = match fs::remove_dir(path) {
+        let is_gone = match remove_empty_group(path) {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
@@ -269,11 +269,22 @@ fn remove_abandoned_groups(directory: &Path) {
             continue;
         };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
-            && let Err(error) = fs::remove_dir(entry.path())
+            && let Err(error) = remove_empty_group(&entry.path())
         {
             tracing::debug!(%error, path = %entry.path().display(), "a control group stays");
         }
     }
+}
+
+/// Removes a group without processes, and those that a job made in it: its files are the kernel's.
+fn remove_empty_group(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_empty_group(&entry.path())?;
+        }
+    }
+    fs::remove_dir(path)
 }
 
 /// The number after a key, where each line has both.
@@ -356,7 +367,8 @@ mod tests {
         let alive = alive.expect("a group");
         let name = format!("{GROUP_PREFIX}{}", ExecutionId(u128::MAX - 4));
         let dead = groups.location.directory.join(name);
-        fs::create_dir(&dead).expect("a group");
+        // A job may have made groups of its own.
+        fs::create_dir_all(dead.join("of-the-job")).expect("groups");
         remove_abandoned_groups(&groups.location.directory);
         assert!(alive.path().exists() && !dead.exists());
     }

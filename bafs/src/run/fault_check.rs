@@ -44,7 +44,13 @@ pub(super) fn check_faults(
     if goes_on {
         return Ok(());
     }
-    let described: Vec<String> = stopping.iter().map(|finding| finding.describe()).collect();
+    // What stops a run is more than a warning, which it may be for `bafs check`.
+    let as_error = |finding: &&Finding| Finding {
+        is_error: true,
+        ..(*finding).clone()
+    };
+    let described = stopping.iter().map(as_error);
+    let described: Vec<String> = described.map(|finding| finding.describe()).collect();
     bail!(
         "nothing was run: jobs lack what they need\n{}\nto run all other jobs: --keep-going",
         described.join("\n")
