@@ -128,7 +128,10 @@ impl State {
         let is_declared = written.map(|mount| !self.graph.is_resized(mount.volume));
         let sizes = written_volumes(&self.graph.workflow, job).zip(is_declared);
         sizes
-            .map(|((_, size), is_declared)| is_declared.then_some(size).unwrap_or_default())
+            .map(|((_, size), is_declared)| match is_declared {
+                true => size,
+                false => Space::default(),
+            })
             .collect()
     }
 
