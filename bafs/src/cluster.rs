@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bafs_proto::net::channel;
 use bafs_server::executor::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use bafs_server::{clock, home_server};
@@ -23,6 +24,13 @@ const TOKEN_LIFETIME_MS: u64 = 7 * 24 * 3600 * 1000;
 
 /// Time for a process to end when it is asked to.
 const STOP_TIMEOUT_MS: u64 = 3_000;
+
+/// The first port for servers: those below are for services that have names.
+const PORT_MIN: u32 = 10_000;
+/// The first port of outgoing connections where the kernel does not say it (its default).
+const EPHEMERAL_PORT_MIN: u32 = 32_768;
+/// Ports that are tried for a server, and the distance of clusters.
+const PORTS_PER_CLUSTER: u32 = 97;
 
 /// What the cluster shall be.
 #[derive(Debug, Clone)]
@@ -201,15 +209,21 @@ impl Cluster {
         self.directory.path()
     }
 
-    /// Sends a signal to a process.
+    /// Sends a signal to a process. After `SIGSTOP` it returns when the process is stopped.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When there is none of that name, or it does not stop.
     pub fn signal(&self, name: &str, signal: Signal) -> Result<()> {
-        Ok(kill(
-            Pid::from_raw(i32::try_from(self.pid(name)?)?),
-            signal,
-        )?)
+        let pid = self.pid(name)?;
+        kill(Pid::from_raw(i32::try_from(pid)?), signal)?;
+        let mut waited_ms = 0;
+        // The thread that takes the signal stops the others, and it has to be scheduled first.
+        while signal == Signal::SIGSTOP && !is_stopped(pid)? {
+            ensure!(waited_ms < STOP_TIMEOUT_MS, "{name} does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+            waited_ms += 1;
+        }
+        Ok(())
     }
 
     /// Kills a process as a power cut would; its address and directory stay for a restart.
@@ -242,12 +256,11 @@ impl Cluster {
 
     /// A restarted server listens where it did.
     fn listen_arguments(&self, args: &[String]) -> Vec<String> {
-        match &self.listen_host {
-            Some(host) if !args.iter().any(|arg| arg == "--listen") => {
-                vec!["--listen".to_owned(), format!("{host}:0")]
-            }
-            _ => Vec::new(),
+        if args.iter().any(|arg| arg == "--listen") {
+            return Vec::new();
         }
+        let host = self.listen_host.as_deref().unwrap_or("127.0.0.1");
+        vec!["--listen".to_owned(), choose_address(host)]
     }
 
     fn spawn_server(&mut self, name: &str, args: Vec<String>) -> Result<()> {
@@ -299,6 +312,38 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// An address that no connection out of this machine takes while its server is being restarted:
+/// the kernel gives those the ports from a bound upwards.
+fn choose_address(host: &str) -> String {
+    let bound = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
+    let bound = bound.and_then(|range| range.split_whitespace().next()?.parse().ok());
+    let count = bound.unwrap_or(EPHEMERAL_PORT_MIN).saturating_sub(PORT_MIN);
+    // Clusters beside each other begin at ports of their own.
+    let first = std::process::id() * PORTS_PER_CLUSTER;
+    let mut ports = (0..PORTS_PER_CLUSTER)
+        .filter(|_| count > 0)
+        .map(|step| PORT_MIN + (first + step) % count);
+    let port = ports.find(|&port| {
+        u16::try_from(port).is_ok_and(|port| {
+            TcpListener::bind((host, port)).is_ok() && UdpSocket::bind((host, port)).is_ok()
+        })
+    });
+    format!("{host}:{}", port.unwrap_or(0))
+}
+
+/// Whether all threads of a process are stopped (proc(5), the state in `task/*/stat`).
+fn is_stopped(pid: u32) -> Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended since.
+        let stat = std::fs::read_to_string(thread?.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(')').map(|(_, fields)| fields.trim_start());
+        if state.is_some_and(|state| !state.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl Drop for Cluster {

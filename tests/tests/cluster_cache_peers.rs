@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::net::channel::{Channel, set_channel};
 use bafs_tests::api::{CacheSpec, CacheVolume};
+use bafs_tests::batch_systems::wait_until;
 use bafs_tests::cache_cluster::{CacheCluster, DATA_FILE, count_wrong_bytes};
 use bafs_tests::content::Content;
 use bafs_tests::report_skip;
@@ -304,8 +305,14 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
         Ok(home)
     };
     let successor = serve(successor.path(), &["--name", "other", "--listen", &before])?;
-    // The catalog lists one home of a name, and keeps it while it lives: the first of the two.
+    // The catalog lists one home of a name, and keeps it while it lives: the first of the two. The
+    // killed home keeps the name for as long as its advertisement lasts.
     let moved = serve(stage.test_cluster.home.path(), &[])?;
+    wait_until(Duration::from_secs(60), || {
+        let servers = stage.test_cluster.run_json(&["servers"])?;
+        let mut servers = servers.as_array().into_iter().flatten();
+        Ok(servers.any(|server| server["name"] == "home" && server["address"] != before.as_str()))
+    })?;
     let namesake = serve(namesake.path(), &[])?;
     for volume in &volumes {
         stage.check_scan(volume, &content)?;

@@ -118,11 +118,14 @@ mod tests {
     #[test]
     fn the_link_table_is_bounded_by_name_length() {
         let mut links = HardLinks::default();
-        let long = "x".repeat(200);
-        let path = |number: usize| format!("{}/{number}", [&*long; 18].join("/"));
-        let taken = (0..80_000).map(|number| links.is_first(&entry(&path(number), 5), 70));
-        let refused = taken.filter_map(Result::err).next();
-        let refused = refused.expect("they are more than fits");
+        let path = |number: usize| format!("{}/{number}", "x".repeat(200 - NAME_BYTES - 2));
+        assert_eq!(links.is_first(&entry(&path(0), 5), 70), Ok(true));
+        assert_eq!(links.bytes, 200);
+        // Room for one name more.
+        links.bytes = NAMES_BYTES_MAX - 200;
+        assert_eq!(links.is_first(&entry(&path(1), 5), 70), Ok(false));
+        let refused = links.is_first(&entry(&path(2), 5), 70);
+        let refused = refused.expect_err("no room is left");
         assert_eq!(refused.code, ErrorCode::TooLarge);
         assert!(refused.detail.contains("several volumes"), "{refused}");
     }
