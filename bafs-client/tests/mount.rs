@@ -258,7 +258,7 @@ fn large_directories_are_listed_whole() {
     for_each_writable_kind("large_directories_are_listed_whole", |shown| {
         let directory = shown.path().join("many");
         fs::create_dir(&directory).unwrap();
-        for i in 0..2_000 {
+        for i in 0..5_000 {
             fs::write(shown.store.path().join(format!("many/file-{i:05}")), b"").unwrap();
         }
         for _ in 0..2 {
@@ -271,7 +271,7 @@ fn large_directories_are_listed_whole() {
                 })
                 .collect();
             names.sort();
-            assert_eq!(names.len(), 2_000);
+            assert_eq!(names.len(), 5_000);
             assert!(
                 names
                     .iter()

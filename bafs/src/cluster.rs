@@ -22,7 +22,7 @@ use crate::units::parse_bytes;
 /// Tokens of a throw-away cluster are good for a week: longer than any demo.
 const TOKEN_LIFETIME_MS: u64 = 7 * 24 * 3600 * 1000;
 
-/// Time for a process to end when it is asked to.
+/// Time for a process to end, or to stop, when it is asked to.
 const STOP_TIMEOUT_MS: u64 = 3_000;
 
 /// The first port for servers: those below are for services that have names.
@@ -323,8 +323,7 @@ fn choose_address(host: &str) -> String {
     // Clusters beside each other begin at ports of their own.
     let first = std::process::id() * PORTS_PER_CLUSTER;
     let mut ports = (0..PORTS_PER_CLUSTER)
-        .filter(|_| count > 0)
-        .map(|step| PORT_MIN + (first + step) % count);
+        .filter_map(|step| Some(PORT_MIN + (first + step).checked_rem(count)?));
     let port = ports.find(|&port| {
         u16::try_from(port).is_ok_and(|port| {
             TcpListener::bind((host, port)).is_ok() && UdpSocket::bind((host, port)).is_ok()

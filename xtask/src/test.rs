@@ -151,8 +151,8 @@ fn runner_command(arguments: &[String]) -> Command {
     command
 }
 
-/// Three more than there are processors: of the three clusters and two waiting tests that run
-/// beside other tests (`.config/nextest.toml`), three or more wait.
+/// Three more than there are processors: of the two clusters and two waiting tests that run beside
+/// other tests (`.config/nextest.toml`), three or more wait.
 fn count_test_threads() -> usize {
     thread::available_parallelism().map_or(2, NonZero::get) + 3
 }
